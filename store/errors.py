@@ -1,0 +1,71 @@
+"""The tree of errors.
+
+Every error derives from `TensorVineError` and from the builtin that a caller would catch for it, so that
+`except KeyError` and `except TensorVineError` both work. A message says what was expected, what was found
+and where.
+
+    TensorVineError
+    ├── ModelNotFoundError(KeyError)           no such name or version, or it was retired
+    ├── TensorNotFoundError(KeyError)          the model has no such tensor or layer
+    ├── GraphError(ValueError)                 a cycle, a dangling input, layers that do not match
+    ├── InvalidNameError(ValueError)           a malformed model name or reference
+    ├── TensorMismatchError(ValueError)        another shape, dtype or kind of array than expected
+    ├── StoreFullError(MemoryError)            a save that cannot fit in the store
+    ├── CorruptDataError(OSError)              stored bytes that are not what was written
+    ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
+    ├── ModelLostError(LookupError)            was held only by a shard that died
+    ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
+    └── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
+"""
+
+
+class TensorVineError(Exception):
+    """Base of all errors that TensorVine raises on purpose."""
+
+    def __str__(self) -> str:
+        """Give the plain message; KeyError would put it in quotes."""
+        return str(self.args[0]) if len(self.args) == 1 else super().__str__()
+
+
+class ModelNotFoundError(TensorVineError, KeyError):
+    """No such model: the name or the version was never saved, or it was retired."""
+
+
+class TensorNotFoundError(TensorVineError, KeyError):
+    """The model has no such tensor or layer."""
+
+
+class GraphError(TensorVineError, ValueError):
+    """A graph is not one: a cycle, a dangling input, a duplicate name, or layers that do not match."""
+
+
+class InvalidNameError(TensorVineError, ValueError):
+    """A model's name or reference is malformed."""
+
+
+class TensorMismatchError(TensorVineError, ValueError):
+    """A tensor has another shape or dtype than expected, or is no array that can be stored."""
+
+
+class StoreFullError(TensorVineError, MemoryError):
+    """A save is larger than what the store can hold."""
+
+
+class CorruptDataError(TensorVineError, OSError):
+    """Stored bytes are not what was written."""
+
+
+class ShardUnavailableError(TensorVineError, ConnectionError):
+    """A shard died or does not answer; what it was asked to do may or may not have happened."""
+
+
+class ModelLostError(TensorVineError, LookupError):
+    """The model was committed, but only a shard that has died held it."""
+
+
+class RepositoryNotFoundError(TensorVineError, LookupError):
+    """No repository of that name runs in this cluster."""
+
+
+class OperationTimeoutError(TensorVineError, TimeoutError):
+    """A wait ended before what it waited for; the message names who was waited for."""

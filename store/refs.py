@@ -1,0 +1,90 @@
+"""References to models: `name@version`.
+
+A name is 1 to 200 characters of `A-Z a-z 0-9 . _ - /`, does not start with `/` and has no `..` part.
+Versions of one name count up from 1 and are never used twice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import InvalidNameError
+
+_NAME = re.compile(r"[A-Za-z0-9._\-/]{1,200}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+def check_name(name: object) -> str:
+    """Return `name` if it is a legal model name.
+
+    Raises:
+        InvalidNameError: naming the rule that it breaks.
+
+    >>> check_name("nas/candidate-7")
+    'nas/candidate-7'
+    """
+    rule = "1 to 200 characters of A-Z a-z 0-9 . _ - /, no leading '/', no '..' part"
+    if not isinstance(name, str):
+        raise InvalidNameError(f"model name: expected a string of {rule}; found {type(name).__name__}")
+    if not _NAME.fullmatch(name) or name.startswith("/") or ".." in name.split("/"):
+        raise InvalidNameError(f"model name: expected {rule}; found {name!r}")
+    return name
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class ModelRef:
+    """One version of one model, as in `digits@3`. Ordered by name, then version.
+
+    Raises:
+        InvalidNameError: the name is malformed or the version is not an integer from 1.
+
+    >>> ModelRef.parse("digits@3")
+    ModelRef(name='digits', version=3)
+    >>> str(ModelRef("digits", 3))
+    'digits@3'
+    """
+
+    name: str
+    """The model's name."""
+    version: int
+    """Counts up from 1 per name."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidNameError(
+                f"version of model {self.name!r}: expected an integer from 1; found {self.version!r}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> ModelRef:
+        """Read `name@version`; a text without a version is an error here."""
+        name, version = split_ref(text)
+        if version is None:
+            raise InvalidNameError(f"model reference: expected 'name@version'; found {text!r}")
+        return cls(name, version)
+
+
+def split_ref(model: ModelRef | str) -> tuple[str, int | None]:
+    """Split what a user may pass as `model` into its name and version; None means the latest version.
+
+    >>> split_ref("digits"), split_ref("digits@2")
+    (('digits', None), ('digits', 2))
+    """
+    if isinstance(model, ModelRef):
+        return model.name, model.version
+    if not isinstance(model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidNameError(
+            f"model: expected a ModelRef or a string 'name' or 'name@version'; found {type(model).__name__}"
+        )
+    name, at, version = model.partition("@")
+    check_name(name)
+    if not at:
+        return name, None
+    if not _VERSION.fullmatch(version):
+        raise InvalidNameError(f"model reference: expected 'name@version', version from 1; found {model!r}")
+    return name, int(version)
