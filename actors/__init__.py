@@ -1,0 +1,8 @@
+"""The store and the planner brought to life: actors, transports and the client."""
+
+from .match import PrefixMatch
+from .pending import PendingSave
+from .repository import Repository, RepositoryStats
+from .saver import Saved
+
+__all__ = ["PendingSave", "PrefixMatch", "Repository", "RepositoryStats", "Saved"]

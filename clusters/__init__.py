@@ -1,0 +1,5 @@
+"""How a cluster comes up."""
+
+from .local import LocalCluster
+
+__all__ = ["LocalCluster"]

@@ -1,0 +1,120 @@
+"""Ray behind the engine seam.
+
+Rules (each measured or read in Ray's source, see docs/design/engine.md)
+- Actors are detached, named in the namespace `tensorvine`, take no CPU slot, restart for ever, and their calls are
+  not retried: what may be repeated is the caller's to know.
+- An object dies with the process that put it, so only shards put what lasts.
+- Errors that Ray wraps are unwrapped here; foreign ones are mapped to the one tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
+from .engine import GROUPS, Node
+
+NAMESPACE = "tensorvine"
+
+_DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
+_LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
+
+
+class RayEngine:
+    """The engine on Ray; Ray must be initialised in this process (see `embedded`)."""
+
+    def nodes(self) -> list[Node]:
+        """List living nodes, the driver's own first."""
+        here = self.this_node()
+        alive = [
+            Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0)))
+            for row in ray.nodes()
+            if row["Alive"]
+        ]
+        return sorted(alive, key=lambda node: (node.id != here, node.id))
+
+    def this_node(self) -> str:
+        """Give the id of this process's node."""
+        return ray.get_runtime_context().get_node_id()
+
+    def spawn(self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None) -> Any:
+        """Start or find a detached actor."""
+        for method in vars(cls).values():
+            chosen = getattr(method, "concurrency_group", None)
+            if chosen is not None:
+                method.__ray_concurrency_group__ = chosen
+        placed: dict[str, Any] = {}
+        if node is not None:
+            placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        actor_class: Any = ray.remote(concurrency_groups=GROUPS, num_cpus=0, max_restarts=-1)(cls)
+        options = dict(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **placed)
+        return actor_class.options(**options).remote(**arguments)
+
+    def find(self, name: str) -> Any:
+        """Find a named actor."""
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError as exc:
+            raise LookupError(f"no actor named {name!r} in namespace {NAMESPACE!r}") from exc
+
+    def kill(self, name: str) -> None:
+        """End a named actor for good."""
+        try:
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except ValueError:
+            return
+
+    def restarted(self) -> bool:
+        """Tell whether this actor was restarted."""
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        """Send a call."""
+        return getattr(actor, method).remote(*arguments)
+
+    def result(self, future: Any, timeout: float, who: str) -> Any:
+        """Wait for an answer, or for a list of them."""
+        try:
+            return ray.get(future, timeout=max(timeout, 0.0))
+        except ray.exceptions.RayError as exc:
+            _translate(exc, timeout, who)
+
+    async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
+        """Wait for an answer within an asynchronous actor."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future.future()), timeout)
+        except (ray.exceptions.RayError, TimeoutError) as exc:
+            _translate(exc, timeout, who)
+
+    def put(self, block: Any) -> Any:
+        """Store a block in shared memory."""
+        return ray.put(block)
+
+    def get(self, handles: Sequence[Any], timeout: float, who: str) -> list[Any]:
+        """Map blocks."""
+        try:
+            return ray.get(list(handles), timeout=max(timeout, 0.0))
+        except ray.exceptions.RayError as exc:
+            _translate(exc, timeout, who)
+
+
+def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
+    """Raise what a Ray error means in the one tree."""
+    if isinstance(exc, ray.exceptions.RayTaskError):
+        cause = exc.cause
+        if isinstance(cause, TensorVineError):
+            raise cause from None
+        raise exc
+    if isinstance(exc, (ray.exceptions.GetTimeoutError, TimeoutError)):
+        raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+    if isinstance(exc, _LOST):
+        raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
+    if isinstance(exc, _DIED):
+        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({exc})") from exc
+    raise exc

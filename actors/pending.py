@@ -1,0 +1,67 @@
+"""A save under way: the two waits that training needs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..store.errors import OperationTimeoutError
+from .saver import Saved
+
+
+class PendingSave:
+    """What `Repository.save_async` gives: `staged`, then `committed`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._staged = threading.Event()
+        self._ended = threading.Event()
+        self._is_staged = False
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+
+    def staged(self, timeout: float | None = None) -> None:
+        """Wait until the caller may change its tensors.
+
+        Args:
+            timeout: seconds; None: as long as the save's own timeout lets it run.
+
+        Raises:
+            OperationTimeoutError: not staged in time.
+            TensorVineError: the save failed before it was staged.
+        """
+        self._wait(self._staged, timeout, "staged")
+        if self._error is not None and not self._is_staged:
+            raise self._error
+
+    def committed(self, timeout: float | None = None) -> Saved:
+        """Wait until the version exists; errors as in `staged`."""
+        self._wait(self._ended, timeout, "committed")
+        if self._error is not None:
+            raise self._error
+        if self._saved is None:
+            raise OperationTimeoutError(f"save of {self._name!r}: given up, its repository was closed")
+        return self._saved
+
+    def run(self, work: Callable[[Callable[[], None]], Saved]) -> None:
+        """Carry the save out in this thread; whoever waits gets its result or its error."""
+        try:
+            self._saved = work(self._mark_staged)
+        except BaseException as exc:  # noqa: BLE001  handed to whoever waits
+            self._error = exc
+        finally:
+            self._staged.set()
+            self._ended.set()
+
+    def give_up(self) -> None:
+        """Wake those who wait for a save that never began."""
+        self._staged.set()
+        self._ended.set()
+
+    def _mark_staged(self) -> None:
+        self._is_staged = True
+        self._staged.set()
+
+    def _wait(self, event: threading.Event, timeout: float | None, what: str) -> None:
+        if not event.wait(timeout):
+            raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within {timeout} s; it is not yet")

@@ -1,0 +1,73 @@
+"""The planner actor: it knows which shards there are and, by name only, what each ever held.
+
+Rules
+- The census outlives a shard: it is how a shard that starts again can name what it lost, and never uses a version
+  number twice. A commit counts only after it was noted here.
+- A planner that starts again asks the shards for their census.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..store.errors import TensorVineError
+from ..store.refs import ModelRef
+from .engine import Engine, group
+from .shard import PEER_TIMEOUT_S, actor_name
+
+log = logging.getLogger(__name__)
+
+Census = dict[ModelRef, tuple[ModelRef | None, bool]]
+"""Version -> its parent, and whether it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The shape of a repository."""
+
+    repository: str
+    shards: tuple[int, ...]
+
+
+class Planner:
+    """The planner of one repository, as an actor."""
+
+    def __init__(self, engine: Engine, topology: Topology) -> None:
+        self._engine = engine
+        self._topology = topology
+        self._lock = threading.Lock()
+        self._census: dict[int, Census] = {shard: {} for shard in topology.shards}
+        if engine.restarted():
+            self._recover()
+
+    @group("ctl")
+    async def topology(self) -> Topology:
+        """Give the shape of the repository."""
+        return self._topology
+
+    @group("ctl")
+    async def note(self, shard: int, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
+        """Take what a shard committed or retired."""
+        with self._lock:
+            census = self._census[shard]
+            for ref, (parent, live) in news.items():
+                known = census.get(ref)
+                census[ref] = (known[0] if known else parent, live)
+
+    @group("ctl")
+    async def census_of(self, shard: int) -> Census:
+        """Give what a shard ever held; what lived counts as lost from now on."""
+        with self._lock:
+            return dict(self._census[shard])
+
+    def _recover(self) -> None:
+        for shard in self._topology.shards:
+            try:
+                actor = self._engine.find(actor_name(self._topology.repository, shard))
+                future = self._engine.call(actor, "census")
+                self._census[shard] = self._engine.result(future, PEER_TIMEOUT_S, f"shard {shard}")
+            except (LookupError, TensorVineError) as exc:
+                log.warning("planner started again: shard %d told no census: %s", shard, exc)

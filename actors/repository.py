@@ -1,0 +1,529 @@
+"""The repository as users see it.
+
+Rules
+- A `Repository` is one client. It may be used by several threads; saves of one client are carried out one at a time,
+  in the order they were asked for.
+- Every wait has a timeout, in seconds, and every error is of the one tree in `store.errors`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from ..planner.placement import home_of
+from ..store.arrays import as_numpy
+from ..store.errors import GraphError, ModelNotFoundError, OperationTimeoutError, TensorMismatchError, TensorNotFoundError
+from ..store.graph import ModelGraph
+from ..store.index import PrefixQuery
+from ..store.manifest import Header, ModelInfo, TensorEntry
+from ..store.pattern import check_pattern
+from ..store.refs import ModelRef, check_name, split_ref
+from ..store.shard import Match, ShardStats
+from . import frameworks
+from .catalog import Catalog
+from .engine import Engine
+from .launch import Launched, default_engine, launch
+from .match import PrefixMatch
+from .pending import PendingSave
+from .reader import Reader
+from .saver import Inherit, Saved, Saver, SaveRequest, metadata_text
+from .session import CONTROL_TIMEOUT_S, Session
+
+log = logging.getLogger(__name__)
+
+Model = ModelRef | str
+"""A version: a reference, `"name@3"`, or `"name"` for the latest version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStats:
+    """What a repository holds, in all and per shard."""
+
+    models: int
+    """Live versions."""
+    tensors: int
+    """Stored tensors, each once however many versions share it."""
+    bytes_memory: int
+    """Bytes of those tensors."""
+    bytes_disk: int
+    shards: tuple[ShardStats, ...]
+
+
+class Repository:
+    """A client of a running repository. Made by `start` or `connect`, ended by `close` or a `with` block.
+
+    >>> import numpy as np
+    >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
+    ...     saved = repo.save("m", {"w": np.zeros(3, np.float32)})
+    ...     repo.load("m")["w"].sum(), str(saved.ref)
+    (np.float32(0.0), 'm@1')
+    """
+
+    def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
+        self.name = name
+        self._launched = launched
+        self._session = Session(engine, name)
+        self._catalog = Catalog(self._session)
+        self._reader = Reader(self._session, self._catalog)
+        self._saver = Saver(self._session, self._catalog)
+        self._saves: queue.SimpleQueue[tuple[PendingSave, SaveRequest] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        name: str = "default",
+        *,
+        shards: int | None = None,
+        path: str | None = None,
+        codec: object | None = None,
+        replicas: int = 1,
+        staging_bytes: int | None = None,
+        preallocate_bytes: int | None = None,
+    ) -> Repository:
+        """Start a repository on the running Ray, or on one embedded in this process where there is none.
+
+        Joins the repository when one of that name already runs; `close` then only disconnects.
+
+        Args:
+            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`.
+            shards: how many; None: one per node.
+            path: directory for persistence; not available yet, must be None.
+            codec: codec for persistence; not available yet, must be None.
+            replicas: nodes that must hold a version; more than 1 is not available yet.
+            staging_bytes: capacity of each shard's staging buffer; None: a quarter of its node's object store, at
+                most 1 GiB.
+            preallocate_bytes: shared memory that each shard touches at the start, of its staging buffer and of the
+                object store each; None: as much as the staging buffer has, at most 256 MiB. 0: none (DStore-OnDemand).
+
+        Raises:
+            NotImplementedError: `path`, `codec` or `replicas` ask for what is not built yet.
+            ValueError: `shards` is not positive, or differs from the running repository's.
+        """
+        check_name(name)
+        for option, given, only in (("path", path, None), ("codec", codec, None), ("replicas", replicas, 1)):
+            if given != only:
+                raise NotImplementedError(f"Repository.start: {option}: expected {only}, the only choice yet; found {given!r}")
+        engine, launched = launch(name, shards, staging_bytes, preallocate_bytes)
+        try:
+            return cls(engine, name, launched)
+        except BaseException:
+            launched.stop()
+            raise
+
+    @classmethod
+    def connect(cls, name: str = "default") -> Repository:
+        """Connect to a running repository, from any process of the cluster.
+
+        Raises:
+            RepositoryNotFoundError: no Ray runs, or no repository of that name.
+        """
+        return cls(default_engine(), check_name(name))
+
+    def close(self) -> None:
+        """Finish pending saves and disconnect; stops what `start` started. A second call is no error."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._saves.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=CONTROL_TIMEOUT_S)
+        self._reader.drop()
+        self._session.close()
+        if self._launched is not None:
+            self._launched.stop()
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
+
+    # ---- saving -----------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        graph: ModelGraph | None = None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: Literal["memory", "disk"] = "memory",
+        timeout: float = 60.0,
+    ) -> Saved:
+        """Save a new version of `name`, and return when it is committed.
+
+        Args:
+            name: the model's name; its versions count up from 1.
+            tensors: name -> NumPy, TensorFlow, PyTorch or CuPy array of any shape and dtype.
+            graph: the architecture; None: the parent's, where its tensors are all given, else none.
+            parent: the version this one derives from; None: the latest version of `name`, if there is one.
+            inherit: "auto": tensors whose bytes equal the parent's tensor of the same name are shared, not written.
+                {layer: parent's layer}: those layers' tensors are the parent's and need not be given.
+                None: everything is written.
+            quality: orders equal answers of prefix queries, higher first.
+            metadata: a mapping of JSON values to keep with the version.
+            durability: "memory": committed when shards own the bytes. "disk" is not available yet.
+            timeout: seconds for all of it.
+
+        Raises:
+            InvalidNameError, GraphError, TensorMismatchError, TensorNotFoundError: an argument is wrong.
+            ModelNotFoundError: there is no such parent.
+            StoreFullError: the tensors are larger than the store.
+            ShardUnavailableError, OperationTimeoutError: the version may or may not exist; nothing of it leaks.
+        """
+        return self.save_async(
+            name,
+            tensors,
+            graph=graph,
+            parent=parent,
+            inherit=inherit,
+            quality=quality,
+            metadata=metadata,
+            durability=durability,
+            timeout=timeout,
+        ).committed()
+
+    def save_async(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        graph: ModelGraph | None = None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: Literal["memory", "disk"] = "memory",
+        timeout: float = 60.0,
+    ) -> PendingSave:
+        """Begin a save and return at once: arguments are checked here, all else happens in the background.
+
+        The caller may change its tensors when `pending.staged()` returns; the version exists when
+        `pending.committed()` does. Arguments and errors as in `save`.
+        """
+        return self._submit(
+            name, tensors, graph, parent, inherit, quality, metadata, durability, timeout, recipe=None
+        )
+
+    def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
+        """Save a Keras or PyTorch model: its architecture, its tensors and, for Keras, all it takes to rebuild it.
+
+        Args:
+            name: as in `save`.
+            model: a built Keras model, or a torch module.
+            optimizer: save the Keras optimizer's state too, as tensors named `optimizer/...`.
+            as_save: the keyword arguments of `save`, except `graph`.
+        """
+        adapter = frameworks.adapter_of(model)
+        tensors = adapter.tensors_of(model)
+        if optimizer:
+            tensors.update(frameworks.optimizer_tensors_of(model))
+        options = dict(
+            parent=None, inherit="auto", quality=None, metadata=None, durability="memory", timeout=60.0
+        )
+        unknown = set(as_save) - set(options)
+        if unknown:
+            raise TypeError(f"save_model: expected keyword arguments of save; found {sorted(unknown)}")
+        options.update(as_save)
+        return self._submit(
+            name, tensors, adapter.graph_of(model), recipe=frameworks.recipe_of(model), **options
+        ).committed()
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: Model,
+        *,
+        layers: Sequence[str] | None = None,
+        tensors: Sequence[str] | None = None,
+        into: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+    ) -> dict[str, np.ndarray]:
+        """Load tensors: all, those of some layers, or some by name.
+
+        Args:
+            model: the version.
+            layers: names of layers of its graph.
+            tensors: names of tensors.
+            into: tensor name -> writable array to fill; selects its own tensors when neither `layers` nor `tensors`
+                is given.
+            timeout: seconds.
+
+        Returns:
+            Tensor name -> array. Read-only, and without a copy where this node holds the bytes; the arrays stay
+            intact when the model is retired. With `into`, the caller's arrays.
+
+        Raises:
+            ModelNotFoundError, TensorNotFoundError: no such model, layer or tensor.
+            TensorMismatchError: a buffer has another shape or dtype; none was written.
+            ModelLostError: the bytes went with a shard that died.
+        """
+        return self._reader.load(model, layers, tensors, into, timeout)
+
+    def load_model(self, model: Model, *, into: Any = None) -> Any:
+        """Load a Keras or PyTorch model.
+
+        Args:
+            model: the version.
+            into: a model to assign the tensors to. None: a Keras model is built again from what was stored, compiled
+                as it was; a torch module cannot be built without its code.
+
+        Raises:
+            GraphError: `into` is None and no Keras model was saved.
+        """
+        header = self._header(model)
+        tensors = self.load(header.ref)
+        if into is None:
+            _, recipe = self._catalog.architecture(header.ref, header.graph_key)
+            if recipe is None:
+                raise GraphError(
+                    f"load_model of {header.ref}: expected a version that save_model stored from Keras; give into= "
+                    "to fill a model that you built"
+                )
+            return frameworks.rebuild(recipe, tensors)
+        frameworks.fill(into, tensors)
+        return into
+
+    # ---- questions about one model ----------------------------------------------------------------------
+
+    def graph(self, model: Model) -> ModelGraph:
+        """Give a version's architecture; without layers when it was saved without a graph."""
+        header = self._header(model)
+        return self._catalog.graph(header.ref, header.graph_key)
+
+    def info(self, model: Model) -> ModelInfo:
+        """Give what is known of a version."""
+        return ModelInfo.of(self._header(model))
+
+    def owners(self, model: Model) -> dict[str, ModelRef]:
+        """Give the owner map: tensor -> the most recent ancestor, or the version itself, that wrote it."""
+        ref, table = self._table(model)
+        return {name: entry.owner or ref for name, entry in table.items()}
+
+    def contributions(self, model: Model) -> dict[ModelRef, list[str]]:
+        """Give, for each version that wrote tensors of this one, their names."""
+        written: dict[ModelRef, list[str]] = {}
+        for name, owner in self.owners(model).items():
+            written.setdefault(owner, []).append(name)
+        return written
+
+    def lineage(self, model: Model) -> list[ModelRef]:
+        """Give the version itself, its parent, and so on to the root; retired ancestors are named too."""
+        chain = [self._header(model).ref]
+        while True:
+            last = chain[-1]
+            more: list[ModelRef] = self._session.call(self._session.home(last.name), "chain", last, again=True)
+            if len(more) <= 1:
+                return chain
+            chain += more[1:]
+
+    def descendants(self, model: Model) -> list[ModelRef]:
+        """Give all live versions that derive from this one, through however many generations, sorted."""
+        seen: dict[ModelRef, bool] = {}
+        frontier = [self._header(model).ref]
+        while frontier:
+            found = [pair for part in self._session.broadcast("offspring", frontier) for pair in part]
+            frontier = [ref for ref, _ in found if ref not in seen]
+            seen.update(found)
+            if len(self._session.shards) == 1:
+                break
+        return sorted(ref for ref, live in seen.items() if live)
+
+    def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
+        """Give the most recent version that both derive from, or that is one of them; None if there is none."""
+        line = set(self.lineage(b))
+        return next((ref for ref in self.lineage(a) if ref in line), None)
+
+    # ---- questions about all models ---------------------------------------------------------------------
+
+    def models(self, prefix: str = "") -> list[ModelRef]:
+        """List live versions whose name starts with `prefix`, sorted."""
+        return sorted(ref for part in self._session.broadcast("models", prefix) for ref in part)
+
+    def find(self, pattern: Sequence[Mapping[str, Any]], *, exact: bool = False) -> list[ModelRef]:
+        """List versions whose graph has a path that fits a pattern, sorted.
+
+        Args:
+            pattern: one predicate per layer along a path: config keys -> a value or a list of allowed values;
+                `{}` matches any layer.
+            exact: the pattern must cover a whole path from an input to an output.
+
+        Raises:
+            GraphError: the pattern is malformed.
+        """
+        pattern = list(check_pattern(pattern))
+        return sorted(ref for part in self._session.broadcast("find", pattern, exact) for ref in part)
+
+    def longest_prefix(self, graph: ModelGraph) -> PrefixMatch | None:
+        """Find the model that shares the longest prefix with `graph`; ties go to the higher quality, then the newer.
+
+        Returns:
+            The match, pinned until it is released; None when no model shares even an input.
+        """
+        return self.longest_prefixes([graph])[0]
+
+    def longest_prefixes(self, graphs: Sequence[ModelGraph]) -> list[PrefixMatch | None]:
+        """Answer many prefix queries with one message per shard."""
+        for graph in graphs:
+            if not isinstance(graph, ModelGraph):
+                raise GraphError(f"longest_prefix: expected a ModelGraph; found {type(graph).__name__}")
+        if not graphs:
+            return []
+        self._session.keep_alive()
+        self._session.connection(self._session.shards[0])
+        queries = [PrefixQuery.of(graph) for graph in graphs]
+        answers: list[tuple[list[Match | None], dict[bytes, str]]] = self._session.broadcast(
+            "match", self._session.client, queries
+        )
+        texts = {key: text for _, part in answers for key, text in part.items()}
+        results: list[PrefixMatch | None] = []
+        losers: list[str] = []
+        for position, graph in enumerate(graphs):
+            found = [match for matches, _ in answers if (match := matches[position]) is not None]
+            best = max(found, key=lambda match: match.rank, default=None)
+            losers += [match.lease for match in found if match is not best]
+            results.append(self._match(graph, best, texts) if best is not None else None)
+        self._session.unpin(losers)
+        return results
+
+    def stats(self) -> RepositoryStats:
+        """Sum up what the repository holds."""
+        shards: list[ShardStats] = self._session.broadcast("stats")
+        return RepositoryStats(
+            sum(s.models for s in shards),
+            sum(s.tensors for s in shards),
+            sum(s.bytes_memory for s in shards),
+            sum(s.bytes_disk for s in shards),
+            tuple(shards),
+        )
+
+    # ---- changes ----------------------------------------------------------------------------------------
+
+    def retire(self, model: Model) -> None:
+        """Make a version cease to exist. A tensor of it goes when no live version and no pin refers to it.
+
+        Raises:
+            ModelNotFoundError: there is no such live version.
+        """
+        name, version = split_ref(model)
+        self._session.call(self._session.home(name), "retire", name, version)
+        self._reader.drop()
+
+    def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
+        """Wait for a version of `name` above `after`; pushed by the shard, not polled.
+
+        Returns:
+            The newest version, or None when none came within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        home = self._session.home(check_name(name))
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                return self._session.call(home, "wait_newer", name, after, left, timeout=left + 1.0, again=True)
+            except OperationTimeoutError:
+                return None
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        graph: ModelGraph | None,
+        parent: Model | None,
+        inherit: Inherit,
+        quality: float | None,
+        metadata: Mapping[str, Any] | None,
+        durability: str,
+        timeout: float,
+        recipe: str | None,
+    ) -> PendingSave:
+        where = f"save of {check_name(name)!r}"
+        if graph is not None and not isinstance(graph, ModelGraph):
+            raise GraphError(f"{where}: graph: expected a ModelGraph; found {type(graph).__name__}")
+        if not (inherit is None or inherit == "auto" or isinstance(inherit, Mapping)):
+            raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
+        if isinstance(inherit, Mapping) and graph is None and inherit:
+            raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
+        if durability == "disk":
+            raise NotImplementedError(f"{where}: durability: expected 'memory', the only choice yet; found 'disk'")
+        if durability != "memory":
+            raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
+        request = SaveRequest(
+            name,
+            _arrays(tensors, where),
+            graph,
+            split_ref(parent) if parent is not None else None,
+            inherit,
+            float(quality) if quality is not None else None,
+            metadata_text(name, metadata),
+            recipe,
+            timeout,
+        )
+        pending = PendingSave(name)
+        with self._lock:
+            if self._closed:
+                raise OperationTimeoutError(f"{where}: expected an open repository; {self.name!r} was closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
+                self._thread.start()
+            self._saves.put((pending, request))
+        return pending
+
+    def _carry_out(self) -> None:
+        while (work := self._saves.get()) is not None:
+            pending, request = work
+            pending.run(lambda staged, request=request: self._saver.save(request, staged))
+            del work, pending, request  # the tensors must not live until the next save
+
+    def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
+        key, text = best.graph_key, texts[best.graph_key]
+        return PrefixMatch(
+            self._session, graph, best.ref, best.quality, best.lease, lambda: self._catalog.graph_from(key, text)
+        )
+
+    def _header(self, model: Model) -> Header:
+        name, version = split_ref(model)
+        return self._session.call(
+            self._session.home(name), "header", self._session.client, name, version, again=True
+        )
+
+    def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
+        header = self._header(model)
+        return header.ref, self._catalog.table(header.ref, None)
+
+
+def _arrays(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    if not isinstance(tensors, Mapping):
+        raise TensorMismatchError(f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}")
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not name:
+            raise TensorMismatchError(f"{where}: tensors: expected non-empty strings as names; found {name!r}")
+        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
+    return arrays

@@ -1,0 +1,391 @@
+"""Saving: deciding what to write, staging it, committing it.
+
+Rules
+- A save reads the caller's tensors until it is staged, and never after.
+- Bytes go through the shard's staging buffer where the shard is on this node: one copy here, one in the shard, the
+  two overlapped. Elsewhere, or when a tensor is larger than the buffer, they go through the object store.
+- Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
+  when this process has died.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from ..store.arrays import as_bytes, dtype_name
+from ..store.errors import (
+    GraphError,
+    ModelNotFoundError,
+    StoreFullError,
+    TensorMismatchError,
+    TensorNotFoundError,
+    TensorVineError,
+)
+from ..store.graph import ModelGraph, canonical_config
+from ..store.manifest import Header, TensorEntry, encode_body, slots_of
+from ..store.refs import ModelRef
+from ..store.segment import SegmentId, layout, padded, split
+from ..store.shard import Draft
+from .catalog import Catalog
+from .engine import Future
+from .session import Session, time_left
+from .shard import INLINE_BYTES, Begun
+
+log = logging.getLogger(__name__)
+
+Inherit = Mapping[str, str] | Literal["auto"] | None
+IN_FLIGHT = 2
+"""Blocks that may be on their way through the object store at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a save did."""
+
+    ref: ModelRef
+    bytes_written: int
+    """Bytes of the tensors that this version wrote."""
+    bytes_inherited: int
+    """Bytes of the tensors that it shares with ancestors."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """A checked call of `Repository.save`."""
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
+    graph: ModelGraph | None
+    parent: tuple[str, int | None] | None
+    """Name and version; None: the latest version of `name`, if there is one."""
+    inherit: Inherit
+    quality: float | None
+    metadata: str
+    recipe: str | None
+    timeout: float
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What to write and what to share."""
+
+    graph: ModelGraph
+    written: dict[str, np.ndarray]
+    inherited: dict[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
+
+
+class Saver:
+    """Carries out saves of one client, one at a time, in the order they were asked for."""
+
+    def __init__(self, session: Session, catalog: Catalog) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._serial = count(1)
+
+    def save(self, request: SaveRequest, staged: Callable[[], None]) -> Saved:
+        """Save, calling `staged` as soon as the caller may change its tensors.
+
+        Raises:
+            TensorVineError: see `Repository.save`; nothing of the save remains.
+        """
+        deadline = time.monotonic() + request.timeout
+        save_id = f"{self._session.client}/s{next(self._serial)}"
+        home = self._session.home(request.name)
+        self._session.keep_alive()
+        leases: list[str] = []
+        near = home
+        try:
+            parent, table = self._parent(request, home, deadline, leases)
+            plan = self._plan(request, parent, table)
+            near = self._session.near(home) if plan.written else home
+            upload = _Upload(self._session, near, save_id, deadline, request.name)
+            upload.write(plan.written, home == near)
+            staged()
+            entries = {**plan.inherited, **upload.finish()}
+            saved = self._commit(request, parent, plan, entries, upload, home, leases, deadline)
+        except BaseException:
+            self._abort(save_id, {home, near}, leases)
+            raise
+        if near != home:
+            self._session.send(near, "abort", save_id, [])
+        self._session.unpin(leases)
+        return saved
+
+    def _parent(
+        self, request: SaveRequest, home: int, deadline: float, leases: list[str]
+    ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
+        """Pin the parent and give its header and table."""
+        optional = request.parent is None
+        name, version = request.parent or (request.name, None)
+        shard = self._session.home(name)
+        known = self._catalog.known(name, version)
+        left = time_left(deadline, f"save of {request.name!r}")
+        self._session.connection(shard)
+        begun: Begun = self._session.call(
+            shard, "begin", self._session.client, name, version, optional, known, timeout=left, again=True
+        )
+        if begun.lease is not None:
+            leases.append(begun.lease)
+        if begun.header is None:
+            if isinstance(request.inherit, Mapping) and request.inherit:
+                raise ModelNotFoundError(
+                    f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
+                )
+            return None, {}
+        return begun.header, self._catalog.table(begun.header.ref, begun.body)
+
+    def _plan(self, request: SaveRequest, parent: Header | None, table: Mapping[str, TensorEntry]) -> _Plan:
+        graph = request.graph
+        if graph is None:
+            graph = self._same_graph(request, parent)
+        plan = _Plan(graph, dict(request.arrays))
+        if isinstance(request.inherit, Mapping):
+            if parent is not None and request.inherit:
+                old = self._catalog.graph(parent.ref, parent.graph_key)
+                plan.inherited = inherit_layers(request, graph, old, parent.ref, table)
+        elif request.inherit == "auto":
+            plan.inherited = {
+                name: table[name] for name, array in request.arrays.items() if _same(array, table.get(name))
+            }
+        for name in plan.inherited:
+            plan.written.pop(name, None)
+        for name in graph.tensors:
+            if name not in plan.written and name not in plan.inherited:
+                raise TensorNotFoundError(
+                    f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
+                    f"found neither it among the {len(request.arrays)} given nor inherited"
+                )
+        order = {name: position for position, name in enumerate(graph.tensors)}
+        plan.written = dict(sorted(plan.written.items(), key=lambda item: order.get(item[0], len(order))))
+        return plan
+
+    def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
+        """Give the parent's graph when the save brings none and has just its tensors."""
+        if parent is None or isinstance(request.inherit, Mapping):
+            return ModelGraph(())
+        graph = self._catalog.graph(parent.ref, parent.graph_key)
+        return graph if set(graph.tensors) <= set(request.arrays) else ModelGraph(())
+
+    def _commit(
+        self,
+        request: SaveRequest,
+        parent: Header | None,
+        plan: _Plan,
+        entries: Mapping[str, TensorEntry],
+        upload: _Upload,
+        home: int,
+        leases: list[str],
+        deadline: float,
+    ) -> Saved:
+        text = plan.graph.to_json()
+        key = blake2b(f"{text}\0{request.recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        kept = parent is not None and parent.graph_key == key and self._session.home(parent.ref.name) == home
+        written = sum(entry.nbytes for entry in entries.values() if entry.owner is None)
+        inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
+        draft = Draft(
+            request.name,
+            upload.save_id,
+            parent.ref if parent is not None else None,
+            request.quality,
+            request.metadata,
+            key,
+            None if kept else (text, request.recipe),
+            encode_body(entries),
+            slots_of(entries.values()),
+            written,
+            written + inherited,
+        )
+        mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
+        left = time_left(deadline, f"save of {request.name!r}")
+        ref, _ = self._session.call(
+            home, "commit", draft, self._session.client, upload.inline, mine, timeout=left
+        )
+        leases[:] = [lease for lease in leases if lease not in mine]
+        self._catalog.learn(ref, draft.body, plan.graph, key)
+        return Saved(ref, written, inherited)
+
+    def _abort(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
+        for shard in shards:
+            try:
+                self._session.send(shard, "abort", save_id, [])
+            except TensorVineError as exc:
+                log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
+        try:
+            self._session.unpin(leases)
+        except TensorVineError as exc:
+            log.debug("pins of %s must expire: %s", save_id, exc)
+
+
+class _Upload:
+    """The bytes of one save on their way to one shard."""
+
+    def __init__(self, session: Session, shard: int, save_id: str, deadline: float, name: str) -> None:
+        self.save_id = save_id
+        self.inline: tuple[SegmentId, bytes, Sequence[int]] | None = None
+        self._session = session
+        self._shard = shard
+        self._deadline = deadline
+        self._what = f"save of {name!r}"
+        self._rows: list[tuple[SegmentId, list[str], list[np.ndarray], Future | list[str]]] = []
+        self._granted: list[int] = []
+
+    def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
+        """Copy all tensors to where the shard can adopt them."""
+        if not arrays:
+            return
+        names, values = list(arrays), list(arrays.values())
+        total = sum(padded(array.nbytes) for array in values)
+        if total <= INLINE_BYTES and at_home:
+            self._pack_inline(names, values)
+            return
+        connection = self._session.connection(self._shard)
+        if total > connection.hello.store_bytes:
+            raise StoreFullError(
+                f"{self._what}: expected at most {connection.hello.store_bytes} bytes, the capacity of the object "
+                f"store on the node of shard {self._shard}; found {total}"
+            )
+        runs = split([array.nbytes for array in values])
+        lengths = [layout([values[i].nbytes for i in run])[1] for run in runs]
+        room = connection.view.bytes if connection.view is not None else np.empty(0, np.uint8)
+        for position, run in enumerate(runs):
+            part_names, part = [names[i] for i in run], [values[i] for i in run]
+            if lengths[position] <= room.nbytes:
+                waiting = [length for length in lengths[position:] if length <= room.nbytes]
+                self._stage(part_names, part, lengths[position], room, waiting)
+            else:
+                self._put(part_names, part, lengths[position])
+
+    def finish(self) -> dict[str, TensorEntry]:
+        """Wait until the shard owns all blocks; give the rows of the manifest."""
+        entries: dict[str, TensorEntry] = {}
+        for segment, names, arrays, answer in self._rows:
+            digests = answer if isinstance(answer, list) else self._wait(answer)
+            for slot, (name, array, digest) in enumerate(zip(names, arrays, digests, strict=True)):
+                entries[name] = TensorEntry(
+                    dtype_name(array.dtype), array.shape, array.nbytes, digest, None, segment, slot
+                )
+        return entries
+
+    def _pack_inline(self, names: list[str], arrays: list[np.ndarray]) -> None:
+        sizes = [array.nbytes for array in arrays]
+        block = np.zeros(layout(sizes)[1], np.uint8)
+        _fill(block, arrays)
+        digests = [xxhash.xxh3_128_hexdigest(as_bytes(array)) for array in arrays]
+        self.inline = (self._new_id(), block.tobytes(), sizes)
+        self._rows.append((self.inline[0], names, arrays, digests))
+
+    def _stage(
+        self, names: list[str], arrays: list[np.ndarray], length: int, room: np.ndarray, waiting: list[int]
+    ) -> None:
+        if not self._granted:
+            left = time_left(self._deadline, self._what)
+            arguments = (self._session.client, self.save_id, waiting, left)
+            self._granted = list(self._session.call(self._shard, "grant", *arguments, timeout=left + 1.0))
+            time_left(self._deadline, f"{self._what}, waiting for staging room on shard {self._shard}")
+        offset = self._granted.pop(0)
+        _fill(room[offset : offset + length], arrays)
+        segment, sizes = self._new_id(), [array.nbytes for array in arrays]
+        answer = self._session.send(
+            self._shard, "adopt_staged", self.save_id, segment, offset, length, sizes
+        )
+        self._rows.append((segment, names, arrays, answer))
+
+    def _put(self, names: list[str], arrays: list[np.ndarray], length: int) -> None:
+        if len(arrays) == 1:
+            block = as_bytes(arrays[0])
+        else:
+            block = np.zeros(length, np.uint8)
+            _fill(block, arrays)
+        segment, sizes = self._new_id(), [array.nbytes for array in arrays]
+        handle = self._session.engine.put(block)
+        answer = self._session.send(self._shard, "adopt_block", self.save_id, segment, handle, sizes)
+        self._rows.append((segment, names, arrays, answer))
+        if len(self._rows) >= IN_FLIGHT:
+            position = len(self._rows) - IN_FLIGHT
+            earlier = self._rows[position]
+            if not isinstance(earlier[3], list):
+                self._rows[position] = (*earlier[:3], self._wait(earlier[3]))
+
+    def _wait(self, answer: Future) -> list[str]:
+        return self._session.result(answer, self._shard, time_left(self._deadline, self._what))
+
+    def _new_id(self) -> SegmentId:
+        return (self._shard, uuid.uuid4().int & ((1 << 60) - 1))
+
+
+def inherit_layers(
+    request: SaveRequest, graph: ModelGraph, old: ModelGraph, parent: ModelRef, table: Mapping[str, TensorEntry]
+) -> dict[str, TensorEntry]:
+    """Give, for the layers in `request.inherit`, the parent's rows under the child's tensor names.
+
+    Raises:
+        GraphError: a layer is unknown, or two layers' configs or numbers of tensors differ.
+        TensorMismatchError: a tensor that was given as well has another shape or dtype than the parent's.
+    """
+    rows: dict[str, TensorEntry] = {}
+    where = f"save of {request.name!r}: inherit"
+    if not isinstance(request.inherit, Mapping):
+        return rows
+    for mine, theirs in request.inherit.items():
+        layer, source = graph.by_name.get(mine), old.by_name.get(theirs)
+        if layer is None:
+            raise GraphError(f"{where}: expected layers of the graph that is saved; found {mine!r}")
+        if source is None:
+            raise GraphError(f"{where}: expected layers of the parent {parent}; found {theirs!r}")
+        if canonical_config(layer.config) != canonical_config(source.config):
+            raise GraphError(
+                f"{where}: expected layer {mine!r} to match {theirs!r} of {parent}; their configs differ: "
+                f"{canonical_config(layer.config)} and {canonical_config(source.config)}"
+            )
+        if len(layer.tensors) != len(source.tensors):
+            raise GraphError(
+                f"{where}: expected layer {mine!r} to have the {len(source.tensors)} tensors of {theirs!r} of "
+                f"{parent}; found {len(layer.tensors)}"
+            )
+        for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
+            rows[name] = table[theirs_name]
+            given = request.arrays.get(name)
+            if given is not None and (given.shape, dtype_name(given.dtype)) != (rows[name].shape, rows[name].dtype):
+                raise TensorMismatchError(
+                    f"{where}: tensor {name!r}: expected {rows[name].dtype} {rows[name].shape} as in {parent}; "
+                    f"found {dtype_name(given.dtype)} {given.shape}"
+                )
+    return rows
+
+
+def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
+    """Write the user's metadata as JSON.
+
+    Raises:
+        TensorMismatchError: it is no mapping of JSON values.
+    """
+    try:
+        return json.dumps(dict(metadata or {}))
+    except (TypeError, ValueError) as exc:
+        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
+
+
+def _same(array: np.ndarray, entry: TensorEntry | None) -> bool:
+    if entry is None or array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
+        return False
+    return xxhash.xxh3_128_hexdigest(as_bytes(array)) == entry.digest
+
+
+def _fill(block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+    """Copy arrays into a block, each at its aligned offset."""
+    offsets, _ = layout([array.nbytes for array in arrays])
+    for offset, array in zip(offsets, arrays, strict=True):
+        if array.nbytes:
+            target = block[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(target, array)

@@ -1,0 +1,570 @@
+"""The shard actor: `store.shard.ShardState` brought to life.
+
+Rules
+- The state decides, this file acts: it takes the lock, asks the state, and carries out what the state left in its
+  outbox. No rule of what is kept or freed stands here.
+- Concurrency groups run in threads of their own: `ctl` for short answers, `data` for bytes, `watch` for long polls.
+  Copies run in worker threads, so that no group's loop ever waits for memory.
+- Shards own every byte: what a client staged or put is copied into a block of this process before it is committed.
+- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside the answer: an object of their own
+  would cost more than the copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ..planner.placement import home_of
+from ..store.errors import OperationTimeoutError, TensorVineError
+from ..store.index import PrefixQuery
+from ..store.manifest import Header
+from ..store.refs import ModelRef
+from ..store.segment import SegmentId
+from ..store.shard import Block, Draft, Holds, Match, ShardState, ShardStats
+from ..store.staging import StagingArea
+from .engine import Engine, group
+from .staging import StagingBuffer, process_watch
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 64 << 10
+_ROOM = "/"  # no model's name starts with a slash
+SWEEP_S = 0.5
+PEER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """What a shard is told when it starts."""
+
+    repository: str
+    index: int
+    shards: tuple[int, ...]
+    staging_bytes: int
+    """Capacity of the staging buffer."""
+    preallocate_bytes: int
+    """How much shared memory to touch at the start, of the staging buffer and of the object store each."""
+    session_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client must know of a shard."""
+
+    index: int
+    node: str
+    pid: int
+    staging_fd: int
+    staging_bytes: int
+    touched_bytes: int
+    """How much of the staging buffer has its pages."""
+    store_bytes: int
+    """Capacity of the node's object store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Answer to `begin`."""
+
+    header: Header | None
+    """The parent's; None when the name is new."""
+    body: bytes | None
+    """The parent's table; None when the client has it."""
+    lease: str | None
+    """Pins the parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answer to `fetch`."""
+
+    header: Header
+    body: bytes | None
+    blocks: dict[SegmentId, Block]
+    epoch: int
+    """The answer holds while the shard's board shows this epoch."""
+
+
+def actor_name(repository: str, index: int) -> str:
+    """Name of a shard's actor.
+
+    >>> actor_name("default", 0)
+    'default/shard-0'
+    """
+    return f"{repository}/shard-{index}"
+
+
+def planner_name(repository: str) -> str:
+    """Name of the planner's actor.
+
+    >>> planner_name("default")
+    'default/planner'
+    """
+    return f"{repository}/planner"
+
+
+class Shard:
+    """One shard of a repository, as an actor."""
+
+    def __init__(self, engine: Engine, config: ShardConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._lock = threading.RLock()
+        self._state = ShardState(config.index, lambda name: home_of(name, config.shards), config.session_s)
+        self._area = StagingArea(config.staging_bytes)
+        self._buffer = StagingBuffer(config.staging_bytes, touch=config.preallocate_bytes)
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="tensorvine-shard")
+        self._waiting: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._processes: dict[str, tuple[int, Any]] = {}
+        here = engine.this_node()
+        self._store_bytes = next((node.store_bytes for node in engine.nodes() if node.id == here), 0)
+        touch_store(engine, min(config.preallocate_bytes, self._store_bytes // 2))
+        self._peers: dict[int, Any] = {}
+        self._planner = engine.find(planner_name(config.repository))
+        if engine.restarted():
+            self._recover()
+        self._sweeper = threading.Thread(target=self._sweep, name="tensorvine-sweep", daemon=True)
+        self._sweeper.start()
+
+    # ---- clients ----------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def hello(self, client: str, node: str, pid: int) -> Hello:
+        """Introduce a client; one on this node is watched by its process."""
+        here = self._engine.this_node()
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            if node == here and client not in self._processes:
+                try:
+                    pidfd = os.pidfd_open(pid)
+                    self._processes[client] = (pidfd, process_watch(pidfd))
+                except OSError as exc:
+                    log.warning("client %s: its process cannot be watched, its session must expire: %s", client, exc)
+        touched = min(self._config.preallocate_bytes, self._buffer.capacity)
+        return Hello(
+            self._config.index, here, os.getpid(), self._buffer.fd, self._buffer.capacity, touched, self._store_bytes
+        )
+
+    @group("ctl")
+    async def goodbye(self, client: str) -> None:
+        """End a client's session at once."""
+        self._end(client)
+
+    @group("ctl")
+    async def renew(self, client: str) -> bool:
+        """Keep a client's session alive."""
+        with self._lock:
+            return self._state.renew(client, time.monotonic())
+
+    # ---- saving -----------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def begin(
+        self,
+        client: str,
+        name: str,
+        version: int | None,
+        optional: bool,
+        known: ModelRef | None,
+    ) -> Begun:
+        """Start a save: pin the parent, unless it is `optional` and there is none."""
+        with self._lock:
+            if optional and self._state.newer(name, 0) is None:
+                return Begun(None, None, None)
+            record, lease = self._state.pin(name, version, client, time.monotonic())
+        return Begun(record.header, None if record.header.ref == known else record.body, lease)
+
+    @group("ctl")
+    async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
+        """Grant staging room for at least the first of `sizes`, waiting until some is free; none when the time is up."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                self._state.open(client, time.monotonic())
+                offsets = self._area.grant(save_id, sizes)
+                waiter = self._waiter(_ROOM)
+            if offsets or not await self._woken(_ROOM, waiter, deadline):
+                return offsets
+
+    @group("data")
+    async def adopt_staged(
+        self, save_id: str, segment: SegmentId, offset: int, length: int, sizes: Sequence[int]
+    ) -> list[str]:
+        """Copy a staged part into a block of this shard's and give its tensors' digests."""
+        with self._lock:
+            if self._area.owner_of(offset) != save_id:
+                raise OperationTimeoutError(
+                    f"shard {self._config.index}: expected part {offset} to belong to {save_id}; its session ended"
+                )
+        part = self._buffer.bytes[offset : offset + length]
+        try:
+            return await self._in_thread(self._adopt, save_id, segment, part, sizes)
+        finally:
+            with self._lock:
+                self._area.free(offset)
+            self._wake(_ROOM)
+
+    @group("data")
+    async def adopt_block(
+        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]
+    ) -> list[str]:
+        """Copy a block that a client put into one of this shard's and give its tensors' digests."""
+        return await self._in_thread(self._adopt, save_id, segment, block, sizes)
+
+    @group("ctl")
+    async def commit(
+        self, draft: Draft, client: str, inline: tuple[SegmentId, bytes, Sequence[int]] | None, leases: Sequence[str]
+    ) -> tuple[ModelRef, int]:
+        """Make a version exist, on every shard that it needs; gives its reference and its time (UTC, ns)."""
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            if inline is not None:
+                segment, block, sizes = inline
+                self._state.adopt(draft.save_id, segment, block, sizes)
+            ref = self._state.begin_commit(draft)
+        try:
+            await self._hold_elsewhere(str(ref), draft.holds)
+            created_ns = time.time_ns()
+            await self._tell_planner({ref: (draft.parent, True)})
+        except BaseException:
+            with self._lock:
+                self._state.abandon(ref)
+            await self._release_elsewhere(str(ref), {s for s, _ in draft.holds})
+            raise
+        with self._lock:
+            self._state.publish(ref, draft, created_ns)
+            self._state.unpin(leases)
+        self._wake(ref.name)
+        await self._settle()
+        return ref, created_ns
+
+    @group("ctl")
+    async def abort(self, save_id: str, leases: Sequence[str]) -> None:
+        """Forget what an unfinished save brought."""
+        with self._lock:
+            self._state.release(save_id)
+            self._area.free_owner(save_id)
+            self._state.unpin(leases)
+        self._wake(_ROOM)
+        await self._settle()
+
+    # ---- reading ----------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def fetch(
+        self,
+        client: str,
+        name: str,
+        version: int | None,
+        known: ModelRef | None,
+        wanted: Mapping[SegmentId, int] | None,
+    ) -> Fetched:
+        """Give a version's manifest, unless `known`, and blocks: those `wanted`, or all that lie here when None."""
+        with self._lock:
+            record = self._state.record(name, version, client)
+            if wanted is None:
+                wanted = {segment: -1 for segment in record.segments}
+            here = {segment: at for segment, at in wanted.items() if segment[0] == self._config.index}
+            blocks = self._state.blocks(here)
+            body = None if record.header.ref == known else record.body
+            return Fetched(record.header, body, blocks, self._state.epoch)
+
+    @group("ctl")
+    async def blocks(self, wanted: Mapping[SegmentId, int]) -> tuple[dict[SegmentId, Block], int]:
+        """Give blocks of this shard's segments, and the epoch until which the answer holds."""
+        with self._lock:
+            return self._state.blocks(wanted), self._state.epoch
+
+    @group("ctl")
+    async def header(self, client: str, name: str, version: int | None) -> Header:
+        """Give what is known of a version without its table."""
+        with self._lock:
+            return self._state.record(name, version, client).header
+
+    @group("ctl")
+    async def architecture(self, key: bytes) -> tuple[str, str | None]:
+        """Give a stored graph's JSON text and the framework's recipe for it."""
+        with self._lock:
+            return self._state.architecture(key)
+
+    @group("ctl")
+    async def match(self, client: str, queries: Sequence[PrefixQuery]) -> tuple[list[Match | None], dict[bytes, str]]:
+        """Answer prefix queries, each with a pin, and the graphs, as JSON, of the models found."""
+        with self._lock:
+            found = self._state.match(queries, client, time.monotonic())
+            keys = {match.graph_key for match in found if match is not None}
+            return found, {key: self._state.architecture(key)[0] for key in keys}
+
+    @group("ctl")
+    async def pin(self, client: str, name: str, version: int | None) -> tuple[ModelRef, str]:
+        """Pin a version; gives its reference and the lease."""
+        with self._lock:
+            record, lease = self._state.pin(name, version, client, time.monotonic())
+            return record.header.ref, lease
+
+    @group("ctl")
+    async def unpin(self, leases: Sequence[str]) -> None:
+        """Let pins go."""
+        with self._lock:
+            self._state.unpin(leases)
+        await self._settle()
+
+    @group("ctl")
+    async def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+        """List versions whose architecture fits a pattern."""
+        with self._lock:
+            return self._state.find(pattern, exact)
+
+    @group("ctl")
+    async def models(self, prefix: str) -> list[ModelRef]:
+        """List live versions."""
+        with self._lock:
+            return self._state.models(prefix)
+
+    @group("ctl")
+    async def chain(self, ref: ModelRef) -> list[ModelRef]:
+        """Give a version and its ancestors, as far as this shard knows."""
+        with self._lock:
+            return self._state.chain(ref)
+
+    @group("ctl")
+    async def offspring(self, refs: Sequence[ModelRef]) -> list[tuple[ModelRef, bool]]:
+        """Give descendants, as far as this shard knows, and whether each lives."""
+        with self._lock:
+            return self._state.offspring(refs)
+
+    @group("ctl")
+    async def stats(self) -> ShardStats:
+        """Sum up what is here."""
+        with self._lock:
+            return self._state.stats()
+
+    @group("ctl")
+    async def check(self) -> None:
+        """Derive all counts anew and compare."""
+        with self._lock:
+            self._state.check()
+
+    @group("watch")
+    async def wait_newer(self, name: str, after: int, timeout: float) -> ModelRef | None:
+        """Answer as soon as `name` has a version above `after`; None when none came in time."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                newest = self._state.newer(name, after)
+                waiter = self._waiter(name) if newest is None else None
+            if waiter is None:
+                return newest
+            if not await self._woken(name, waiter, deadline):
+                return None
+
+    # ---- retiring ---------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def retire(self, name: str, version: int | None) -> ModelRef:
+        """Make a version cease to exist."""
+        with self._lock:
+            ref = self._state.resolve(name, version)
+            self._state.retire(ref)
+        self._wake(None)
+        try:
+            await self._tell_planner({ref: (None, False)})
+        except TensorVineError as exc:
+            log.warning("the planner did not hear that %s was retired: %s", ref, exc)
+        await self._settle()
+        return ref
+
+    # ---- between shards ---------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def hold(self, holder: str, holds: Holds) -> None:
+        """Hold slots here for a version whose home is elsewhere."""
+        with self._lock:
+            self._state.hold(holder, holds)
+
+    @group("ctl")
+    async def release(self, holder: str) -> None:
+        """Forget a holder whose home is elsewhere."""
+        with self._lock:
+            self._state.release(holder)
+        await self._settle()
+
+    @group("ctl")
+    async def release_homes(self, home: int) -> None:
+        """Forget what a shard that lost its memory held here."""
+        with self._lock:
+            self._state.release_homes(home)
+        await self._settle()
+
+    @group("ctl")
+    async def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
+        """Tell the planner, which lost it, what this shard was ever home to."""
+        with self._lock:
+            return self._state.census()
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _adopt(self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]) -> list[str]:
+        handle = self._engine.put(block)
+        digests: list[str] = []
+        with self._lock:
+            self._state.adopt(save_id, segment, handle, sizes)
+            held = self._state.segment(segment)
+        offsets = held.offsets if held is not None else ()
+        for offset, size in zip(offsets, sizes, strict=True):
+            digests.append(xxhash.xxh3_128_hexdigest(block[offset : offset + size]))
+        return digests
+
+    async def _hold_elsewhere(self, holder: str, holds: Holds) -> None:
+        by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
+        for segment, slots in holds.items():
+            if segment[0] != self._config.index:
+                by_shard.setdefault(segment[0], {})[segment] = slots
+        await asyncio.gather(*(self._tell(shard, "hold", holder, part) for shard, part in by_shard.items()))
+
+    async def _release_elsewhere(self, holder: str, shards: set[int]) -> None:
+        for shard in shards - {self._config.index}:
+            await self._tell_gently(shard, "release", holder)
+
+    async def _settle(self) -> None:
+        """Carry out what the state left: show the epoch, tell other shards, start compactions."""
+        with self._lock:
+            outbox, self._state.outbox = self._state.outbox, []
+            compactable, self._state.compactable = self._state.compactable, set()
+        self._wake(None)
+        for segment in compactable:
+            self._workers.submit(self._compact, segment)
+        for shard, holder in outbox:
+            await self._tell_gently(shard, "release", holder)
+
+    def _compact(self, segment_id: SegmentId) -> None:
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            if segment is None or not segment.wants_compaction:
+                return
+            handle, before = segment.handle, segment.offsets
+            sizes, (after, length) = segment.sizes, segment.compacted()
+        try:
+            if isinstance(handle, bytes):
+                old = np.frombuffer(handle, np.uint8)
+            else:
+                (old,) = self._engine.get([handle], PEER_TIMEOUT_S, f"shard {self._config.index}")
+            new = np.zeros(length, np.uint8)
+            for slot, offset in enumerate(after):
+                if offset >= 0:
+                    new[offset : offset + sizes[slot]] = old[before[slot] : before[slot] + sizes[slot]]
+            block = new.tobytes() if length <= INLINE_BYTES else self._engine.put(new)
+        except TensorVineError:
+            log.exception("segment %s: compaction failed; its dead bytes stay until its last holder goes", segment_id)
+            return
+        with self._lock:
+            self._state.move(segment_id, block, after, length)
+        self._wake(None)
+
+    def _sweep(self) -> None:
+        """End the sessions of clients that died or fell silent. Runs as long as the process."""
+        pause = threading.Event()
+        while not pause.wait(SWEEP_S):
+            with self._lock:
+                ended = self._state.sweep(time.monotonic())
+                died = [client for client, (_, alive) in self._processes.items() if not alive()]
+            for client in {*ended, *died}:
+                log.info("client %s is gone: its pins and unfinished saves are dropped", client)
+                self._end(client, parts_too=client in died)
+            with self._lock:
+                outbox, self._state.outbox = self._state.outbox, []
+            for shard, holder in outbox:
+                self._engine.call(self._peer(shard), "release", holder)
+
+    def _end(self, client: str, parts_too: bool = True) -> None:
+        with self._lock:
+            self._state.end(client)
+            if parts_too:
+                for owner in self._area.owners():
+                    if owner.startswith(f"{client}/"):
+                        self._area.free_owner(owner)
+                watched = self._processes.pop(client, None)
+                if watched is not None:
+                    os.close(watched[0])
+            compactable, self._state.compactable = self._state.compactable, set()
+        for segment in compactable:
+            self._workers.submit(self._compact, segment)
+        self._wake(_ROOM)
+
+    def _recover(self) -> None:
+        """Learn what an earlier life held, so that it is answered as lost by name and no version is used twice."""
+        index = self._config.index
+        census = self._engine.call(self._planner, "census_of", index)
+        self._state.restore(self._engine.result(census, PEER_TIMEOUT_S, "planner"))
+        for shard in self._config.shards:
+            if shard != index:
+                self._engine.call(self._peer(shard), "release_homes", index)
+        log.warning("shard %d started again: what was only in its memory is lost", index)
+
+    def _waiter(self, topic: str) -> asyncio.Event:
+        """Join those who are woken when `topic` changes: a name, or the room in the staging buffer."""
+        event = asyncio.Event()
+        self._waiting.setdefault(topic, []).append((asyncio.get_running_loop(), event))
+        return event
+
+    async def _woken(self, topic: str, event: asyncio.Event, deadline: float) -> bool:
+        try:
+            await asyncio.wait_for(event.wait(), max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                left = [waiter for waiter in self._waiting.pop(topic, []) if waiter[1] is not event]
+                if left:
+                    self._waiting[topic] = left
+        return True
+
+    def _wake(self, topic: str | None) -> None:
+        """Show the epoch, and let those who wait on `topic` look again. Loops differ: each group has its own."""
+        with self._lock:
+            self._buffer.publish(self._state.epoch)
+            waiting = self._waiting.pop(topic, []) if topic is not None else []
+        for loop, event in waiting:
+            loop.call_soon_threadsafe(event.set)
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    def _peer(self, shard: int) -> Any:
+        if shard not in self._peers:
+            self._peers[shard] = self._engine.find(actor_name(self._config.repository, shard))
+        return self._peers[shard]
+
+    async def _tell(self, shard: int, method: str, *arguments: Any) -> Any:
+        future = self._engine.call(self._peer(shard), method, *arguments)
+        return await self._engine.awaitable(future, PEER_TIMEOUT_S, f"shard {shard}")
+
+    async def _tell_gently(self, shard: int, method: str, *arguments: Any) -> None:
+        """Tell a shard something that it need not hear if it died: then it forgot all of it anyway."""
+        try:
+            await self._tell(shard, method, *arguments)
+        except TensorVineError as exc:
+            log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
+
+    async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
+        future = self._engine.call(self._planner, "note", self._config.index, dict(news))
+        await self._engine.awaitable(future, PEER_TIMEOUT_S, "planner")
+
+
+def touch_store(engine: Engine, nbytes: int, chunk: int = 64 << 20) -> None:
+    """Make the object store touch `nbytes` of its memory once, so that later saves find warm pages."""
+    handles: list[Any] = []
+    source = np.zeros(chunk, np.uint8)
+    for _ in range(nbytes // chunk):
+        handles.append(engine.put(source))

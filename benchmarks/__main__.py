@@ -1,0 +1,60 @@
+"""The command line: `python -m benchmarks NAME [--quick | --full] [--json]`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .measure import Effort, Report
+
+NAMES = {
+    "save_load": "saves and loads of whole models and of parts, beside five file formats",
+    "incremental": "saves that change 25 to 100% of the tensors, beside h5py",
+    "prefix_query": "longest-common-prefix queries over 60,000 graphs, beside Redis-Queries",
+    "staging": "cold against preallocated shared memory",
+    "growth": "save, load and query times at 1,000 to 100,000 models",
+}
+
+
+def run(name: str, effort: Effort) -> Report:
+    """Run one benchmark by its name."""
+    return import_module(f"{__package__}.{name}").run(effort)
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="list, or a benchmark: " + ", ".join(NAMES))],
+    quick: Annotated[bool, typer.Option("--quick", help="small sizes, for a first look")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also the largest models")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+) -> None:
+    """Measure TensorVine beside what a user would pick instead, and beside the floor."""
+    if name == "list":
+        for known, about in NAMES.items():
+            print(f"{known:14}{about}")
+        return
+    if name not in NAMES:
+        raise typer.BadParameter(
+            f"expected list or one of {', '.join(NAMES)}; found {name!r}", param_hint="NAME"
+        )
+    if quick and full:
+        raise typer.BadParameter("expected one of the two; found both", param_hint="--quick, --full")
+    report = run(name, Effort.QUICK if quick else Effort.FULL if full else Effort.NORMAL)
+    # A table of many columns is cut to 80 characters where there is no terminal.
+    report.print(Console() if Console().is_terminal else Console(width=180))
+    if as_json:
+        print(json.dumps(report.as_dict()))
+
+
+def application() -> typer.Typer:
+    """Make the command-line application."""
+    app = typer.Typer(add_completion=False)
+    app.command()(main)
+    return app
+
+
+if __name__ == "__main__":
+    application()()

@@ -1,0 +1,304 @@
+"""Architectures to measure with: synthetic chains, networks as a search draws them, VGG19 and BERT-large.
+
+Rules
+- Everything follows from the seed; two runs see the same graphs and the same bytes.
+- Each tensor is an allocation of its own, as in a framework, in float32.
+- A synthetic model's bytes sum to what was asked, to the byte (rounded down to whole float32 values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensorvine.store.graph import Layer, ModelGraph
+
+from .measure import Tensors
+
+ITEM_BYTES = 4
+UNITS = tuple(range(50, 2000, 25))
+ACTIVATIONS = ("linear", "swish", "relu", "tanh", "sigmoid")
+DENSE_OPTIONS = 1 + len(UNITS) * len(ACTIVATIONS)
+ANCHORS = 3
+CELLS = 3
+ATTN_FEATURES = 6212
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A graph and the shapes of its tensors."""
+
+    graph: ModelGraph
+    shapes: Mapping[str, tuple[int, ...]]
+    """Tensor -> shape, in topological order; all are float32."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(ITEM_BYTES * int(np.prod(shape)) for shape in self.shapes.values())
+
+    def tensors(self, seed: int = 0) -> Tensors:
+        """Draw all tensors at random."""
+        rng = np.random.default_rng(seed)
+        return {name: rng.random(shape, dtype=np.float32) for name, shape in self.shapes.items()}
+
+    def leading_layers(self, fraction: float) -> list[str]:
+        """Name the first layers that have tensors, until they hold `fraction` of the bytes.
+
+        The last one is left out where the sum is closer to the fraction without it.
+        """
+        want = fraction * self.nbytes
+        chosen: list[str] = []
+        have = 0
+        for layer in self.graph.layers:
+            size = sum(ITEM_BYTES * int(np.prod(self.shapes[name])) for name in layer.tensors)
+            if not size:
+                continue
+            if chosen and have + size - want >= want - have:
+                break
+            chosen.append(layer.name)
+            have += size
+        return chosen
+
+    def tensors_of(self, layers: Sequence[str]) -> list[str]:
+        """Name the tensors of some layers."""
+        return [tensor for name in layers for tensor in self.graph.by_name[name].tensors]
+
+
+def synthetic(
+    size_bytes: int, layers: int, *, deviation: float = 0.0, shared_prefix: int | None = None, seed: int = 0
+) -> Architecture:
+    """Make a chain of dense-like layers after an input (DStore, section 6.3; EvoStore, section 5.3).
+
+    Args:
+        size_bytes: bytes of all tensors together.
+        layers: number of layers that hold a tensor.
+        deviation: a layer's size may differ from the mean by this share, as in 0.3 for 30%.
+        shared_prefix: how many of these layers equal those of the base, the architecture that the same size,
+            number, deviation and seed give with None; the layers after it differ in their configs.
+        seed: of the layers' sizes.
+
+    >>> base = synthetic(1 << 20, 10)
+    >>> child = synthetic(1 << 20, 10, shared_prefix=4)
+    >>> sum(child.graph.fingerprints[v.name] in base.graph.fingerprints.values() for v in child.graph.layers)
+    5
+    """
+    counts = _spread(size_bytes // ITEM_BYTES, layers, deviation, seed)
+    vertices = [Layer("input", {"class": "Input", "shape": [1]})]
+    shapes: Shapes = {}
+    for index, count in enumerate(counts):
+        branch = 0 if shared_prefix is None or index < shared_prefix else 1
+        name = f"layer_{index:04d}"
+        config = {"class": "Dense", "units": int(count), "position": index, "variant": branch}
+        vertices.append(Layer(name, config, (vertices[-1].name,), (f"{name}/kernel",)))
+        shapes[f"{name}/kernel"] = (int(count),)
+    return Architecture(ModelGraph(vertices), shapes)
+
+
+def _spread(items: int, layers: int, deviation: float, seed: int) -> list[int]:
+    """Split `items` over the layers, each within the deviation from the mean; the sum is exact."""
+    if layers < 1 or items < layers or not 0 <= deviation < 1:
+        raise ValueError(
+            f"synthetic model: expected at least one float32 value per layer and a deviation in [0, 1); "
+            f"found {items} values, {layers} layers, deviation {deviation}"
+        )
+    # Steps come in pairs of opposite sign, so that the sum stays and no layer has to take up the remainder.
+    steps = np.random.default_rng(seed).uniform(-deviation, deviation, layers // 2)
+    offsets = np.concatenate([steps, -steps, np.zeros(layers % 2)])
+    offsets = np.random.default_rng(seed + 1).permutation(offsets)
+    edges = np.rint(np.cumsum(1 + offsets) * (items / layers)).astype(np.int64)
+    edges[-1] = items
+    return np.diff(edges, prepend=0).tolist()
+
+
+def nas_graphs(
+    count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool = False
+) -> Iterator[ModelGraph]:
+    """Draw architectures as an evolutionary search over the ATTN space would leave them behind.
+
+    The space is AgEBO-Tabular's: a sub-graph is a chain of 3 cells; a cell is a choice of 391 dense layers
+    (identity among them) whose output is added to projections of any of up to 3 earlier outputs. Sub-graphs
+    are parallel branches from one input, multiplied at the end. Half of the candidates are drawn afresh, half
+    change one decision of an earlier candidate, so that prefixes of all depths are shared.
+
+    Args:
+        count: how many; they come one at a time, and only their decisions are kept.
+        seed: of all decisions.
+        subgraphs: number of branches; 2 make 18 decisions.
+        tensors: whether layers with weights name a tensor.
+    """
+    rng = np.random.default_rng(seed)
+    limits = _decision_limits(subgraphs)
+    seen: list[tuple[int, ...]] = []
+    for _ in range(count):
+        if seen and rng.random() < 0.5:
+            decisions = list(seen[rng.integers(len(seen))])
+            place = int(rng.integers(len(limits)))
+            decisions[place] = (decisions[place] + 1 + int(rng.integers(limits[place] - 1))) % limits[place]
+        else:
+            decisions = [int(rng.integers(limit)) for limit in limits]
+        seen.append(tuple(decisions))
+        yield _attn_graph(decisions, subgraphs, tensors)
+
+
+def _decision_limits(subgraphs: int) -> list[int]:
+    """Count the options of each decision: per cell one dense layer, and yes or no for each anchor."""
+    cell_anchors = [min(cell + 1, ANCHORS) for cell in range(CELLS)]
+    return [
+        limit
+        for _ in range(subgraphs)
+        for anchors in cell_anchors
+        for limit in (DENSE_OPTIONS, *[2] * anchors)
+    ]
+
+
+class _Chain:
+    """Layers in the order in which they were added, named by their position."""
+
+    def __init__(self, tensors: bool) -> None:
+        self.layers: list[Layer] = []
+        self._tensors = tensors
+
+    def add(self, config: dict[str, Any], *inputs: str, weights: bool = False) -> str:
+        name = f"{config['class'].lower()}_{len(self.layers)}"
+        tensors = (f"{name}/kernel",) if weights and self._tensors else ()
+        self.layers.append(Layer(name, config, inputs, tensors))
+        return name
+
+
+def _attn_graph(decisions: Sequence[int], subgraphs: int, tensors: bool) -> ModelGraph:
+    chain = _Chain(tensors)
+    pending = iter(decisions)
+    source = chain.add({"class": "InputLayer", "shape": [ATTN_FEATURES]})
+    ends = [_subgraph(chain, source, pending) for _ in range(subgraphs)]
+    joined = chain.add({"class": "Multiply"}, *(_project(chain, end, UNITS[0]) for end, _ in ends))
+    chain.add({"class": "Dense", "units": 2, "activation": "softmax"}, joined, weights=True)
+    return ModelGraph(chain.layers)
+
+
+def _subgraph(chain: _Chain, source: str, pending: Iterator[int]) -> tuple[str, int]:
+    """Add 3 cells; return the last output and its width."""
+    anchors = [(source, ATTN_FEATURES)]
+    output = anchors[0]
+    for _ in range(CELLS):
+        output = _dense_choice(chain, output, next(pending))
+        addends = [output[0]]
+        for anchor, width in anchors[-ANCHORS:]:
+            if next(pending):
+                addends.append(anchor if width == output[1] else _project(chain, anchor, output[1]))
+        added = chain.add({"class": "Add"}, *addends) if len(addends) > 1 else addends[0]
+        output = (chain.add({"class": "Activation", "activation": "relu"}, added), output[1])
+        anchors.append(output)
+    return output
+
+
+def _dense_choice(chain: _Chain, source: tuple[str, int], option: int) -> tuple[str, int]:
+    if option == 0:
+        return source
+    units = UNITS[(option - 1) // len(ACTIVATIONS)]
+    config = {"class": "Dense", "units": units, "activation": ACTIVATIONS[(option - 1) % len(ACTIVATIONS)]}
+    return chain.add(config, source[0], weights=True), units
+
+
+def _project(chain: _Chain, source: str, units: int) -> str:
+    return chain.add({"class": "Dense", "units": units, "activation": "linear"}, source, weights=True)
+
+
+def small_tensors(graph: ModelGraph, *, items: int = 64, seed: int = 0) -> Tensors:
+    """Give each tensor that the graph names a few random float32 values."""
+    rng = np.random.default_rng(seed)
+    values = rng.random((len(graph.tensors), items), dtype=np.float32)
+    return dict(zip(graph.tensors, values, strict=True))
+
+
+class _Sequence:
+    """A chain of weighted layers under construction."""
+
+    def __init__(self, shape: list[int]) -> None:
+        self.layers = [Layer("input", {"class": "InputLayer", "shape": shape})]
+        self.shapes: Shapes = {}
+
+    @property
+    def last(self) -> str:
+        return self.layers[-1].name
+
+    def add(self, name: str, config: dict[str, Any], *inputs: str, **shapes: tuple[int, ...]) -> str:
+        """Append a layer after `inputs`, or after the last one where none are named."""
+        named = {f"{name}/{part}": shape for part, shape in shapes.items()}
+        self.layers.append(Layer(name, config, inputs or (self.last,), tuple(named)))
+        self.shapes.update(named)
+        return name
+
+    def dense(self, name: str, inputs: int, units: int, *sources: str, activation: str = "linear") -> str:
+        config = {"class": "Dense", "units": units, "activation": activation}
+        return self.add(name, config, *sources, kernel=(inputs, units), bias=(units,))
+
+    def finish(self) -> Architecture:
+        return Architecture(ModelGraph(self.layers), self.shapes)
+
+
+def vgg19() -> Architecture:
+    """VGG19: 38 tensors, 143,667,240 parameters."""
+    net = _Sequence([224, 224, 3])
+    channels = 3
+    for block, (filters, repeats) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), start=1):
+        for repeat in range(1, repeats + 1):
+            config = {"class": "Conv2D", "filters": filters, "kernel_size": [3, 3], "activation": "relu"}
+            net.add(f"block{block}_conv{repeat}", config, kernel=(3, 3, channels, filters), bias=(filters,))
+            channels = filters
+        net.add(f"block{block}_pool", {"class": "MaxPooling2D", "pool_size": [2, 2]})
+    net.add("flatten", {"class": "Flatten"})
+    net.dense("fc1", 25088, 4096, activation="relu")
+    net.dense("fc2", 4096, 4096, activation="relu")
+    net.dense("predictions", 4096, 1000, activation="softmax")
+    return net.finish()
+
+
+def bert_large(*, head: bool = False) -> Architecture:
+    """BERT-large: 391 tensors, 335,141,888 parameters (1.34 GB).
+
+    Args:
+        head: append DStore's classifier of large dense layers, which makes it 3.00 GB.
+    """
+    net = _Sequence([512])
+    width, words, wide = 1024, 30522, 4096
+    embedded = [
+        net.add(
+            f"embeddings/{kind}",
+            {"class": "Embedding", "rows": rows, "kind": kind},
+            "input",
+            table=(rows, width),
+        )
+        for kind, rows in (("word", words), ("position", 512), ("segment", 2))
+    ]
+    net.add("embeddings/sum", {"class": "Add"}, *embedded)
+    _normalise(net, "embeddings/norm", width)
+    for index in range(24):
+        _transformer_block(net, f"block_{index:02d}", width, wide)
+    net.dense("pooler", width, width, activation="tanh")
+    if head:
+        net.dense("head_1", width, 19867, activation="relu")
+        net.dense("head_2", 19867, 19867, activation="relu")
+        net.dense("classes", 19867, 2, activation="softmax")
+    return net.finish()
+
+
+def _transformer_block(net: _Sequence, name: str, width: int, wide: int) -> None:
+    entry = net.last
+    projected = [net.dense(f"{name}/{part}", width, width, entry) for part in ("query", "key", "value")]
+    net.add(f"{name}/attention", {"class": "Attention", "heads": 16}, *projected)
+    net.dense(f"{name}/output", width, width)
+    net.add(f"{name}/add_1", {"class": "Add"}, net.last, entry)
+    middle = _normalise(net, f"{name}/norm_1", width)
+    net.dense(f"{name}/wide", width, wide, activation="gelu")
+    net.dense(f"{name}/narrow", wide, width)
+    net.add(f"{name}/add_2", {"class": "Add"}, net.last, middle)
+    _normalise(net, f"{name}/norm_2", width)
+
+
+def _normalise(net: _Sequence, name: str, width: int) -> str:
+    return net.add(name, {"class": "LayerNormalization"}, gamma=(width,), beta=(width,))

@@ -1,0 +1,85 @@
+"""An embedded cluster with one repository, and what benchmarks do to it untimed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tensorvine.store.graph import ModelGraph
+from tensorvine.store.refs import ModelRef
+
+from .architectures import small_tensors
+from .measure import GIB, progress, wait_until
+
+if TYPE_CHECKING:
+    from tensorvine.actors import Repository
+
+NAME = "bench"
+IN_FLIGHT = 256
+
+
+@contextmanager
+def repository(object_store_bytes: int = GIB, *, preallocate: bool = True) -> Iterator[Repository]:
+    """Start a cluster on this machine and a repository in it; stop both at the end."""
+    from tensorvine.actors import Repository
+    from tensorvine.clusters.local import LocalCluster
+
+    with (
+        LocalCluster(object_store_bytes=object_store_bytes, preallocate=preallocate),
+        Repository.start(NAME) as repo,
+    ):
+        yield repo
+
+
+class Names:
+    """Model names that were not used before, so that every save is a root."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._count = 0
+
+    def fresh(self) -> str:
+        """Give the next name."""
+        self._count += 1
+        return f"{self._prefix}/{self._count}"
+
+
+def retire(repo: Repository, ref: ModelRef, bytes_left: int = 0) -> None:
+    """Retire a model and wait until its memory is free."""
+    repo.retire(ref)
+    wait_until(
+        lambda: repo.stats().bytes_memory <= bytes_left, f"at most {bytes_left} bytes stored after {ref}"
+    )
+
+
+def quality_of(place: int) -> float:
+    """Give the model at a place of a sequence a quality; many models share one, so that ties occur."""
+    return place % 997 / 997
+
+
+def fill(
+    repo: Repository, graphs: Iterable[ModelGraph], names: Names, *, tensors: bool = False
+) -> list[ModelRef]:
+    """Save one model per graph, many saves at a time.
+
+    Args:
+        repo: where to.
+        graphs: one model each.
+        names: where the models' names come from.
+        tensors: give each tensor that a graph names a few values; otherwise only the graphs are saved.
+    """
+    pending: deque[Any] = deque()
+    refs: list[ModelRef] = []
+    for count, graph in enumerate(graphs):
+        values = small_tensors(graph, seed=count) if tensors else {}
+        pending.append(
+            repo.save_async(names.fresh(), values, graph=graph, quality=quality_of(count), timeout=300)
+        )
+        if len(pending) >= IN_FLIGHT:
+            refs.append(pending.popleft().committed(300).ref)
+        if count and count % 10_000 == 0:
+            progress(f"{count} models saved")
+    refs.extend(future.committed(300).ref for future in pending)
+    return refs

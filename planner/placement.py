@@ -1,0 +1,34 @@
+"""Where things live: rendezvous hashing.
+
+Every name has a home shard: the one with the highest hash of (name, shard). When a shard joins or leaves,
+only the names whose highest hash changes move (Thaler and Ravishankar 1998).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+
+def home_of(name: str, shards: Sequence[int]) -> int:
+    """Choose the shard that keeps the metadata of `name`.
+
+    Args:
+        name: a model's name, without its version: all versions have one home.
+        shards: indices of the shards that may keep it.
+
+    Raises:
+        ValueError: there is no shard.
+
+    >>> home_of("digits", [0]), home_of("digits", [0, 1, 2]) == home_of("digits", [2, 1, 0])
+    (0, True)
+    """
+    if not shards:
+        raise ValueError(f"home of {name!r}: expected at least one shard; found none")
+    if len(shards) == 1:
+        return shards[0]
+    return max(shards, key=lambda shard: (_weight(name, shard), shard))
+
+
+def _weight(name: str, shard: int) -> bytes:
+    return blake2b(name.encode(), digest_size=8, person=b"home" + shard.to_bytes(4, "big")).digest()

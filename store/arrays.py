@@ -1,0 +1,337 @@
+"""Arrays of any framework as NumPy's, dtypes by name, and the facts about a call that a config mentions.
+
+Rules
+- No framework is imported here: an array is known by the modules of its type's bases, so that a process
+  that never uses TensorFlow never loads it.
+- Nothing is copied unless it must be: memory of another device, a list, a big-endian array.
+- A dtype is stored by name ("float32", "bfloat16", "float8_e4m3fn"), never by a platform's code.
+- What cannot be stored as plain bytes (objects, strings, records, dates) is a TensorMismatchError that says
+  where it was found.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+
+from .errors import TensorMismatchError, TensorNotFoundError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NUMERIC_KINDS = "biufc"
+_EXTENDED: dict[str, np.dtype[Any]] = {
+    name: np.dtype(cast(Any, item))
+    for name, item in vars(ml_dtypes).items()
+    if isinstance(item, type) and np.generic in item.__mro__
+}
+"""Names that NumPy does not know by itself."""
+_EXPECTED = "an array of numbers or booleans"
+
+
+def as_numpy(value: object, where: str) -> Array:
+    """Give `value` as a NumPy array of native byte order, sharing its memory where that is possible.
+
+    NumPy arrays, PyTorch tensors on the CPU and TensorFlow tensors on the CPU are not copied. A TensorFlow or
+    Keras variable gives a snapshot: later assignments to the variable do not change it, because TensorFlow
+    then writes to a new buffer. A PyTorch tensor gives a live view: later in-place changes show in it.
+
+    Args:
+        value: an array of NumPy, TensorFlow, Keras, PyTorch or CuPy, or numbers, or nested lists of them.
+        where: what the array is, for the error's message, such as "tensor 'dense/kernel'".
+
+    Raises:
+        TensorMismatchError: `value` is no array of numbers.
+
+    >>> as_numpy([[1.0, 2.0]], "tensor 'x'").shape
+    (1, 2)
+    """
+    origins = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    try:
+        if "torch" in origins:
+            array = _from_torch(cast(Any, value), where)
+        elif "keras" in origins and hasattr(value, "value"):
+            return as_numpy(cast(Any, value).value, where)
+        elif "tensorflow" in origins and hasattr(value, "read_value"):
+            array = np.asarray(cast(Any, value).read_value())
+        elif "cupy" in origins:
+            array = np.asarray(cast(Any, value).get())
+        else:
+            array = cast(Array, np.asarray(value))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as exc:
+        if isinstance(exc, TensorMismatchError):
+            raise
+        found = f"{type(value).__module__}.{type(value).__qualname__} ({exc})"
+        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}") from exc
+    if not _storable(array.dtype):
+        kind = f"{type(value).__qualname__} of dtype {array.dtype}"
+        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {kind}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def dtype_name(dtype: object) -> str:
+    """Name of a dtype, the same on every platform and for both byte orders.
+
+    Raises:
+        TensorMismatchError: a dtype whose values are not plain numbers, or no dtype at all.
+
+    >>> dtype_name(np.dtype(">f4")), dtype_name(ml_dtypes.bfloat16)
+    ('float32', 'bfloat16')
+    """
+    try:
+        found = np.dtype(cast(Any, dtype))
+    except TypeError as exc:
+        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype!r}") from exc
+    if not _storable(found):
+        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {found}")
+    return found.name
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Find the dtype of a name that `dtype_name` gave.
+
+    Raises:
+        TensorMismatchError: no dtype of numbers or booleans has that name.
+
+    >>> dtype_of("float8_e4m3fn").itemsize
+    1
+    """
+    try:
+        found = _EXTENDED[name] if name in _EXTENDED else np.dtype(name)
+    except (TypeError, ValueError) as exc:
+        raise TensorMismatchError(f"dtype: expected a name such as 'float32'; found {name!r}") from exc
+    if found.name != name or not _storable(found):
+        raise TensorMismatchError(f"dtype: expected a name such as 'float32'; found {name!r}")
+    return found
+
+
+def as_bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Memory of an array in C order as bytes, copied only if the array is not C-contiguous.
+
+    >>> as_bytes(np.array(1, dtype="int16")).tolist() == list(np.int16(1).tobytes())
+    True
+    """
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def from_bytes(buffer: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Sequence[int]) -> Array:
+    """View bytes as the array that they were; a read-only buffer gives a read-only array.
+
+    Args:
+        buffer: contiguous bytes, exactly as many as the array has.
+        name: of the dtype, as `dtype_name` gives it.
+        shape: lengths of the axes; empty for a scalar.
+
+    Raises:
+        TensorMismatchError: the buffer has another length, or no dtype has that name.
+
+    >>> from_bytes(np.zeros(8, np.uint8), "float32", (2, 1)).tolist()
+    [[0.0], [0.0]]
+    """
+    dtype = dtype_of(name)
+    expected = math.prod(shape) * dtype.itemsize
+    if buffer.nbytes != expected or any(length < 0 for length in shape):
+        raise TensorMismatchError(
+            f"array of {name} of shape {tuple(shape)}: expected {expected} bytes; found {buffer.nbytes}"
+        )
+    return buffer.view(dtype).reshape(tuple(shape))
+
+
+def checked(
+    tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, Array]:
+    """Give `tensors` as NumPy arrays, if every one is known and has the dtype and shape expected of it.
+
+    Args:
+        tensors: name -> array.
+        expected: name -> dtype's name and shape.
+
+    Raises:
+        TensorNotFoundError: a name that is not among the expected.
+        TensorMismatchError: another dtype or shape, or no array.
+
+    >>> list(checked({"b": [1.5]}, {"b": ("float64", (1,)), "kernel": ("float64", (3, 1))}))
+    ['b']
+    """
+    arrays: dict[str, Array] = {}
+    for name, value in tensors.items():
+        if name not in expected:
+            known = ", ".join(list(expected)[:8]) + (", ..." if len(expected) > 8 else "")
+            raise TensorNotFoundError(
+                f"tensor {name!r}: expected a tensor of the model ({known}); found no such"
+            )
+        array = as_numpy(value, f"tensor {name!r}")
+        dtype, shape = expected[name]
+        if array.dtype.name != dtype or array.shape != shape:
+            raise TensorMismatchError(
+                f"tensor {name!r}: expected {dtype} of shape {shape}; "
+                f"found {array.dtype.name} of shape {array.shape}"
+            )
+        arrays[name] = array
+    return arrays
+
+
+def read_only(array: Array) -> Array:
+    """View `array` without the right to write to it.
+
+    >>> read_only(np.zeros(2)).flags.writeable
+    False
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def fact(value: object) -> Any:
+    """Write any value that configures a layer as JSON, equal for values that do the same.
+
+    Arrays and functions become digests of what they hold, never of where they lie in memory or in a file.
+
+    >>> fact((1, slice(0, 2), np.float32(0.5)))
+    [1, {'slice': [0, 2, None]}, 0.5]
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    if isinstance(value, np.dtype):
+        return cast(Any, value).name
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return fact(cast(Any, value).item())
+    if isinstance(value, slice):
+        return {"slice": [fact(part) for part in _parts(cast(Any, value))]}
+    if isinstance(value, Mapping):
+        return {str(key): fact(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [fact(item) for item in cast("Sequence[object]", value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted((fact(item) for item in cast("Iterable[object]", value)), key=json.dumps)
+    if isinstance(value, (complex, bytes)) or value is Ellipsis:
+        return repr(value)
+    if isinstance(value, FunctionType):
+        return {"function": _digest(_function_facts(value))}
+    if hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{cast(Any, value).__qualname__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = as_numpy(value, "constant of a layer")
+        content = blake2b(as_bytes(array).data, digest_size=16).hexdigest()
+        return {"dtype": array.dtype.name, "shape": list(array.shape), "content": content}
+    if type(value).__name__ in ("dtype", "device", "DType"):  # of torch and TensorFlow
+        return str(getattr(value, "name", value))
+    return type(value).__name__
+
+
+def call_facts(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    reference: Callable[[object], tuple[str, int] | None],
+) -> tuple[list[str], dict[str, Any]]:
+    """Split the arguments of a layer's call into its inputs and what else matters about the call.
+
+    Args:
+        function: what is called; its signature puts keyword arguments in order.
+        args: positional arguments, which may nest.
+        kwargs: keyword arguments.
+        reference: tells which vertex, and which of its outputs, an argument stands for; None for a constant.
+
+    Returns:
+        Names of the vertices it takes, in order; and the arguments, where an input is written as its number
+        in that order. The latter is empty for a call that only hands over first outputs in the usual places.
+
+    >>> call_facts(lambda x, y=None: x, ["a", 2.0], {}, lambda v: (v, 0) if isinstance(v, str) else None)
+    (['a'], {'x': {'input': 0}, 'y': 2.0})
+    """
+    arguments, usual = _bound(function, args, kwargs)
+    inputs: list[str] = []
+
+    def write(value: object) -> Any:
+        nonlocal usual
+        source = reference(value)
+        if source is not None:
+            inputs.append(source[0])
+            usual = usual and source[1] == 0
+            index = len(inputs) - 1
+            return {"input": index, "output": source[1]} if source[1] else {"input": index}
+        if isinstance(value, (list, tuple)):
+            return [write(item) for item in cast("Sequence[object]", value)]
+        usual = False
+        if isinstance(value, Mapping):
+            return {str(key): write(item) for key, item in cast("Mapping[object, object]", value).items()}
+        if isinstance(value, slice):
+            return {"slice": [write(part) for part in _parts(cast(Any, value))]}
+        return fact(value)
+
+    written = {name: write(value) for name, value in arguments.items()}
+    return inputs, {} if usual else written
+
+
+def _parts(bounds: slice[object, object, object]) -> list[object]:
+    return [bounds.start, bounds.stop, bounds.step]
+
+
+def _bound(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, object], bool]:
+    """Arguments by parameter, those that are None left out; and whether they fill the first parameters."""
+    try:
+        signature = inspect.signature(function)
+        arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
+        parameters = list(signature.parameters)
+    except (TypeError, ValueError):  # builtins without a signature, and calls through proxies
+        arguments = {str(index): value for index, value in enumerate(args)} | dict(kwargs)
+        parameters = [str(index) for index in range(len(args))]
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if value is not None and not (name == "training" and value is False)
+    }
+    return given, list(given) == parameters[: len(given)]
+
+
+def _function_facts(function: FunctionType) -> list[Any]:
+    cells: list[object] = []
+    for cell in function.__closure__ or ():
+        try:
+            content: object = cell.cell_contents
+        except ValueError:  # a name that is not bound yet
+            content = None
+        cells.append(content.__qualname__ if isinstance(content, FunctionType) else fact(content))
+    defaults = [fact(function.__defaults__), fact(function.__kwdefaults__)]
+    return [_code_facts(function.__code__), defaults, cells]
+
+
+def _code_facts(code: CodeType) -> list[Any]:
+    """What a code object does, without its file, its line numbers and its name."""
+    constants = [_code_facts(item) if isinstance(item, CodeType) else fact(item) for item in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), constants]
+
+
+def _digest(facts: Any) -> str:
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _storable(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _NUMERIC_KINDS or dtype.newbyteorder("=") in _EXTENDED.values()
+
+
+def _from_torch(tensor: Any, where: str) -> Array:
+    """View a tensor through unsigned integers where NumPy does not know its dtype by itself."""
+    torch = sys.modules["torch"]
+    if not isinstance(tensor, torch.Tensor):
+        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {type(tensor).__qualname__}")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    name = str(plain.dtype).removeprefix("torch.")
+    if name not in _EXTENDED:
+        return plain.numpy()
+    dtype = _EXTENDED[name]
+    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.itemsize]
+    return plain.view(unsigned).numpy().view(dtype)

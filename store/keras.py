@@ -1,0 +1,450 @@
+"""Keras models: their graph, their tensors, and a recipe from which the model is built again.
+
+Rules
+- Vertices are leaf layers. A nested model is replaced by its layers; a layer that wraps others
+  (Bidirectional, TimeDistributed, MultiHeadAttention) is one vertex that holds all their weights; a layer
+  used twice is two vertices ("dense", "dense#2") with the same tensors; an operation such as `x + y` is a
+  vertex without tensors.
+- What a call adds to its layer (constants, keyword arguments, an output other than the first) stands in the
+  config under "call".
+- A model whose graph Keras does not know (a subclassed one) is taken for a chain of its layers in the order
+  in which they were created. The shapes of the weights are then part of the configs, so that layers which
+  match have tensors which match.
+- Tensors are those of `model.weights`: moving statistics are among them, states of random seeds are not.
+  A tensor is named after its layer, its sublayers and itself, as in Keras's own paths, but without the
+  parts that depend on what else the process has built. So a model built again has the same names.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# (keras's types are partial)
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from inspect import signature
+from itertools import cycle
+from typing import Any, cast
+
+import keras
+from keras.src.saving.serialization_lib import ObjectSharingScope
+
+from .arrays import Array, as_numpy, call_facts, checked, dtype_name, fact, read_only
+from .errors import GraphError
+from .graph import Layer, ModelGraph
+
+_log = logging.getLogger(__name__)
+
+_Output = tuple[str, int]
+"""A vertex and which of its outputs."""
+
+
+def graph_of(model: keras.Model) -> ModelGraph:
+    """Flatten a model to the graph of its leaf layers (DStore, section IV; EvoStore, section IV-A).
+
+    Raises:
+        GraphError: the model has no weights yet because its input shape is unknown.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
+    >>> graph_of(model).layers[-1].tensors
+    ('out/kernel', 'out/bias')
+    """
+    return ModelGraph(_Flattened(model).vertices)
+
+
+def tensors_of(model: keras.Model) -> dict[str, Array]:
+    """Weights of a model by name, read-only, in the order of `model.weights`.
+
+    On the CPU nothing is copied. Each array is a snapshot all the same: TensorFlow gives a variable a new
+    buffer when it is written to while somebody still reads the old one, so training that goes on does not
+    change the arrays, and the memory of a weight doubles only when it is written to while its array lives.
+
+    Raises:
+        GraphError: the model has no weights yet because its input shape is unknown.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
+    >>> {name: array.shape for name, array in tensors_of(model).items()}
+    {'out/kernel': (4, 2), 'out/bias': (2,)}
+    """
+    return _snapshot(_weights(model))
+
+
+def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
+    """Set the weights that `tensors` names; the others keep their values.
+
+    Everything is checked before anything is written, so that an error leaves the model as it was.
+
+    Raises:
+        TensorNotFoundError: the model has no weight of a name.
+        TensorMismatchError: another shape or dtype than the weight's.
+        GraphError: the model has no weights yet because its input shape is unknown.
+    """
+    _assign(_weights(model), tensors)
+
+
+def recipe_of(model: keras.Model) -> str:
+    """Write the architecture as JSON text, from which `build` makes an equal model with other weights.
+
+    It is what a `.keras` file holds beside the weights: configs, built shapes, and how it was compiled.
+
+    Raises:
+        GraphError: a part of the model has no config.
+    """
+    try:
+        with ObjectSharingScope():
+            return json.dumps(keras.saving.serialize_keras_object(model), separators=(",", ":"))
+    except (NotImplementedError, TypeError, ValueError) as exc:
+        raise GraphError(
+            f"recipe of model {model.name!r}: expected parts with a config; found {exc}"
+        ) from exc
+
+
+def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
+
+    Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused
+    unless the process allowed it by `keras.config.enable_unsafe_deserialization()`.
+
+    Args:
+        recipe: what `recipe_of` wrote.
+        custom_objects: classes and functions by name that are not registered with Keras.
+
+    Raises:
+        GraphError: the text is no recipe, or a class in it is not known here.
+    """
+    try:
+        with ObjectSharingScope():
+            model = keras.saving.deserialize_keras_object(json.loads(recipe), custom_objects=custom_objects)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as exc:
+        raise GraphError(
+            f"recipe: expected what recipe_of writes, of classes known here; found {exc}"
+        ) from exc
+    if not isinstance(model, keras.Model):
+        raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
+    return model
+
+
+def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
+    """State of the optimizer by name, as "optimizer/adam/dense/kernel/momentum"; as `tensors_of`.
+
+    Empty if the model is not compiled, or was not trained since.
+    """
+    return _snapshot(_optimizer_state(model))
+
+
+def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
+    """Set the optimizer's state that `tensors` names, all or nothing; an optimizer not built yet is built.
+
+    Raises:
+        TensorNotFoundError: the optimizer has no state of a name, or the model is not compiled.
+        TensorMismatchError: another shape or dtype.
+    """
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    _assign(_optimizer_state(model), tensors)
+
+
+class _Flattened:
+    """A model taken apart: its vertices, and its weights by name."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.vertices: list[Layer] = []
+        self.weights: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        """id of a weight -> its name."""
+        self._taken: set[str] = set()
+        self._seen: set[int] = set()
+        self._expand(model, "", None, renamed=False)
+
+    def _expand(self, model: Any, path: str, feeds: list[_Output] | None, *, renamed: bool) -> list[_Output]:
+        """Put a model's layers in its place; returns what its outputs are.
+
+        `path` ends with a slash; `feeds` are its inputs, None for the outermost model. With `renamed`, layers
+        are made by a class that is not Keras's, so that their automatic numbers differ from run to run.
+        """
+        self._seen.add(id(model))
+        renamed = renamed or not type(model).__module__.startswith("keras.")
+        function = model if isinstance(model, keras.Function) else getattr(model, "_functional", None)
+        if function is not None:
+            outputs = self._function(function, path, feeds, renamed)
+        else:
+            outputs = self._chain(model, path, feeds or [], renamed)
+        self._rest(model, path, renamed)
+        return outputs
+
+    def _function(
+        self, function: Any, path: str, feeds: list[_Output] | None, renamed: bool
+    ) -> list[_Output]:
+        produced: dict[int, _Output] = {}
+        if feeds:
+            produced = {id(tensor): feed for tensor, feed in zip(function.inputs, cycle(feeds), strict=False)}
+        nodes: list[Any] = [
+            node
+            for depth in sorted(function._nodes_by_depth, reverse=True)
+            for node in function._nodes_by_depth[depth]
+        ]
+        uses = _uses(nodes)
+        for node in nodes:
+            if all(id(tensor) in produced for tensor in node.outputs):
+                self._seen.add(id(node.operation))
+                continue
+            name = path + _name(node.operation, renamed) + uses[id(node)]
+            outputs = self._node(node, name, produced, renamed)
+            produced.update(
+                {id(tensor): output for tensor, output in zip(node.outputs, outputs, strict=False)}
+            )
+        return [produced[id(tensor)] for tensor in function.outputs]
+
+    def _node(self, node: Any, name: str, produced: Mapping[int, _Output], renamed: bool) -> list[_Output]:
+        operation = node.operation
+        if isinstance(operation, (keras.Model, keras.Function)):
+            feeds = [produced[id(tensor)] for tensor in _fed(node, operation)]
+            outputs = self._expand(operation, self._unique(name) + "/", feeds, renamed=renamed)
+            missing = range(
+                len(outputs), len(node.outputs)
+            )  # a chain has one end, whatever its model returns
+            return outputs + [(outputs[-1][0], index) for index in missing]
+        inputs, call = call_facts(
+            operation.call,
+            node.arguments.args,
+            node.arguments.kwargs,
+            lambda value: produced.get(id(value)) if isinstance(value, keras.KerasTensor) else None,
+        )
+        vertex = self._leaf(operation, name, inputs, {"call": call} if call else {})
+        return [(vertex, index) for index in range(len(node.outputs))]
+
+    def _chain(self, model: Any, path: str, feeds: list[_Output], renamed: bool) -> list[_Output]:
+        if not model.built:
+            raise GraphError(
+                f"model {model.name!r}: expected one that is built; found that it is not: call it on data first"
+            )
+        _say_assumed(type(model).__qualname__)
+        if not model.layers:
+            return [(self._leaf(model, path or _name(model, renamed), _sources(feeds), _shapes(model)), 0)]
+        outputs = feeds
+        for layer in model.layers:
+            name = path + _name(layer, renamed)
+            if isinstance(layer, keras.Model):
+                outputs = self._expand(layer, self._unique(name) + "/", outputs, renamed=renamed)
+            else:
+                outputs = [(self._leaf(layer, name, _sources(outputs), _shapes(layer)), 0)]
+        return outputs
+
+    def _rest(self, model: Any, path: str, renamed: bool) -> None:
+        """Weights that the model itself holds, and layers that are attached to it but in no call."""
+        own = [
+            (weight, _weight_name(weight)) for weight in _own_weights(model) if id(weight) not in self.names
+        ]
+        if own:
+            name = self._unique((path or "model/").removesuffix("/"))
+            shapes = [list(weight.shape) for weight, _ in own]
+            config = {"class": type(model).__name__, "weights": shapes}
+            self.vertices.append(Layer(name, config, (), self._tensors(own, path)))
+        for layer in getattr(model, "_layers", ()):
+            if id(layer) in self._seen or isinstance(layer, keras.layers.InputLayer):
+                continue
+            name = path + _name(layer, renamed)
+            if isinstance(layer, keras.Model):
+                self._expand(layer, self._unique(name) + "/", [], renamed=renamed)
+            else:
+                self._leaf(layer, name, [], _shapes(layer))
+
+    def _leaf(self, operation: Any, name: str, inputs: list[str], more: Mapping[str, Any]) -> str:
+        self._seen.add(id(operation))
+        name = self._unique(name.removesuffix("/"))
+        config = {"class": type(operation).__name__, **_config(operation), **more}
+        tensors = self._tensors(_inner_weights(operation), name + "/")
+        self.vertices.append(Layer(name, config, tuple(inputs), tensors))
+        return name
+
+    def _tensors(self, weights: list[tuple[Any, str]], prefix: str) -> tuple[str, ...]:
+        result: list[str] = []
+        for weight, name in weights:
+            if id(weight) not in self.names:
+                unique = _first_free(prefix + name, self.weights)
+                self.names[id(weight)] = unique
+                self.weights[unique] = weight
+            result.append(self.names[id(weight)])
+        return tuple(result)
+
+    def _unique(self, name: str) -> str:
+        unique = _first_free(name, self._taken)
+        self._taken.add(unique)
+        return unique
+
+
+@cache
+def _say_assumed(model_type: str) -> None:
+    _log.warning(
+        "%s has no functional graph: its layers are taken for a chain in order of creation", model_type
+    )
+
+
+def _uses(nodes: list[Any]) -> dict[int, str]:
+    """id of a node -> what its name gets: nothing for the first use of its operation, then "#2", "#3"."""
+    by_operation: defaultdict[int, list[Any]] = defaultdict(list)
+    for node in nodes:
+        by_operation[id(node.operation)].append(node)
+    result: dict[int, str] = {}
+    for uses in by_operation.values():
+        position = {id(node): index for index, node in enumerate(uses[0].operation._inbound_nodes)}
+        ordered = sorted(uses, key=lambda node: position[id(node)])
+        result.update({id(node): f"#{rank + 1}" if rank else "" for rank, node in enumerate(ordered)})
+    return result
+
+
+def _fed(node: Any, model: Any) -> list[Any]:
+    """Tensors that a call hands to a nested model, in the order of the model's inputs."""
+    given = node.arguments.args[0] if node.arguments.args else next(iter(node.arguments.kwargs.values()))
+    if isinstance(given, dict) and isinstance(getattr(model, "_inputs_struct", None), (list, tuple)):
+        by_name = cast("dict[str, Any]", given)
+        return [by_name[tensor.name] for tensor in model.inputs]
+    return [tensor for tensor in keras.tree.flatten(given) if isinstance(tensor, keras.KerasTensor)]
+
+
+def _sources(outputs: list[_Output]) -> list[str]:
+    return [name for name, _ in outputs]
+
+
+def _shapes(layer: Any) -> dict[str, Any]:
+    return {"weights": [list(weight.shape) for weight in layer.weights]}
+
+
+def _first_free(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+    unique, count = name, 1
+    while unique in taken:
+        count += 1
+        unique = f"{name}#{count}"
+    return unique
+
+
+def _name(operation: Any, renamed: bool) -> str:
+    """Name of a layer; with `renamed`, an automatic one ("dense_7") loses its number."""
+    if not renamed:
+        return operation.name
+    base = re.sub(r"_\d+$", "", operation.name)
+    automatic = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", type(operation).__name__).lower()
+    return base if base.replace("_", "") == automatic.replace("_", "") else operation.name
+
+
+def _weight_name(weight: Any) -> str:
+    return re.sub(r"^variable_\d+$", "variable", weight.name)
+
+
+def _own_weights(layer: Any) -> list[Any]:
+    return [*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ())]
+
+
+def _inner_weights(operation: Any) -> list[tuple[Any, str]]:
+    """Weights of a layer and of the layers inside it, with names relative to it, in the layer's own order.
+
+    `variable.path` will not do: Keras builds a wrapped layer of a restored model outside its wrapper.
+    """
+    if not isinstance(operation, keras.Layer):
+        return []
+    names: dict[int, str] = {}
+    for weight, name in _walk(operation, ""):
+        names.setdefault(id(weight), name)
+    return [(weight, names.get(id(weight), _weight_name(weight))) for weight in operation.weights]
+
+
+def _walk(layer: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+    for weight in _own_weights(layer):
+        yield weight, prefix + _weight_name(weight)
+    for inner in layer._layers:
+        yield from _walk(inner, f"{prefix}{_name(inner, renamed=True)}/")
+
+
+def _config(operation: Any) -> dict[str, Any]:
+    """What an operation computes: its config without name, trainable flag and dtype policy."""
+    try:
+        config: dict[str, Any] = operation.get_config()
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        names = list(signature(type(operation).__init__).parameters)[1:]
+        config = {name: getattr(operation, name) for name in names if hasattr(operation, name)}
+    config = {key: value for key, value in config.items() if key not in ("name", "trainable")}
+    if isinstance(operation, keras.layers.Lambda):
+        config["function"] = operation.function  # Keras's own encoding depends on the file's lines
+    if isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.InputLayer):
+        config.pop("dtype", None)
+    return cast("dict[str, Any]", fact(_without_noise(config)))
+
+
+def _without_noise(value: Any) -> Any:
+    """Drop names, trainable flags, dtype policies and built shapes from objects that Keras serialized."""
+    if isinstance(value, (list, tuple)):
+        return [_without_noise(item) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    entries = cast("dict[str, Any]", value)
+    if isinstance(entries.get("config"), dict) and "class_name" in entries:
+        noise = ("name", "trainable", "dtype") if "name" in entries["config"] else ()
+        config = {key: item for key, item in entries["config"].items() if key not in noise}
+        entries = {"class_name": entries["class_name"], "config": _numbered(config)}
+    return {key: _without_noise(item) for key, item in entries.items()}
+
+
+def _numbered(config: dict[str, Any]) -> dict[str, Any]:
+    """In the config of a model inside a layer, call its layers by number, for their names are automatic."""
+    layers = config.get("layers")
+    if not isinstance(layers, list):
+        return config
+    listed = cast("list[dict[str, Any]]", layers)
+    numbers = {entry["name"]: f"layer {index}" for index, entry in enumerate(listed) if "name" in entry}
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rename(item) for key, item in cast("dict[str, Any]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return [rename(item) for item in cast("list[Any]", value)]
+        return numbers.get(value, value) if isinstance(value, str) else value
+
+    return rename(config)
+
+
+def _weights(model: keras.Model) -> dict[str, Any]:
+    names = _Flattened(model).names
+    return {names[id(weight)]: weight for weight in model.weights}
+
+
+def _optimizer_state(model: keras.Model) -> dict[str, Any]:
+    """State of a built optimizer by name; a slot's name has its weight's name in place of Keras's path."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return {}
+    names = _Flattened(model).names
+    by_path: defaultdict[str, list[str]] = defaultdict(list)
+    for weight in model.trainable_variables:
+        by_path[weight.path.replace("/", "_")].append(names.get(id(weight), str(weight.path)))
+    met: defaultdict[str, int] = defaultdict(int)
+    state: dict[str, Any] = {}
+    for variable in optimizer.variables:
+        owner, _, slot = variable.path.rpartition("/")
+        paths = [path for path in by_path if slot.startswith(path + "_")]
+        if paths:
+            path = max(paths, key=len)
+            weight_names = by_path[path]  # several weights may have one path; slots follow their order
+            slot = f"{weight_names[met[slot] % len(weight_names)]}/{slot[len(path) + 1 :]}"
+            met[variable.path.rpartition("/")[2]] += 1
+        state[_first_free(f"optimizer/{owner}/{slot}", state)] = variable
+    return state
+
+
+def _snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
+
+
+def _assign(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
+    expected = {
+        name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()
+    }
+    for name, array in checked(tensors, expected).items():
+        variables[name].assign(array)

@@ -1,0 +1,155 @@
+"""Segments: contiguous blocks of 64-byte-aligned tensors that one version wrote.
+
+Rules
+- A segment is the unit of placing, moving, freeing and persisting; its slots are its tensors, in topological
+  order, so that a prefix of a model is a run of segments.
+- A new segment is closed when it reaches `SEGMENT_BYTES`; only a larger tensor makes a larger segment.
+- A slot is freed when no holder names it. A segment whose slots are all free goes; one that is mostly free is
+  compacted: it keeps its id and its slot numbers, and gets a smaller block and new offsets.
+- Counts are derived from the holders at any time (`Segment.check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import CorruptDataError
+
+ALIGNMENT = 64
+SEGMENT_BYTES = 32 << 20
+COMPACT_WHEN_DEAD = 0.25
+"""A segment is compacted when more than this share of its bytes is dead."""
+
+SegmentId = tuple[int, int]
+"""(index of the shard that owns it, serial number there)."""
+GONE = -1
+"""Offset of a slot whose bytes were compacted away."""
+
+
+def padded(nbytes: int) -> int:
+    """Round up to the alignment.
+
+    >>> padded(1), padded(64), padded(0)
+    (64, 64, 0)
+    """
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Give each slot's offset and the length of the block, in bytes.
+
+    >>> layout([4, 100, 0])
+    ([0, 64, 192], 192)
+    """
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        offsets.append(end)
+        end += padded(size)
+    return offsets, end
+
+
+def split(sizes: Sequence[int], limit: int = SEGMENT_BYTES) -> list[range]:
+    """Cut tensors of these sizes, in order, into runs that make one segment each.
+
+    >>> split([40, 40, 200, 10], limit=128)
+    [range(0, 2), range(2, 3), range(3, 4)]
+    """
+    runs: list[range] = []
+    start, filled = 0, 0
+    for position, size in enumerate(sizes):
+        if filled and filled + padded(size) > limit:
+            runs.append(range(start, position))
+            start, filled = position, 0
+        filled += padded(size)
+    if start < len(sizes):
+        runs.append(range(start, len(sizes)))
+    return runs
+
+
+@dataclass(slots=True)
+class Segment:
+    """A block of bytes and who needs which part of it."""
+
+    id: SegmentId
+    handle: Any
+    """What the engine calls the block: an object reference, or the bytes themselves where they are few."""
+    sizes: tuple[int, ...]
+    """Bytes of each slot, without padding."""
+    offsets: tuple[int, ...] = ()
+    """Where each slot starts in the block; GONE after it was compacted away."""
+    allocated: int = 0
+    """Length of the block in bytes, dead slots and padding included."""
+    generation: int = 0
+    """Counts the compactions: a block of an older generation has other offsets."""
+    counts: list[int] = field(default_factory=list[int])
+    """How many holders name each slot."""
+    holders: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    """Holder -> the slots that it names. A holder is a version, `name@3`, or a save in flight."""
+
+    def __post_init__(self) -> None:
+        if not self.offsets:
+            offsets, self.allocated = layout(self.sizes)
+            self.offsets = tuple(offsets)
+        self.counts = [0] * len(self.sizes)
+
+    def hold(self, holder: str, slots: Iterable[int]) -> None:
+        """Count `holder` on `slots`. Holding again is no change: a message may come twice.
+
+        Raises:
+            CorruptDataError: a slot does not exist or is gone; nothing changes.
+        """
+        wanted = frozenset(slots) - self.holders.get(holder, frozenset())
+        for slot in wanted:
+            if not 0 <= slot < len(self.sizes) or self.offsets[slot] == GONE:
+                raise CorruptDataError(f"segment {self.id}: expected a live slot; {holder} names slot {slot}")
+        for slot in wanted:
+            self.counts[slot] += 1
+        self.holders[holder] = self.holders.get(holder, frozenset()) | wanted
+
+    def release(self, holder: str) -> None:
+        """Forget a holder; unknown ones are no error, for the same reason."""
+        for slot in self.holders.pop(holder, frozenset()):
+            self.counts[slot] -= 1
+
+    @property
+    def live_slots(self) -> list[int]:
+        """Slots that somebody holds."""
+        return [slot for slot, count in enumerate(self.counts) if count]
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the live slots, without padding."""
+        return sum(size for size, count in zip(self.sizes, self.counts, strict=True) if count)
+
+    @property
+    def wants_compaction(self) -> bool:
+        """True when enough of the block is dead that a copy of the rest pays."""
+        live = sum(padded(self.sizes[slot]) for slot in self.live_slots)
+        return bool(self.holders) and self.allocated - live > COMPACT_WHEN_DEAD * self.allocated
+
+    def move(self, handle: Any, offsets: tuple[int, ...], allocated: int) -> None:
+        """Take the new block that a compaction made."""
+        self.handle, self.offsets, self.allocated = handle, offsets, allocated
+        self.generation += 1
+
+    def compacted(self) -> tuple[tuple[int, ...], int]:
+        """Offsets and length of a block that holds the live slots only."""
+        live = self.live_slots
+        new, length = layout([self.sizes[slot] for slot in live])
+        offsets = [GONE] * len(self.sizes)
+        for slot, offset in zip(live, new, strict=True):
+            offsets[slot] = offset
+        return tuple(offsets), length
+
+    def check(self) -> None:
+        """Hold the counts against the holders that they derive from.
+
+        Raises:
+            CorruptDataError: they differ.
+        """
+        derived = [sum(slot in slots for slots in self.holders.values()) for slot in range(len(self.sizes))]
+        if derived != self.counts:
+            raise CorruptDataError(f"segment {self.id}: expected counts {derived}; found {self.counts}")

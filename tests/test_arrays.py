@@ -1,0 +1,263 @@
+"""Arrays of every framework become NumPy's without a copy, and bytes become arrays again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tensorvine.store.arrays import (
+    as_bytes,
+    as_numpy,
+    call_facts,
+    checked,
+    dtype_name,
+    dtype_of,
+    fact,
+    from_bytes,
+    read_only,
+)
+from tensorvine.store.errors import TensorMismatchError, TensorNotFoundError
+
+TORCH_DTYPES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.uint16: "uint16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e4m3fnuz: "float8_e4m3fnuz",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.float8_e5m2fnuz: "float8_e5m2fnuz",
+    torch.float8_e8m0fnu: "float8_e8m0fnu",
+}
+ALL_NAMES = sorted(
+    {*TORCH_DTYPES.values(), "uint32", "uint64", "float8_e3m4", "float4_e2m1fn", "int4", "uint4"}
+)
+
+
+def test_importing_arrays_loads_no_framework() -> None:
+    frameworks = "{'tensorflow', 'torch', 'cupy', 'keras'}"
+    code = f"import sys, tensorvine.store.arrays; sys.exit(bool({frameworks} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - our own code
+
+
+def test_a_numpy_array_is_returned_as_it_is() -> None:
+    array = np.arange(12.0).reshape(3, 4)
+    assert as_numpy(array, "x") is array
+    assert np.shares_memory(as_numpy(array[::2, ::-1], "x"), array)
+
+
+@pytest.mark.parametrize(("dtype", "name"), TORCH_DTYPES.items(), ids=TORCH_DTYPES.values())
+def test_a_torch_tensor_shares_its_memory_whatever_its_dtype(dtype: torch.dtype, name: str) -> None:
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    array = as_numpy(tensor, "x")
+    assert array.dtype.name == name
+    assert array.shape == (2, 3)
+    assert array.ctypes.data == tensor.data_ptr()
+    expected = [[float(item.real) for item in row] for row in tensor.to(torch.complex64)]
+    assert array.astype("complex64").real.tolist() == expected
+
+
+def test_torch_parameters_scalars_empties_and_strides_are_understood() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    assert np.shares_memory(as_numpy(parameter, "x"), as_numpy(parameter.data, "x"))
+    assert as_numpy(parameter.T, "x").strides == (2, 6)
+    assert as_numpy(torch.tensor(2.5, dtype=torch.bfloat16), "x").shape == ()
+    assert as_numpy(torch.empty(0, 3, dtype=torch.float8_e5m2), "x").shape == (0, 3)
+    conjugate = torch.tensor([1 + 2j]).conj()
+    assert as_numpy(conjugate, "x").tolist() == [1 - 2j]
+
+
+def test_numbers_and_nested_lists_become_arrays() -> None:
+    assert as_numpy(3, "x").dtype == np.int64
+    assert as_numpy(True, "x").dtype == np.bool_
+    assert as_numpy([[1.0], [2.0]], "x").tolist() == [[1.0], [2.0]]
+
+
+def test_big_endian_becomes_native_with_equal_values() -> None:
+    array = np.array([1.5, -2.0], dtype=">f4")
+    native = as_numpy(array, "x")
+    assert native.dtype == np.dtype("float32")
+    assert native.dtype.isnative
+    assert native.tolist() == [1.5, -2.0]
+
+
+def test_an_array_on_a_gpu_is_fetched_by_its_own_get() -> None:
+    class OnGpu:
+        def get(self) -> np.ndarray:
+            return np.ones(3, "float16")
+
+    OnGpu.__module__ = "cupy._core.core"
+    assert as_numpy(OnGpu(), "x").dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        b"bytes",
+        None,
+        object(),
+        [[1], [1, 2]],
+        {"a": 1},
+        np.array(["a"]),
+        np.array([object()]),
+        np.zeros(2, "datetime64[s]"),
+        np.zeros(2, [("a", "i4")]),
+        np.zeros(2, "V4"),
+        torch.eye(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        torch.nn.Linear(1, 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_holds_no_numbers_is_refused_with_its_place(value: object) -> None:
+    with pytest.raises(TensorMismatchError, match=r"tensor 'w': expected .* found"):
+        as_numpy(value, "tensor 'w'")
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_a_dtype_name_names_its_dtype(name: str) -> None:
+    assert dtype_name(dtype_of(name)) == name
+
+
+def test_a_dtype_name_does_not_depend_on_byte_order() -> None:
+    assert dtype_name(">c16") == dtype_name("<c16") == "complex128"
+
+
+@pytest.mark.parametrize("name", ["f4", "float12", "object", "str", "datetime64", ">f4", "", "void", "M8[s]"])
+def test_an_unknown_dtype_name_is_refused(name: str) -> None:
+    with pytest.raises(TensorMismatchError, match="dtype: expected"):
+        dtype_of(name)
+
+
+@pytest.mark.parametrize("dtype", ["O", "U3", [("a", "i4")], "no such", 3.5])
+def test_a_dtype_without_a_name_is_refused(dtype: object) -> None:
+    with pytest.raises(TensorMismatchError, match="dtype: expected"):
+        dtype_name(dtype)
+
+
+@given(
+    name=st.sampled_from(ALL_NAMES),
+    shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    offset=st.integers(0, 3),
+)
+def test_bytes_of_any_array_give_it_back_without_a_copy(
+    name: str, shape: tuple[int, ...], offset: int
+) -> None:
+    dtype = dtype_of(name)
+    memory = np.zeros(offset + int(np.prod(shape)) * dtype.itemsize, np.uint8)
+    memory[:] = np.arange(memory.size) % 2
+    array = from_bytes(memory[offset:], name, shape)
+    assert array.dtype == dtype
+    assert array.shape == shape
+    back = as_bytes(array)
+    assert back.tolist() == memory[offset:].tolist()
+    if array.size and offset == 0:
+        assert np.shares_memory(back, memory)
+
+
+@pytest.mark.parametrize("view", [lambda a: a.T, lambda a: a[::2], lambda a: a[:, ::-1], lambda a: a[:, 0]])
+def test_bytes_of_a_strided_array_are_those_in_c_order(view) -> None:
+    array = view(np.arange(12, dtype="int32").reshape(3, 4))
+    assert as_bytes(array).tobytes() == array.tobytes()
+
+
+def test_a_read_only_buffer_gives_a_read_only_array() -> None:
+    buffer = read_only(np.zeros(8, np.uint8))
+    assert not from_bytes(buffer, "bfloat16", (4,)).flags.writeable
+    assert from_bytes(np.zeros(8, np.uint8), "bfloat16", (4,)).flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (-1, -2), ()])
+def test_bytes_of_another_length_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TensorMismatchError, match=r"expected .* bytes; found 8"):
+        from_bytes(np.zeros(8, np.uint8), "float32", shape)
+
+
+def test_checked_refuses_unknown_names_and_other_shapes_and_dtypes() -> None:
+    expected = {"kernel": ("float32", (2,))}
+    assert checked({"kernel": np.zeros(2, "float32")}, expected)["kernel"].shape == (2,)
+    with pytest.raises(TensorNotFoundError, match=r"'bias'.*kernel"):
+        checked({"bias": np.zeros(2, "float32")}, expected)
+    with pytest.raises(
+        TensorMismatchError, match=r"'kernel': expected float32 of shape \(2,\); found .*\(3,\)"
+    ):
+        checked({"kernel": np.zeros(3, "float32")}, expected)
+    with pytest.raises(TensorMismatchError, match=r"'kernel': expected float32 .*; found float64"):
+        checked({"kernel": np.zeros(2)}, expected)
+
+
+def test_facts_of_functions_depend_on_what_they_do_only() -> None:
+    scale = 2
+
+    def one(x: float) -> float:
+        return x * scale
+
+    def two(x: float) -> float:
+        return x * scale
+
+    assert fact(one) == fact(two)
+    assert fact(one) != fact(lambda x: x + scale)
+    scale = 3
+    assert fact(one) == fact(two)
+
+
+def test_facts_of_arrays_are_digests_of_their_content() -> None:
+    assert fact(np.arange(3)) == fact(torch.arange(3))
+    assert fact(np.arange(3)) != fact(np.arange(3)[::-1])
+    assert fact(np.arange(3)) != fact(np.arange(3, dtype="int32"))
+
+
+def test_facts_are_json_for_anything() -> None:
+    values = [float("nan"), 1j, b"a", ..., {3: {2, 1}}, np.dtype("int8"), torch.float32, len, object(), Path]
+    assert fact(values) == [
+        "nan", "1j", "b'a'", "Ellipsis", {"3": [1, 2]}, "int8", "torch.float32", "builtins.len", "object",
+        f"{Path.__module__}.Path",
+    ]  # fmt: skip
+
+
+def _vertex(value: object) -> tuple[str, int] | None:
+    return (value[0], int(value[1:] or 0)) if isinstance(value, str) else None
+
+
+def _attention(query, value, key=None, training=None):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "inputs", "call"),
+    [
+        (["q", "v"], {}, ["q", "v"], {}),
+        ([], {"value": "v", "query": "q"}, ["q", "v"], {}),
+        ([["q", "v"]], {}, ["q", "v"], {}),
+        (["q", "v", "k"], {"training": False}, ["q", "v", "k"], {}),
+        (["q"], {"key": "k"}, ["q", "k"], {"query": {"input": 0}, "key": {"input": 1}}),
+        (["q1", "v"], {}, ["q", "v"], {"query": {"input": 0, "output": 1}, "value": {"input": 1}}),
+        (["q", 2], {"training": True}, ["q"], {"query": {"input": 0}, "value": 2, "training": True}),
+        (["q", "v", None, None], {}, ["q", "v"], {}),
+    ],
+)
+def test_only_what_a_call_adds_is_written(args, kwargs, inputs, call) -> None:
+    assert call_facts(_attention, args, kwargs, _vertex) == (inputs, call)
+
+
+def test_ml_dtypes_are_stored_by_their_own_names() -> None:
+    assert dtype_name(ml_dtypes.float8_e4m3fn) == "float8_e4m3fn"
