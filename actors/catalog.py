@@ -53,13 +53,16 @@ class Catalog:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._tables: _Recent[ModelRef, Mapping[str, TensorEntry]] = _Recent(TABLES)
+        self._bodies: _Recent[ModelRef, bytes] = _Recent(TABLES)
         self._latest: _Recent[str, ModelRef] = _Recent(TABLES)
         self._graphs: _Recent[bytes, ModelGraph] = _Recent(ARCHITECTURES)
 
     def known(self, name: str, version: int | None) -> ModelRef | None:
         """Give the version whose table is here: the one asked for, or for None the newest that was met."""
         ref = ModelRef(name, version) if version is not None else self._latest.get(name)
-        return ref if ref is not None and self._tables.get(ref) is not None else None
+        if ref is None or (self._tables.get(ref) is None and self._bodies.get(ref) is None):
+            return None
+        return ref
 
     def table(self, ref: ModelRef, body: bytes | None) -> Mapping[str, TensorEntry]:
         """Give a version's table: from `body`, or where that is None from the cache or the version's home.
@@ -69,12 +72,7 @@ class Catalog:
         """
         table = self._tables.get(ref)
         if table is None:
-            if body is None:
-                fetched = self._session.call(
-                    self._session.home(ref.name), "fetch", self._session.client, *_parts(ref), None, {}, again=True
-                )
-                body = fetched.body
-            table = decode_body(body, ref)
+            table = decode_body(body or self._bodies.get(ref) or self._fetch(ref), ref)
             self._tables.put(ref, table)
         self._latest.put(ref.name, ref)
         return table
@@ -100,11 +98,11 @@ class Catalog:
         return self._session.call(self._session.home(ref.name), "architecture", key, again=True)
 
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
-        """Keep what this client has just saved."""
-        self._tables.put(ref, decode_body(body, ref))
+        """Keep what this client has just saved; the table is read when it is asked for."""
+        self._bodies.put(ref, body)
         self._latest.put(ref.name, ref)
         self._graphs.put(key, graph)
 
-
-def _parts(ref: ModelRef) -> tuple[str, int]:
-    return ref.name, ref.version
+    def _fetch(self, ref: ModelRef) -> bytes:
+        home = self._session.home(ref.name)
+        return self._session.call(home, "body", self._session.client, ref, again=True)

@@ -52,7 +52,8 @@ class RayEngine:
         placed: dict[str, Any] = {}
         if node is not None:
             placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        actor_class: Any = ray.remote(concurrency_groups=GROUPS, num_cpus=0, max_restarts=-1)(cls)
+        make: Any = ray.remote  # its stubs do not know concurrency_groups
+        actor_class = make(concurrency_groups=GROUPS, num_cpus=0, max_restarts=-1)(cls)
         options = dict(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **placed)
         return actor_class.options(**options).remote(**arguments)
 

@@ -45,7 +45,9 @@ def optimizer_tensors_of(model: Any) -> dict[str, np.ndarray]:
     """
     of = getattr(adapter_of(model), "optimizer_tensors_of", None)
     if of is None:
-        raise GraphError(f"optimizer=True: expected a Keras model; found {type(model).__name__}, save its optimizer's state_dict")
+        raise GraphError(
+            f"optimizer=True: expected a Keras model; found {type(model).__name__}, save its optimizer's state_dict"
+        )
     return of(model)
 
 

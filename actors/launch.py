@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import uuid
 from dataclasses import dataclass, field
 
-from ..store.errors import TensorVineError
+from ..store.errors import OperationTimeoutError
 from . import embedded
-from .engine import Engine
+from .engine import Engine, Node
 from .engine_ray import RayEngine
 from .planner import Planner, Topology
-from .session import CONTROL_TIMEOUT_S
 from .shard import Shard, ShardConfig, actor_name, planner_name
 
 log = logging.getLogger(__name__)
@@ -65,48 +67,50 @@ def launch(
     engine = RayEngine()
     launched = Launched(engine, owns_cluster=owns_cluster)
     try:
-        if _join(engine, repository, shards):
-            return engine, launched
-        _start(launched, repository, shards, staging_bytes, preallocate_bytes)
+        nodes = engine.nodes()
+        topology = Topology(repository, tuple(range(shards if shards is not None else len(nodes))), uuid.uuid4().hex)
+        planner = engine.spawn(Planner, planner_name(repository), {"engine": engine, "topology": topology})
+        running: Topology = engine.result(engine.call(planner, "topology"), START_TIMEOUT_S, "planner")
+        if running.started_by == topology.started_by:
+            launched.names.append(planner_name(repository))
+            _start_shards(launched, running, nodes, staging_bytes, preallocate_bytes)
+        elif shards is not None and shards != len(running.shards):
+            raise ValueError(
+                f"repository {repository!r} runs already with {len(running.shards)} shards; found shards={shards}"
+            )
+        else:
+            log.info("joined the running repository %r", repository)
+        _await_shards(engine, running)
     except BaseException:
         launched.stop()
         raise
     return engine, launched
 
 
-def _join(engine: Engine, repository: str, shards: int | None) -> bool:
-    try:
-        planner = engine.find(planner_name(repository))
-    except LookupError:
-        return False
-    running: Topology = engine.result(engine.call(planner, "topology"), CONTROL_TIMEOUT_S, "planner")
-    if shards is not None and shards != len(running.shards):
-        raise ValueError(f"repository {repository!r} runs already with {len(running.shards)} shards; found shards={shards}")
-    log.info("joined the running repository %r", repository)
-    return True
-
-
-def _start(
-    launched: Launched, repository: str, shards: int | None, staging: int | None, preallocate: int | None
+def _start_shards(
+    launched: Launched, topology: Topology, nodes: list[Node], staging: int | None, preallocate: int | None
 ) -> None:
-    engine = launched.engine
-    nodes = engine.nodes()
-    indices = tuple(range(shards if shards is not None else len(nodes)))
-    planner = engine.spawn(Planner, planner_name(repository), {"engine": engine, "topology": Topology(repository, indices)})
-    launched.names.append(planner_name(repository))
-    engine.result(engine.call(planner, "topology"), START_TIMEOUT_S, "planner")
-    started = []
-    for index in indices:
+    for index in topology.shards:
         node = nodes[index % len(nodes)]
         room = staging if staging is not None else min(node.store_bytes // STAGING_SHARE, STAGING_MOST)
         touched = preallocate if preallocate is not None else min(room, PREALLOCATE_MOST)
-        config = ShardConfig(repository, index, indices, room, touched)
-        started.append(
-            engine.spawn(Shard, actor_name(repository, index), {"engine": engine, "config": config}, node.id)
-        )
-        launched.names.insert(0, actor_name(repository, index))
-    for index, actor in enumerate(started):
-        try:
-            engine.result(engine.call(actor, "stats"), START_TIMEOUT_S, actor_name(repository, index))
-        except TensorVineError as exc:
-            raise type(exc)(f"repository {repository!r} did not start: {exc}") from exc
+        config = ShardConfig(topology.repository, index, topology.shards, room, touched)
+        name = actor_name(topology.repository, index)
+        launched.engine.spawn(Shard, name, {"engine": launched.engine, "config": config}, node.id)
+        launched.names.insert(0, name)
+
+
+def _await_shards(engine: Engine, topology: Topology) -> None:
+    """Wait until all shards answer; whoever joins may be here before the starter has named them all."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    for index in topology.shards:
+        name = actor_name(topology.repository, index)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                engine.result(engine.call(engine.find(name), "stats"), left, name)
+                break
+            except LookupError as exc:
+                if left <= 0:
+                    raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc
+                threading.Event().wait(0.05)

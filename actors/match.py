@@ -20,7 +20,12 @@ class PrefixMatch:
     """
 
     def __init__(
-        self, session: Session, query: ModelGraph, ref: ModelRef, quality: float | None, lease: str,
+        self,
+        session: Session,
+        query: ModelGraph,
+        ref: ModelRef,
+        quality: float | None,
+        lease: str,
         ancestor: Callable[[], ModelGraph],
     ) -> None:
         self.ref = ref

@@ -30,6 +30,8 @@ class Topology:
 
     repository: str
     shards: tuple[int, ...]
+    started_by: str
+    """Chosen by whoever started it: of two starters at once, one finds its own word here."""
 
 
 class Planner:

@@ -99,7 +99,9 @@ class Reader:
     def _current(self, epochs: Mapping[int, int]) -> bool:
         return all(self._session.connection(shard).epoch() == epoch for shard, epoch in epochs.items())
 
-    def _keep(self, key: tuple[str, int | None, Selection], arrays: dict[str, np.ndarray], epochs: dict[int, int]) -> None:
+    def _keep(
+        self, key: tuple[str, int | None, Selection], arrays: dict[str, np.ndarray], epochs: dict[int, int]
+    ) -> None:
         visible = all(self._session.connection(shard).view is not None for shard in epochs)
         if visible:
             with self._lock:
@@ -123,10 +125,12 @@ class Reader:
         home = self._session.home(name)
         self._session.connection(home)
         known = self._catalog.known(name, version)
+        with self._lock:
+            held = dict(self._mapped)
         wanted: dict[SegmentId, int] | None = None
         if known is not None:
             table = self._catalog.table(known, None)
-            wanted = self._wanted(entry for entry in self._select(known, table, selection).values())
+            wanted = _wanted(self._select(known, table, selection).values(), held)
         elif selection is not None:
             wanted = {}
         fetched = self._ask(home, name, version, known, wanted, deadline, what)
@@ -134,11 +138,10 @@ class Reader:
         table = self._catalog.table(ref, fetched.body)
         chosen = self._select(ref, table, selection)
         blocks, epochs = dict(fetched.blocks), {home: fetched.epoch}
-        got = {**self._generations(), **{segment: block.generation for segment, block in blocks.items()}}
         missing: dict[int, dict[SegmentId, int]] = {}
-        for segment in {entry.segment for entry in chosen.values()}:
+        for segment, generation in _wanted(chosen.values(), held).items():
             if segment[0] != home or (segment not in blocks and not (wanted and segment in wanted)):
-                missing.setdefault(segment[0], {})[segment] = got.get(segment, -1)
+                missing.setdefault(segment[0], {})[segment] = generation
         asked = [(shard, self._session.send(shard, "blocks", part)) for shard, part in missing.items()]
         for shard, answer in asked:
             try:
@@ -147,10 +150,8 @@ class Reader:
                 raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
             blocks.update(more)
             epochs[shard] = min(epoch, epochs.get(shard, epoch))
-        mapped = self._map(blocks, {entry.segment for entry in chosen.values()}, deadline, what)
-        arrays = {
-            tensor: _view(mapped[entry.segment], entry) for tensor, entry in chosen.items()
-        }
+        mapped = self._map(blocks, {entry.segment for entry in chosen.values()}, held, deadline, what)
+        arrays = {tensor: _view(mapped[entry.segment], entry) for tensor, entry in chosen.items()}
         self._keep(key, arrays, epochs)
         return arrays
 
@@ -169,7 +170,15 @@ class Reader:
         here = {s: g for s, g in wanted.items() if s[0] == home} if wanted is not None else None
         try:
             return self._session.call(
-                home, "fetch", client, name, version, known, here, timeout=time_left(deadline, what), again=True
+                home,
+                "fetch",
+                client,
+                name,
+                version,
+                known,
+                here,
+                timeout=time_left(deadline, what),
+                again=True,
             )
         except ModelLostError:
             if known is None or version is not None:
@@ -178,23 +187,18 @@ class Reader:
                 home, "fetch", client, name, version, None, {}, timeout=time_left(deadline, what), again=True
             )
 
-    def _wanted(self, entries: Iterable[TensorEntry]) -> dict[SegmentId, int]:
-        have = self._generations()
-        return {entry.segment: have.get(entry.segment, -1) for entry in entries}
-
-    def _generations(self) -> dict[SegmentId, int]:
-        with self._lock:
-            return {segment: mapped.generation for segment, mapped in self._mapped.items()}
-
-    def _select(
-        self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection
-    ) -> dict[str, TensorEntry]:
+    def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
         if selection is None:
             return dict(table)
         kind, names = selection
         if kind == "layers":
             header = self._session.call(
-                self._session.home(ref.name), "header", self._session.client, ref.name, ref.version, again=True
+                self._session.home(ref.name),
+                "header",
+                self._session.client,
+                ref.name,
+                ref.version,
+                again=True,
             )
             graph = self._catalog.graph(ref, header.graph_key)
             unknown = [name for name in names if name not in graph.by_name]
@@ -207,9 +211,14 @@ class Reader:
         return {name: table[name] for name in names}
 
     def _map(
-        self, blocks: Mapping[SegmentId, Block], needed: set[SegmentId], deadline: float, what: str
+        self,
+        blocks: Mapping[SegmentId, Block],
+        needed: set[SegmentId],
+        held: Mapping[SegmentId, _Mapped],
+        deadline: float,
+        what: str,
     ) -> dict[SegmentId, _Mapped]:
-        """Map new blocks into this process, and give those needed."""
+        """Map new blocks into this process, and give those needed, some of which were `held` before."""
         now = time.monotonic()
         far = {segment: block for segment, block in blocks.items() if not isinstance(block.handle, bytes)}
         handles = [block.handle for block in far.values()]
@@ -223,8 +232,8 @@ class Reader:
                 view = np.frombuffer(block.handle, np.uint8)
                 fresh[segment] = _Mapped(block.generation, block.offsets, view, now)
         with self._lock:
-            result = {segment: self._mapped[segment] for segment in needed - fresh.keys()}
-            self._mapped.update(fresh)
+            result = {segment: held[segment] for segment in needed - fresh.keys()}
+            self._mapped |= fresh
             for mapped in result.values():
                 mapped.used = now
         if fresh:
@@ -245,6 +254,11 @@ def _selection(
     if tensors is not None:
         return ("tensors", tuple(tensors))
     return ("tensors", tuple(into)) if into is not None else None
+
+
+def _wanted(entries: Iterable[TensorEntry], held: Mapping[SegmentId, _Mapped]) -> dict[SegmentId, int]:
+    """Give the segments of these rows, and the generation in which each is held, or -1."""
+    return {e.segment: held[e.segment].generation if e.segment in held else -1 for e in entries}
 
 
 def _view(mapped: _Mapped, entry: TensorEntry) -> np.ndarray:

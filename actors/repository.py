@@ -19,9 +19,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..planner.placement import home_of
 from ..store.arrays import as_numpy
-from ..store.errors import GraphError, ModelNotFoundError, OperationTimeoutError, TensorMismatchError, TensorNotFoundError
+from ..store.errors import (
+    GraphError,
+    OperationTimeoutError,
+    TensorMismatchError,
+)
 from ..store.graph import ModelGraph
 from ..store.index import PrefixQuery
 from ..store.manifest import Header, ModelInfo, TensorEntry
@@ -116,7 +119,9 @@ class Repository:
         check_name(name)
         for option, given, only in (("path", path, None), ("codec", codec, None), ("replicas", replicas, 1)):
             if given != only:
-                raise NotImplementedError(f"Repository.start: {option}: expected {only}, the only choice yet; found {given!r}")
+                raise NotImplementedError(
+                    f"Repository.start: {option}: expected {only}, the only choice yet; found {given!r}"
+                )
         engine, launched = launch(name, shards, staging_bytes, preallocate_bytes)
         try:
             return cls(engine, name, launched)
@@ -225,7 +230,16 @@ class Repository:
         `pending.committed()` does. Arguments and errors as in `save`.
         """
         return self._submit(
-            name, tensors, graph, parent, inherit, quality, metadata, durability, timeout, recipe=None
+            name,
+            tensors,
+            graph,
+            recipe=None,
+            parent=parent,
+            inherit=inherit,
+            quality=quality,
+            metadata=metadata,
+            durability=durability,
+            timeout=timeout,
         )
 
     def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
@@ -241,15 +255,8 @@ class Repository:
         tensors = adapter.tensors_of(model)
         if optimizer:
             tensors.update(frameworks.optimizer_tensors_of(model))
-        options = dict(
-            parent=None, inherit="auto", quality=None, metadata=None, durability="memory", timeout=60.0
-        )
-        unknown = set(as_save) - set(options)
-        if unknown:
-            raise TypeError(f"save_model: expected keyword arguments of save; found {sorted(unknown)}")
-        options.update(as_save)
         return self._submit(
-            name, tensors, adapter.graph_of(model), recipe=frameworks.recipe_of(model), **options
+            name, tensors, adapter.graph_of(model), recipe=frameworks.recipe_of(model), **as_save
         ).committed()
 
     # ---- loading ----------------------------------------------------------------------------------------
@@ -455,13 +462,14 @@ class Repository:
         name: str,
         tensors: Mapping[str, Any],
         graph: ModelGraph | None,
-        parent: Model | None,
-        inherit: Inherit,
-        quality: float | None,
-        metadata: Mapping[str, Any] | None,
-        durability: str,
-        timeout: float,
+        *,
         recipe: str | None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: str = "memory",
+        timeout: float = 60.0,
     ) -> PendingSave:
         where = f"save of {check_name(name)!r}"
         if graph is not None and not isinstance(graph, ModelGraph):
@@ -504,14 +512,17 @@ class Repository:
     def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
         key, text = best.graph_key, texts[best.graph_key]
         return PrefixMatch(
-            self._session, graph, best.ref, best.quality, best.lease, lambda: self._catalog.graph_from(key, text)
+            self._session,
+            graph,
+            best.ref,
+            best.quality,
+            best.lease,
+            lambda: self._catalog.graph_from(key, text),
         )
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)
-        return self._session.call(
-            self._session.home(name), "header", self._session.client, name, version, again=True
-        )
+        return self._session.call(self._session.home(name), "header", self._session.client, name, version, again=True)
 
     def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
         header = self._header(model)
@@ -520,7 +531,9 @@ class Repository:
 
 def _arrays(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
     if not isinstance(tensors, Mapping):
-        raise TensorMismatchError(f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}")
+        raise TensorMismatchError(
+            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
+        )
     arrays: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         if not isinstance(name, str) or not name:

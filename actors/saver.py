@@ -21,7 +21,6 @@ from itertools import count
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 
 from ..store.arrays import as_bytes, dtype_name
 from ..store.errors import (
@@ -33,7 +32,7 @@ from ..store.errors import (
     TensorVineError,
 )
 from ..store.graph import ModelGraph, canonical_config
-from ..store.manifest import Header, TensorEntry, encode_body, slots_of
+from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId, layout, padded, split
 from ..store.shard import Draft
@@ -208,9 +207,7 @@ class Saver:
         )
         mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
         left = time_left(deadline, f"save of {request.name!r}")
-        ref, _ = self._session.call(
-            home, "commit", draft, self._session.client, upload.inline, mine, timeout=left
-        )
+        ref, _ = self._session.call(home, "commit", draft, self._session.client, upload.inline, mine, timeout=left)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)
@@ -281,7 +278,7 @@ class _Upload:
         sizes = [array.nbytes for array in arrays]
         block = np.zeros(layout(sizes)[1], np.uint8)
         _fill(block, arrays)
-        digests = [xxhash.xxh3_128_hexdigest(as_bytes(array)) for array in arrays]
+        digests = [digest_of(as_bytes(array)) for array in arrays]
         self.inline = (self._new_id(), block.tobytes(), sizes)
         self._rows.append((self.inline[0], names, arrays, digests))
 
@@ -296,9 +293,7 @@ class _Upload:
         offset = self._granted.pop(0)
         _fill(room[offset : offset + length], arrays)
         segment, sizes = self._new_id(), [array.nbytes for array in arrays]
-        answer = self._session.send(
-            self._shard, "adopt_staged", self.save_id, segment, offset, length, sizes
-        )
+        answer = self._session.send(self._shard, "adopt_staged", self.save_id, segment, offset, length, sizes)
         self._rows.append((segment, names, arrays, answer))
 
     def _put(self, names: list[str], arrays: list[np.ndarray], length: int) -> None:
@@ -325,7 +320,11 @@ class _Upload:
 
 
 def inherit_layers(
-    request: SaveRequest, graph: ModelGraph, old: ModelGraph, parent: ModelRef, table: Mapping[str, TensorEntry]
+    request: SaveRequest,
+    graph: ModelGraph,
+    old: ModelGraph,
+    parent: ModelRef,
+    table: Mapping[str, TensorEntry],
 ) -> dict[str, TensorEntry]:
     """Give, for the layers in `request.inherit`, the parent's rows under the child's tensor names.
 
@@ -356,7 +355,10 @@ def inherit_layers(
         for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
             rows[name] = table[theirs_name]
             given = request.arrays.get(name)
-            if given is not None and (given.shape, dtype_name(given.dtype)) != (rows[name].shape, rows[name].dtype):
+            if given is not None and (given.shape, dtype_name(given.dtype)) != (
+                rows[name].shape,
+                rows[name].dtype,
+            ):
                 raise TensorMismatchError(
                     f"{where}: tensor {name!r}: expected {rows[name].dtype} {rows[name].shape} as in {parent}; "
                     f"found {dtype_name(given.dtype)} {given.shape}"
@@ -379,7 +381,7 @@ def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
 def _same(array: np.ndarray, entry: TensorEntry | None) -> bool:
     if entry is None or array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
         return False
-    return xxhash.xxh3_128_hexdigest(as_bytes(array)) == entry.digest
+    return digest_of(as_bytes(array)) == entry.digest
 
 
 def _fill(block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:

@@ -21,7 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..planner.placement import home_of
-from ..store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
+from ..store.errors import (
+    OperationTimeoutError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    TensorVineError,
+)
 from .engine import Actor, Engine, Future
 from .planner import Topology
 from .shard import Hello, actor_name, planner_name
@@ -113,7 +118,12 @@ class Session:
             gone.view.close()
 
     def call(
-        self, shard: int, method: str, *arguments: Any, timeout: float = CONTROL_TIMEOUT_S, again: bool = False
+        self,
+        shard: int,
+        method: str,
+        *arguments: Any,
+        timeout: float = CONTROL_TIMEOUT_S,
+        again: bool = False,
     ) -> Any:
         """Call a shard and wait.
 
@@ -225,7 +235,11 @@ class Session:
         try:
             view = StagingView(hello.pid, hello.staging_fd, hello.staging_bytes)
         except OSError as exc:
-            log.warning("shard %d: staging through the object store, its buffer cannot be opened: %s", hello.index, exc)
+            log.warning(
+                "shard %d: staging through the object store, its buffer cannot be opened: %s",
+                hello.index,
+                exc,
+            )
             return None
         populate(view.bytes[: hello.touched_bytes])
         return view

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ..planner.placement import home_of
 from ..store.errors import OperationTimeoutError, TensorVineError
 from ..store.index import PrefixQuery
-from ..store.manifest import Header
+from ..store.manifest import Header, digest_of
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
 from ..store.shard import Block, Draft, Holds, Match, ShardState, ShardStats
@@ -150,10 +149,16 @@ class Shard:
                     pidfd = os.pidfd_open(pid)
                     self._processes[client] = (pidfd, process_watch(pidfd))
                 except OSError as exc:
-                    log.warning("client %s: its process cannot be watched, its session must expire: %s", client, exc)
+                    log.warning("client %s cannot be watched, its session must expire: %s", client, exc)
         touched = min(self._config.preallocate_bytes, self._buffer.capacity)
         return Hello(
-            self._config.index, here, os.getpid(), self._buffer.fd, self._buffer.capacity, touched, self._store_bytes
+            self._config.index,
+            here,
+            os.getpid(),
+            self._buffer.fd,
+            self._buffer.capacity,
+            touched,
+            self._store_bytes,
         )
 
     @group("ctl")
@@ -187,7 +192,7 @@ class Shard:
 
     @group("ctl")
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
-        """Grant staging room for at least the first of `sizes`, waiting until some is free; none when the time is up."""
+        """Grant staging room for at least the first of `sizes`, waiting until there is; none when the time is up."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -216,15 +221,17 @@ class Shard:
             self._wake(_ROOM)
 
     @group("data")
-    async def adopt_block(
-        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]
-    ) -> list[str]:
+    async def adopt_block(self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]) -> list[str]:
         """Copy a block that a client put into one of this shard's and give its tensors' digests."""
         return await self._in_thread(self._adopt, save_id, segment, block, sizes)
 
     @group("ctl")
     async def commit(
-        self, draft: Draft, client: str, inline: tuple[SegmentId, bytes, Sequence[int]] | None, leases: Sequence[str]
+        self,
+        draft: Draft,
+        client: str,
+        inline: tuple[SegmentId, bytes, Sequence[int]] | None,
+        leases: Sequence[str],
     ) -> tuple[ModelRef, int]:
         """Make a version exist, on every shard that it needs; gives its reference and its time (UTC, ns)."""
         with self._lock:
@@ -274,7 +281,7 @@ class Shard:
         with self._lock:
             record = self._state.record(name, version, client)
             if wanted is None:
-                wanted = {segment: -1 for segment in record.segments}
+                wanted = dict.fromkeys(record.segments, -1)
             here = {segment: at for segment, at in wanted.items() if segment[0] == self._config.index}
             blocks = self._state.blocks(here)
             body = None if record.header.ref == known else record.body
@@ -291,6 +298,12 @@ class Shard:
         """Give what is known of a version without its table."""
         with self._lock:
             return self._state.record(name, version, client).header
+
+    @group("ctl")
+    async def body(self, client: str, ref: ModelRef) -> bytes:
+        """Give a version's table of tensors."""
+        with self._lock:
+            return self._state.record(ref.name, ref.version, client).body
 
     @group("ctl")
     async def architecture(self, key: bytes) -> tuple[str, str | None]:
@@ -423,7 +436,7 @@ class Shard:
             held = self._state.segment(segment)
         offsets = held.offsets if held is not None else ()
         for offset, size in zip(offsets, sizes, strict=True):
-            digests.append(xxhash.xxh3_128_hexdigest(block[offset : offset + size]))
+            digests.append(digest_of(block[offset : offset + size]))
         return digests
 
     async def _hold_elsewhere(self, holder: str, holds: Holds) -> None:

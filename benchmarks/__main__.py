@@ -37,9 +37,7 @@ def main(
             print(f"{known:14}{about}")
         return
     if name not in NAMES:
-        raise typer.BadParameter(
-            f"expected list or one of {', '.join(NAMES)}; found {name!r}", param_hint="NAME"
-        )
+        raise typer.BadParameter(f"expected list or one of {', '.join(NAMES)}; found {name!r}", param_hint="NAME")
     if quick and full:
         raise typer.BadParameter("expected one of the two; found both", param_hint="--quick, --full")
     report = run(name, Effort.QUICK if quick else Effort.FULL if full else Effort.NORMAL)

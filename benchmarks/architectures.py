@@ -115,9 +115,7 @@ def _spread(items: int, layers: int, deviation: float, seed: int) -> list[int]:
     return np.diff(edges, prepend=0).tolist()
 
 
-def nas_graphs(
-    count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool = False
-) -> Iterator[ModelGraph]:
+def nas_graphs(count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool = False) -> Iterator[ModelGraph]:
     """Draw architectures as an evolutionary search over the ATTN space would leave them behind.
 
     The space is AgEBO-Tabular's: a sub-graph is a chain of 3 cells; a cell is a choice of 391 dense layers
@@ -148,12 +146,7 @@ def nas_graphs(
 def _decision_limits(subgraphs: int) -> list[int]:
     """Count the options of each decision: per cell one dense layer, and yes or no for each anchor."""
     cell_anchors = [min(cell + 1, ANCHORS) for cell in range(CELLS)]
-    return [
-        limit
-        for _ in range(subgraphs)
-        for anchors in cell_anchors
-        for limit in (DENSE_OPTIONS, *[2] * anchors)
-    ]
+    return [limit for _ in range(subgraphs) for anchors in cell_anchors for limit in (DENSE_OPTIONS, *[2] * anchors)]
 
 
 class _Chain:

@@ -39,7 +39,7 @@ def run(effort: Effort) -> Report:
         trip = RoundTrip()
         for size in sizes:
             progress(f"growing to {size} models")
-            stored += fill(repo, _take(graphs, size - len(stored)), names, tensors=True)
+            stored += fill(_take(graphs, size - len(stored)), names, tensors=True)
             floor_s = trip.measure().median
             found, model_bytes = _measure(repo, graphs, names, stored)
             first = first or found
@@ -97,9 +97,7 @@ def _measure(
         graph = next(graphs)
         tensors = small_tensors(graph, seed=turn)
         model_bytes = max(model_bytes, total_bytes(tensors))
-        took, saved = timed(
-            lambda graph=graph, tensors=tensors: repo.save(names.fresh(), tensors, graph=graph)
-        )
+        took, saved = timed(lambda graph=graph, tensors=tensors: repo.save(names.fresh(), tensors, graph=graph))
         found["save"].append(took)
         stored.append(saved.ref)
         found["load"].append(timed(lambda ref=ref: reader.load(ref))[0])

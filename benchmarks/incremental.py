@@ -65,9 +65,7 @@ class _Family:
         self._parent = repo.save("parent", self._tensors, graph=architecture.graph).ref
 
     def measure(self, report: Report) -> None:
-        actions = {
-            "h5py": Action(lambda: self._peer.save(self._file), lambda _: self._peer.remove(self._file))
-        }
+        actions = {"h5py": Action(lambda: self._peer.save(self._file), lambda _: self._peer.remove(self._file))}
         for fraction in FRACTIONS:
             changed = self._changed_part(fraction)
             actions[f"{ONE_COPY} {fraction}"] = copy_action(changed, self._buffers)
@@ -90,9 +88,7 @@ class _Family:
 
     def _save(self, tensors: Tensors, inherit: Inherit) -> Any:
         graph = self._architecture.graph
-        return self._repo.save(
-            self._names.fresh(), tensors, graph=graph, parent=self._parent, inherit=inherit
-        )
+        return self._repo.save(self._names.fresh(), tensors, graph=graph, parent=self._parent, inherit=inherit)
 
     def _save_action(self, fraction: float, way: str) -> Action:
         changed = self._changed_part(fraction)
@@ -132,7 +128,8 @@ class _Family:
         before = self._repo.stats()
         samples = alternate({"child": Action(lambda: self._save({}, frozen))}, rounds=10)
         after = self._repo.stats()
-        per_layer = (after.bytes_metadata - before.bytes_metadata) / (after.models - before.models) / LAYERS
+        metadata = sum(s.bytes_metadata for s in after.shards) - sum(s.bytes_metadata for s in before.shards)
+        per_layer = metadata / (after.models - before.models) / LAYERS
         return Row(
             "nothing changed, inherit explicit",
             samples["child"],

@@ -31,6 +31,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 MIB = 1 << 20
@@ -105,8 +106,9 @@ class Goal:
         return above and (self.at_most is None or self.value <= self.at_most)
 
     def __str__(self) -> str:
-        bound = f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
-        return f"{'reached' if self.reached else 'MISSED'}: {self.what} {self.value:.3g} ({bound})"
+        bound = f">= {self.at_least:,g}" if self.at_least is not None else f"<= {self.at_most:,.10g}"
+        value = f"{self.value:,.0f}" if abs(self.value) >= 1e5 else f"{self.value:.3g}"
+        return f"{'reached' if self.reached else 'MISSED'}: {self.what}: {value} ({bound})"
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,7 @@ class Row:
             "limit_s": self.limit_s,
             "limit_ratio": self.limit_ratio,
             "size_bytes": self.size_bytes,
-            "goals": [
-                {"goal": str(goal), "value": goal.value, "reached": goal.reached} for goal in self.goals
-            ],
+            "goals": [{"goal": str(goal), "value": goal.value, "reached": goal.reached} for goal in self.goals],
             **self.facts,
         }
 
@@ -191,31 +191,30 @@ class Report:
         }
 
     def print(self, console: Console) -> None:
-        """Print all rows as a table, the machine above it."""
-        console.print(", ".join(f"{key} {value}" for key, value in machine().items()), soft_wrap=True)
-        table = Table(title=self.benchmark, show_lines=False)
-        for heading in ("case", "ours (min-max)", "peer", "peer's (min-max)"):
-            table.add_column(heading)
-        for heading in ("peer/ours", "ours/floor"):
-            table.add_column(heading, justify="right")
-        for heading in ("floor", "goals and facts"):
-            table.add_column(heading)
+        """Print the machine, all rows as a table, and how the goals were met."""
+        console.print(", ".join(f"{key} {value}" for key, value in machine().items()), highlight=False)
+        table = Table(title=self.benchmark)
+        table.add_column("case", no_wrap=True)
+        table.add_column("ours [min-max]", no_wrap=True)
+        table.add_column("peer")
+        table.add_column("peer's [min-max]", no_wrap=True)
+        table.add_column("peer/ours", justify="right")
+        table.add_column("ours/floor", justify="right")
+        table.add_column("floor")
         for row in self.rows:
-            facts = [
-                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                for key, value in row.facts.items()
-            ]
             table.add_row(
                 row.case,
-                spread(row.ours),
+                escape(spread(row.ours)),
                 row.peer or "",
-                spread(row.peer_times),
+                escape(spread(row.peer_times)),
                 times(row.ratio),
                 times(row.limit_ratio),
-                "" if row.limit_s is None else f"{row.limit} {seconds(row.limit_s)}",
-                "\n".join([*map(str, row.goals), *facts]),
+                "" if row.limit_s is None else f"{row.limit}: {seconds(row.limit_s)}",
             )
         console.print(table)
+        for row in self.rows:
+            for goal in row.goals:
+                console.print(f"{row.case}: {goal}", style="" if goal.reached else "red", highlight=False)
 
 
 def alternate(actions: Mapping[str, Action], *, rounds: int, warmup: int = 1) -> dict[str, Sample]:
@@ -232,19 +231,27 @@ def alternate(actions: Mapping[str, Action], *, rounds: int, warmup: int = 1) ->
     """
     names = list(actions)
     found: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(warmup + rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            action = actions[name]
-            gc.collect()
-            start = time.perf_counter()
-            result = action.run()
-            took = time.perf_counter() - start
-            action.after(result)
-            del result
-            if turn >= warmup:
-                found[name].append(took)
+    gc.collect()
+    gc.freeze()  # a framework's many objects would make each of the collections below slow
+    try:
+        for turn in range(warmup + rounds):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                took = _time(actions[name])
+                if turn >= warmup:
+                    found[name].append(took)
+    finally:
+        gc.unfreeze()
     return {name: Sample(tuple(values)) for name, values in found.items()}
+
+
+def _time(action: Action) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    result = action.run()
+    took = time.perf_counter() - start
+    action.after(result)
+    return took
 
 
 def copy_action(tensors: Mapping[str, NDArray[Any]], buffers: Mapping[str, NDArray[Any]]) -> Action:
@@ -348,17 +355,21 @@ def seconds(value: float) -> str:
     >>> seconds(0.00123), seconds(2), seconds(4e-6)
     ('1.23 ms', '2 s', '4 us')
     """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
+    unit, scale = _unit(value)
+    return f"{value / scale:.3g} {unit}"
 
 
 def spread(sample: Sample | None) -> str:
-    """Write a median and, in brackets, minimum and maximum."""
+    """Write a median and, in brackets and the same unit, minimum and maximum.
+
+    >>> spread(Sample((0.010, 0.012, 0.2)))
+    '12 ms [10-200]'
+    """
     if sample is None:
         return ""
-    return f"{seconds(sample.median)} ({seconds(sample.low)}-{seconds(sample.high)})"
+    unit, scale = _unit(sample.median)
+    low, high = (f"{value / scale:.3g}" for value in (sample.low, sample.high))
+    return f"{sample.median / scale:.3g} {unit} [{low}-{high}]"
 
 
 def times(ratio: float | None) -> str:
@@ -369,6 +380,10 @@ def times(ratio: float | None) -> str:
 def total_bytes(tensors: Mapping[str, NDArray[Any]], names: Sequence[str] | None = None) -> int:
     """Sum the sizes of the tensors, or of those named."""
     return sum(tensors[name].nbytes for name in (tensors if names is None else names))
+
+
+def _unit(value: float) -> tuple[str, float]:
+    return next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if value >= pair[1]), ("us", 1e-6))
 
 
 def _processor() -> str:

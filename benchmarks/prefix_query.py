@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
 PEER = "Redis-Queries"
+PAPER_GRAPHS = 60_000
 CALLERS = 8
 BATCH = 256
 QUERIES = 10_000
@@ -48,12 +49,12 @@ class Sizes:
 
 def run(effort: Effort) -> Report:
     """Fill the index, the repository and the peer with the same graphs, then ask."""
-    sizes = Sizes(3_000, 200, 2, 10) if effort is Effort.QUICK else Sizes(60_000, 500, 4, 5)
+    sizes = Sizes(3_000, 200, 2, 10) if effort is Effort.QUICK else Sizes(PAPER_GRAPHS, 500, 4, 5)
     report = Report("prefix_query")
     index = PrefixIndex()
     with RedisServer() as server, repository(GIB) as repo:
         progress(f"{sizes.graphs} graphs into the repository")
-        fill(repo, nas_graphs(sizes.graphs), Names("nas"))
+        fill(nas_graphs(sizes.graphs), Names("nas"))
         progress(f"{sizes.graphs} graphs into the index and into Redis")
         redis = RedisQueries(server.socket)
         graphs = nas_graphs(sizes.graphs + QUERIES)
@@ -116,9 +117,7 @@ class _Bench:
                 )
         self._redis_one = Sample(tuple(times))
         progress(f"{CALLERS} callers of Redis-Queries")
-        self._redis_many = Sample(
-            (concurrent_queries(self._socket, [graphs[0]] * CALLERS, CALLERS) / CALLERS,)
-        )
+        self._redis_many = Sample((concurrent_queries(self._socket, [graphs[0]] * CALLERS, CALLERS) / CALLERS,))
 
     def measure(self, queries: Iterator[ModelGraph], sizes: Sizes) -> None:
         """Ask in all ways; each takes its own share of the fresh graphs."""
@@ -139,9 +138,7 @@ class _Bench:
 
     def _in_process(self, graphs: Sequence[ModelGraph]) -> None:
         hashing_s, asked = timed(lambda: [PrefixQuery.of(graph) for graph in graphs])
-        self._index_times = Sample(
-            tuple(timed(lambda query=query: self._index.match(query))[0] for query in asked)
-        )
+        self._index_times = Sample(tuple(timed(lambda query=query: self._index.match(query))[0] for query in asked))
         microseconds = self._index_times.median * 1e6
         self._report.add(
             Row(
@@ -219,6 +216,8 @@ class _Bench:
             )
         )
 
-    @staticmethod
-    def _throughput_goal(ours: Sample, theirs: Sample) -> tuple[Goal, ...]:
+    def _throughput_goal(self, ours: Sample, theirs: Sample) -> tuple[Goal, ...]:
+        """Hold the throughput against its bound, which is one for as many graphs as the paper has."""
+        if len(self._index) < PAPER_GRAPHS:
+            return ()
         return (Goal(f"times {PEER}' throughput", theirs.median / ours.median, at_least=1000),)

@@ -77,13 +77,9 @@ class RedisServer:
         options = ("--port", "0", "--unixsocket", self.socket, "--save", "", "--dir", self._folder.name)
         self._process = subprocess.Popen([executable, *options], stdout=subprocess.DEVNULL)  # noqa: S603 - no input
         try:
-            wait_until(
-                lambda: self._process.poll() is not None or Path(self.socket).exists(), "a Redis server"
-            )
+            wait_until(lambda: self._process.poll() is not None or Path(self.socket).exists(), "a Redis server")
             if self._process.poll() is not None:
-                raise RuntimeError(
-                    f"Redis server: expected it to run; found exit status {self._process.poll()}"
-                )
+                raise RuntimeError(f"Redis server: expected it to run; found exit status {self._process.poll()}")
         except BaseException:
             self.close()
             raise

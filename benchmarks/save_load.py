@@ -159,9 +159,7 @@ def _saves(report: Report, bench: Bench) -> None:
     goals: tuple[Goal, ...] = ()
     if bench.case.staged_goal:
         goals = (Goal("staging in memory copies", staged.median / copy_s, at_most=bench.case.staged_goal),)
-    report.add(
-        Row(f"{bench.case.name}: staged", staged, bench.size, limit=ONE_COPY, limit_s=copy_s, goals=goals)
-    )
+    report.add(Row(f"{bench.case.name}: staged", staged, bench.size, limit=ONE_COPY, limit_s=copy_s, goals=goals))
     for peer in bench.peers:
         row = Row(
             f"{bench.case.name}: save",
@@ -248,9 +246,7 @@ def _partial_actions(bench: Bench, ref: Any, fraction: float) -> dict[str, Actio
     return actions
 
 
-def _full_rows(
-    report: Report, bench: Bench, peer: Peer, found: dict[str, Sample], first_s: float | None
-) -> None:
+def _full_rows(report: Report, bench: Bench, peer: Peer, found: dict[str, Sample], first_s: float | None) -> None:
     """Add the rows of full loads; `first_s` marks the peer whose rows carry what concerns us alone."""
     theirs, copy_s = found[peer.name], found[ONE_COPY].median
     views, buffers = found["views"], found["buffers"]

@@ -17,18 +17,24 @@ if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
 NAME = "bench"
+CLIENTS = 8
 IN_FLIGHT = 256
 
 
 @contextmanager
-def repository(object_store_bytes: int = GIB, *, preallocate: bool = True) -> Iterator[Repository]:
-    """Start a cluster on this machine and a repository in it; stop both at the end."""
+def repository(object_store_bytes: int = GIB, *, preallocate_bytes: int | None = None) -> Iterator[Repository]:
+    """Start a cluster on this machine and a repository in it; stop both at the end.
+
+    Args:
+        object_store_bytes: capacity of the object store.
+        preallocate_bytes: as in `Repository.start`; None is what a user gets.
+    """
     from tensorvine.actors import Repository
     from tensorvine.clusters.local import LocalCluster
 
     with (
-        LocalCluster(object_store_bytes=object_store_bytes, preallocate=preallocate),
-        Repository.start(NAME) as repo,
+        LocalCluster(object_store_bytes=object_store_bytes),
+        Repository.start(NAME, preallocate_bytes=preallocate_bytes) as repo,
     ):
         yield repo
 
@@ -49,9 +55,7 @@ class Names:
 def retire(repo: Repository, ref: ModelRef, bytes_left: int = 0) -> None:
     """Retire a model and wait until its memory is free."""
     repo.retire(ref)
-    wait_until(
-        lambda: repo.stats().bytes_memory <= bytes_left, f"at most {bytes_left} bytes stored after {ref}"
-    )
+    wait_until(lambda: repo.stats().bytes_memory <= bytes_left, f"at most {bytes_left} bytes stored after {ref}")
 
 
 def quality_of(place: int) -> float:
@@ -59,27 +63,28 @@ def quality_of(place: int) -> float:
     return place % 997 / 997
 
 
-def fill(
-    repo: Repository, graphs: Iterable[ModelGraph], names: Names, *, tensors: bool = False
-) -> list[ModelRef]:
-    """Save one model per graph, many saves at a time.
+def fill(graphs: Iterable[ModelGraph], names: Names, *, tensors: bool = False) -> list[ModelRef]:
+    """Save one model per graph, many saves at a time, through several clients as in a search.
 
     Args:
-        repo: where to.
         graphs: one model each.
         names: where the models' names come from.
         tensors: give each tensor that a graph names a few values; otherwise only the graphs are saved.
     """
+    from tensorvine.actors import Repository
+
+    clients = [Repository.connect(NAME) for _ in range(CLIENTS)]
     pending: deque[Any] = deque()
     refs: list[ModelRef] = []
     for count, graph in enumerate(graphs):
         values = small_tensors(graph, seed=count) if tensors else {}
-        pending.append(
-            repo.save_async(names.fresh(), values, graph=graph, quality=quality_of(count), timeout=300)
-        )
+        client = clients[count % CLIENTS]
+        pending.append(client.save_async(names.fresh(), values, graph=graph, quality=quality_of(count), timeout=300))
         if len(pending) >= IN_FLIGHT:
             refs.append(pending.popleft().committed(300).ref)
         if count and count % 10_000 == 0:
             progress(f"{count} models saved")
     refs.extend(future.committed(300).ref for future in pending)
+    for client in clients:
+        client.close()
     return refs

@@ -50,9 +50,7 @@ def run(effort: Effort) -> Report:
         ):
             row = _row(f"{size // MIB} MiB: {case}", size, found, pick, copy_s)
             report.add(row, headline=size == sizes[-1] and case == "first save, staged")
-        report.add(
-            _row(f"{size // MIB} MiB: start of cluster and repository", size, found, lambda m: (m.startup_s,))
-        )
+        report.add(_row(f"{size // MIB} MiB: start of cluster and repository", size, found, lambda m: (m.startup_s,)))
     return report
 
 
@@ -78,7 +76,7 @@ def measure(size: int, preallocate: bool) -> Measured:
     staged: list[float] = []
     committed: list[float] = []
     start = time.perf_counter()
-    with repository(max(4 * size, GIB), preallocate=preallocate) as repo:
+    with repository(max(4 * size, GIB), preallocate_bytes=size if preallocate else 0) as repo:
         startup_s = time.perf_counter() - start
         for _ in range(1 + ROUNDS):
             start = time.perf_counter()

@@ -145,9 +145,7 @@ def from_bytes(buffer: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Se
     return buffer.view(dtype).reshape(tuple(shape))
 
 
-def checked(
-    tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> dict[str, Array]:
+def checked(tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
     """Give `tensors` as NumPy arrays, if every one is known and has the dtype and shape expected of it.
 
     Args:
@@ -165,15 +163,12 @@ def checked(
     for name, value in tensors.items():
         if name not in expected:
             known = ", ".join(list(expected)[:8]) + (", ..." if len(expected) > 8 else "")
-            raise TensorNotFoundError(
-                f"tensor {name!r}: expected a tensor of the model ({known}); found no such"
-            )
+            raise TensorNotFoundError(f"tensor {name!r}: expected a tensor of the model ({known}); found no such")
         array = as_numpy(value, f"tensor {name!r}")
         dtype, shape = expected[name]
         if array.dtype.name != dtype or array.shape != shape:
             raise TensorMismatchError(
-                f"tensor {name!r}: expected {dtype} of shape {shape}; "
-                f"found {array.dtype.name} of shape {array.shape}"
+                f"tensor {name!r}: expected {dtype} of shape {shape}; found {array.dtype.name} of shape {array.shape}"
             )
         arrays[name] = array
     return arrays

@@ -131,6 +131,10 @@ class ModelGraph:
 
     def to_json(self) -> str:
         """Write the graph as JSON text; `from_json` reads it back."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         rows = [[v.name, v.config, list(v.inputs), list(v.tensors)] for v in self.layers]
         return json.dumps({"layers": rows}, separators=(",", ":"), ensure_ascii=False)
 
@@ -142,9 +146,7 @@ class ModelGraph:
             GraphError: the text is no such JSON, or the layers are no graph.
         """
         try:
-            rows = cast(
-                "list[tuple[str, Mapping[str, Any], list[str], list[str]]]", json.loads(text)["layers"]
-            )
+            rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", json.loads(text)["layers"])
             layers = [Layer(name, config, tuple(i), tuple(t)) for name, config, i, t in rows]
         except (KeyError, TypeError, ValueError) as exc:
             if isinstance(exc, GraphError):
@@ -183,9 +185,7 @@ def _topological(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     for layer in layers:
         for name in layer.inputs:
             if name not in by_name:
-                raise GraphError(
-                    f"layer {layer.name!r}: expected inputs among the graph's layers; found {name!r}"
-                )
+                raise GraphError(f"layer {layer.name!r}: expected inputs among the graph's layers; found {name!r}")
     ordered: dict[str, Layer] = {}
     for layer in layers:
         _place(layer, by_name, ordered)
@@ -206,9 +206,7 @@ def _place(last: Layer, by_name: Mapping[str, Layer], ordered: dict[str, Layer])
             name = layer.inputs[position]
             if name in path:
                 start = list(path).index(name)
-                raise GraphError(
-                    f"graph: expected no cycle; found {' <- '.join([*list(path)[start:], name])}"
-                )
+                raise GraphError(f"graph: expected no cycle; found {' <- '.join([*list(path)[start:], name])}")
             if name not in ordered:
                 stack.append((by_name[name], 0))
         else:

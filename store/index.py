@@ -1,16 +1,16 @@
 """The catalog's inverted index: which live model shares the longest prefix with a graph?
 
 Rules
-- A query is fingerprints and edges only. A model's score is the number of query layers whose fingerprints it has;
-  the answer has the greatest score, then the greatest rank: quality, then time of creation, then reference.
+- A query is fingerprints and edges only. A model's score is the number of query layers whose fingerprints it
+  has; the answer has the greatest score, then the greatest rank: quality, then creation time, then reference.
 - The answer is exact: it is what a scan of all models with `common_prefix` would find.
-- Models whose graphs have the same set of fingerprints share one *architecture*; only its best model competes.
-- A posting says which architectures have a fingerprint. With one member it is that architecture's number, with
-  more it is a `_Posting`: most fingerprints belong to one architecture only, and these must stay small.
-- Postings shrink along the edges: who has a layer has all that it depends on. So among the query's fingerprints
-  that are known here, the one with the smallest posting feeds no other.
-- Heaps are lazy: an entry that is no longer its architecture's best is stale and is dropped when it surfaces, or
-  all at once when the stale ones outnumber the members.
+- Models whose graphs have the same set of fingerprints share an *architecture*; only its best model competes.
+- A posting says which architectures have a fingerprint. With one member it is that architecture's number,
+  with more it is a `_Posting`: most fingerprints belong to one architecture only, and these must stay small.
+- Postings shrink along the edges: who has a layer has all that it depends on. So among the query's
+  fingerprints that are known here, the one with the smallest posting feeds no other.
+- Heaps are lazy: an entry that is no longer its architecture's best is stale and is dropped when it surfaces,
+  or all at once when the stale ones outnumber the members.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class PrefixIndex:
             return None
         last, closure = next(reversed(known.closures.items()))
         if closure == known.all:  # one layer depends on all others: who has it has all, and nobody has more
-            return self._result(known.size, self._top(known.postings[last]))
-        search = _Search(self, known)
+            return self._result(known.size, _top(known.postings[last], self._architectures))
+        search = _Search(self._architectures, known)
         return self._result(search.size, search.best) if search.run() else self._count(known)
 
     def _post(self, joined: bytes, number: int, entry: _Entry) -> None:
@@ -203,11 +203,6 @@ class PrefixIndex:
             if isinstance(posting, _Posting):
                 posting.push(entry, self._architectures)
 
-    def _top(self, posting: int | _Posting) -> _Entry:
-        if isinstance(posting, _Posting):
-            return posting.top(self._architectures)
-        return self._architectures[posting].best
-
     def _count(self, known: _Known) -> IndexMatch:
         """Score every architecture that has any layer of the query."""
         scores: Counter[int] = Counter()
@@ -237,7 +232,7 @@ class _Descending:
 
 
 _Entry: TypeAlias = tuple[float, int, _Descending, int]
-"""(-quality, -created_ns, ref, architecture): a model's rank, negated. The identical tuple stands in all heaps."""
+"""(-quality, -created_ns, ref, architecture): a model's rank, negated. All heaps hold the same tuple."""
 
 
 class _Architecture:
@@ -301,7 +296,7 @@ class _Posting:
 
 
 class _Known:
-    """The part of a query that the index has. Its distinct fingerprints are known by their first positions."""
+    """The part of a query that the index has. A fingerprint is known by its first position."""
 
     __slots__ = ("all", "closures", "extra", "postings", "size")
 
@@ -345,17 +340,17 @@ class _Known:
 class _Search:
     """Branch and bound over sets of architectures.
 
-    A branch is a set of architectures that all have certain layers, and a mask of the other layers that they may
-    have. It is split by a layer that feeds no other of these: who has it, and who has not. The bound is the weight
-    of all that a branch may have; one that cannot beat the best found is left out.
+    A branch is a set of architectures that all have certain layers, and a mask of the other layers that they
+    may have. It is split by a layer that feeds no other of these: who has it, and who has not. The bound is
+    the weight of all that a branch may have; one that cannot beat the best found is left out.
     """
 
-    __slots__ = ("_index", "_known", "_order", "_steps", "best", "size")
+    __slots__ = ("_architectures", "_known", "_order", "_steps", "best", "size")
 
     best: _Entry
 
-    def __init__(self, index: PrefixIndex, known: _Known) -> None:
-        self._index = index
+    def __init__(self, architectures: dict[int, _Architecture], known: _Known) -> None:
+        self._architectures = architectures
         self._known = known
         sizes = {i: len(p.members) if isinstance(p, _Posting) else 1 for i, p in known.postings.items()}
         # Smallest first; among equal ones the last, because equal postings may depend on one another.
@@ -382,7 +377,7 @@ class _Search:
             if bound < self.size or self._steps < 0:
                 return
             posting = known.postings[position]
-            first = self._index._top(posting)
+            first = _top(posting, self._architectures)
             lower = first if ceiling is None or ceiling < first else ceiling
             if bound == self.size and not lower < self.best:
                 return
@@ -417,15 +412,14 @@ class _Search:
                     mask &= ~(1 << position)
                 if base + known.weight(mask) < self.size:
                     return
-        self._offer(base, self._index._architectures[number].best)
+        self._offer(base, self._architectures[number].best)
 
     def _has_all(self, number: int, mask: int) -> bool:
         postings = self._known.postings
         return all(number in _members(postings[p]) for p in self._order if mask >> p & 1)
 
     def _best_of(self, members: set[int]) -> _Entry:
-        architectures = self._index._architectures
-        return min([architectures[number].best for number in members])
+        return min([self._architectures[number].best for number in members])
 
     def _offer(self, size: int, entry: _Entry) -> None:
         if size > self.size or (size == self.size and entry < self.best):
@@ -434,6 +428,10 @@ class _Search:
 
 def _members(posting: int | _Posting) -> set[int]:
     return posting.members if isinstance(posting, _Posting) else {posting}
+
+
+def _top(posting: int | _Posting, architectures: dict[int, _Architecture]) -> _Entry:
+    return posting.top(architectures) if isinstance(posting, _Posting) else architectures[posting].best
 
 
 def _split(joined: bytes) -> list[bytes]:

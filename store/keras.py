@@ -99,11 +99,11 @@ def recipe_of(model: keras.Model) -> str:
     """
     try:
         with ObjectSharingScope():
-            return json.dumps(keras.saving.serialize_keras_object(model), separators=(",", ":"))
+            entries = cast("dict[str, Any]", keras.saving.serialize_keras_object(model))
+        flags = [layer.trainable for layer in _all_layers(model)]
+        return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
     except (NotImplementedError, TypeError, ValueError) as exc:
-        raise GraphError(
-            f"recipe of model {model.name!r}: expected parts with a config; found {exc}"
-        ) from exc
+        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
 
 
 def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -120,12 +120,17 @@ def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras
         GraphError: the text is no recipe, or a class in it is not known here.
     """
     try:
-        with ObjectSharingScope():
-            model = keras.saving.deserialize_keras_object(json.loads(recipe), custom_objects=custom_objects)
+        entries: dict[str, Any] = json.loads(recipe)
+        flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
+        with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
+            model = keras.saving.deserialize_keras_object(entries)
+            for layer, flag in zip(_all_layers(model), flags, strict=True):
+                if layer.trainable != flag:
+                    layer.trainable = flag
+            if compiled:  # after the flags, which say what the optimizer holds
+                model.compile_from_config(compiled)
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as exc:
-        raise GraphError(
-            f"recipe: expected what recipe_of writes, of classes known here; found {exc}"
-        ) from exc
+        raise GraphError(f"recipe: expected what recipe_of writes, of classes known here; found {exc}") from exc
     if not isinstance(model, keras.Model):
         raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
     return model
@@ -153,9 +158,13 @@ def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
 
 
 class _Flattened:
-    """A model taken apart: its vertices, and its weights by name."""
+    """A model taken apart: its vertices, and its weights by name.
 
-    def __init__(self, model: keras.Model) -> None:
+    Without `configs`, which take most of the time, the vertices are good for their names only.
+    """
+
+    def __init__(self, model: keras.Model, *, configs: bool = True) -> None:
+        self._configs = configs
         self.vertices: list[Layer] = []
         self.weights: dict[str, Any] = {}
         self.names: dict[int, str] = {}
@@ -180,16 +189,12 @@ class _Flattened:
         self._rest(model, path, renamed)
         return outputs
 
-    def _function(
-        self, function: Any, path: str, feeds: list[_Output] | None, renamed: bool
-    ) -> list[_Output]:
+    def _function(self, function: Any, path: str, feeds: list[_Output] | None, renamed: bool) -> list[_Output]:
         produced: dict[int, _Output] = {}
         if feeds:
             produced = {id(tensor): feed for tensor, feed in zip(function.inputs, cycle(feeds), strict=False)}
         nodes: list[Any] = [
-            node
-            for depth in sorted(function._nodes_by_depth, reverse=True)
-            for node in function._nodes_by_depth[depth]
+            node for depth in sorted(function._nodes_by_depth, reverse=True) for node in function._nodes_by_depth[depth]
         ]
         uses = _uses(nodes)
         for node in nodes:
@@ -198,9 +203,7 @@ class _Flattened:
                 continue
             name = path + _name(node.operation, renamed) + uses[id(node)]
             outputs = self._node(node, name, produced, renamed)
-            produced.update(
-                {id(tensor): output for tensor, output in zip(node.outputs, outputs, strict=False)}
-            )
+            produced.update({id(tensor): output for tensor, output in zip(node.outputs, outputs, strict=False)})
         return [produced[id(tensor)] for tensor in function.outputs]
 
     def _node(self, node: Any, name: str, produced: Mapping[int, _Output], renamed: bool) -> list[_Output]:
@@ -208,9 +211,7 @@ class _Flattened:
         if isinstance(operation, (keras.Model, keras.Function)):
             feeds = [produced[id(tensor)] for tensor in _fed(node, operation)]
             outputs = self._expand(operation, self._unique(name) + "/", feeds, renamed=renamed)
-            missing = range(
-                len(outputs), len(node.outputs)
-            )  # a chain has one end, whatever its model returns
+            missing = range(len(outputs), len(node.outputs))  # a chain has one end, whatever its model returns
             return outputs + [(outputs[-1][0], index) for index in missing]
         inputs, call = call_facts(
             operation.call,
@@ -224,7 +225,7 @@ class _Flattened:
     def _chain(self, model: Any, path: str, feeds: list[_Output], renamed: bool) -> list[_Output]:
         if not model.built:
             raise GraphError(
-                f"model {model.name!r}: expected one that is built; found that it is not: call it on data first"
+                f"model {model.name!r}: expected one that is built; found one that is not: call it on data"
             )
         _say_assumed(type(model).__qualname__)
         if not model.layers:
@@ -240,9 +241,7 @@ class _Flattened:
 
     def _rest(self, model: Any, path: str, renamed: bool) -> None:
         """Weights that the model itself holds, and layers that are attached to it but in no call."""
-        own = [
-            (weight, _weight_name(weight)) for weight in _own_weights(model) if id(weight) not in self.names
-        ]
+        own = [(weight, _weight_name(weight)) for weight in _own_weights(model) if id(weight) not in self.names]
         if own:
             name = self._unique((path or "model/").removesuffix("/"))
             shapes = [list(weight.shape) for weight, _ in own]
@@ -260,7 +259,8 @@ class _Flattened:
     def _leaf(self, operation: Any, name: str, inputs: list[str], more: Mapping[str, Any]) -> str:
         self._seen.add(id(operation))
         name = self._unique(name.removesuffix("/"))
-        config = {"class": type(operation).__name__, **_config(operation), **more}
+        own = _config(operation) if self._configs else {}
+        config = {"class": type(operation).__name__, **own, **more}
         tensors = self._tensors(_inner_weights(operation), name + "/")
         self.vertices.append(Layer(name, config, tuple(inputs), tensors))
         return name
@@ -283,9 +283,7 @@ class _Flattened:
 
 @cache
 def _say_assumed(model_type: str) -> None:
-    _log.warning(
-        "%s has no functional graph: its layers are taken for a chain in order of creation", model_type
-    )
+    _log.warning("%s has no functional graph: its layers are taken for a chain in order of creation", model_type)
 
 
 def _uses(nodes: list[Any]) -> dict[int, str]:
@@ -337,6 +335,11 @@ def _name(operation: Any, renamed: bool) -> str:
 
 def _weight_name(weight: Any) -> str:
     return re.sub(r"^variable_\d+$", "variable", weight.name)
+
+
+def _all_layers(model: Any) -> list[Any]:
+    """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
+    return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
 
 
 def _own_weights(layer: Any) -> list[Any]:
@@ -411,7 +414,7 @@ def _numbered(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(model: keras.Model) -> dict[str, Any]:
-    names = _Flattened(model).names
+    names = _Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
 
@@ -420,21 +423,22 @@ def _optimizer_state(model: keras.Model) -> dict[str, Any]:
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return {}
-    names = _Flattened(model).names
+    names = _Flattened(model, configs=False).names
     by_path: defaultdict[str, list[str]] = defaultdict(list)
     for weight in model.trainable_variables:
-        by_path[weight.path.replace("/", "_")].append(names.get(id(weight), str(weight.path)))
+        by_path[weight.path.replace("/", "_")].append(names[id(weight)])
     met: defaultdict[str, int] = defaultdict(int)
     state: dict[str, Any] = {}
     for variable in optimizer.variables:
         owner, _, slot = variable.path.rpartition("/")
-        paths = [path for path in by_path if slot.startswith(path + "_")]
-        if paths:
-            path = max(paths, key=len)
-            weight_names = by_path[path]  # several weights may have one path; slots follow their order
-            slot = f"{weight_names[met[slot] % len(weight_names)]}/{slot[len(path) + 1 :]}"
-            met[variable.path.rpartition("/")[2]] += 1
-        state[_first_free(f"optimizer/{owner}/{slot}", state)] = variable
+        owner = re.sub(r"_\d+(?=/|$)", "", owner)  # adam_7: numbered like layers
+        name = f"optimizer/{owner}/{slot}"
+        path = max((path for path in by_path if slot.startswith(path + "_")), key=len, default="")
+        if path:
+            weights = by_path[path]  # several weights may have one path; their slots come in their order
+            name = f"optimizer/{owner}/{weights[met[slot] % len(weights)]}/{slot[len(path) + 1 :]}"
+            met[slot] += 1
+        state[_first_free(name, state)] = variable
     return state
 
 
@@ -443,8 +447,6 @@ def _snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _assign(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
-    expected = {
-        name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()
-    }
+    expected = {name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()}
     for name, array in checked(tensors, expected).items():
         variables[name].assign(array)

@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import numpy as np
+import xxhash
+
 from .errors import CorruptDataError
 from .refs import ModelRef
 from .segment import SegmentId
+
+_COLUMNS = ("name", "dtype", "shape", "nbytes", "digest", "owner", "segment", "slot")
+_Row = tuple[str, int, list[int], int, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +128,26 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
         CorruptDataError: the text is not what `encode_body` wrote.
     """
     try:
-        columns: dict[str, list[Any]] = json.loads(body)
-        owners = [ref, *(ModelRef.parse(text) for text in columns["owners"])]
-        segments = [cast("SegmentId", tuple(pair)) for pair in columns["segments"]]
+        columns: dict[str, Any] = json.loads(body)
+        owners: list[ModelRef] = [ref, *(ModelRef.parse(text) for text in columns["owners"])]
+        segments: list[SegmentId] = [(shard, serial) for shard, serial in columns["segments"]]
         dtypes = columns["dtypes"]
+        rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
         return {
-            name: TensorEntry(
-                dtypes[dtype], tuple(shape), nbytes, digest, owners[owner], segments[segment], slot
-            )
-            for name, dtype, shape, nbytes, digest, owner, segment, slot in zip(
-                *(
-                    columns[c]
-                    for c in ("name", "dtype", "shape", "nbytes", "digest", "owner", "segment", "slot")
-                ),
-                strict=True,
-            )
+            name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, digest, owners[owner], segments[segment], slot)
+            for name, dtype, shape, nbytes, digest, owner, segment, slot in rows
         }
     except (ValueError, KeyError, IndexError, TypeError) as exc:
         raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc
+
+
+def digest_of(tensor: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
+    """Give the content hash of a tensor's bytes: xxh3-128, hexadecimal.
+
+    >>> digest_of(np.zeros(0, np.uint8))
+    '99aa06d3014798d86001c324468d497f'
+    """
+    return xxhash.xxh3_128_hexdigest(tensor.data)
 
 
 def slots_of(entries: Iterable[TensorEntry]) -> dict[SegmentId, list[int]]:

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from .errors import GraphError, ModelNotFoundError
-from .graph import _json_value, canonical_config
+from .graph import (
+    _json_value,  # pyright: ignore[reportPrivateUsage] - configs and predicates are read alike
+    canonical_config,
+)
 
 if TYPE_CHECKING:
     from .graph import ModelGraph
@@ -87,8 +90,8 @@ def matches(graph: ModelGraph, pattern: Pattern, exact: bool = False) -> bool:
 class PatternIndex(Generic[KeyT]):
     """Many graphs by any key, to be found by pattern.
 
-    Configs are few and graphs many: each distinct config is kept once and judged once per query, and graphs that
-    differ in names only are kept once.
+    Configs are few and graphs many: each distinct config is kept once and judged once per query, and graphs
+    that differ in names only are kept once.
 
     >>> from tensorvine.store import Layer, ModelGraph
     >>> index = PatternIndex[str]()
@@ -226,7 +229,9 @@ def _allowed(predicate: Mapping[str, Any]) -> list[frozenset[str]]:
     """Per key of a predicate, the facts of which a config must have one."""
     allowed: list[frozenset[str]] = []
     for key, value in predicate.items():
-        options = [value, *cast("list[Any]", value)] if isinstance(value, list) else [value]
+        options: list[Any] = [value]
+        if isinstance(value, list):
+            options += cast("list[Any]", value)
         allowed.append(frozenset(canonical_config({key: option}) for option in options))
     return allowed
 

@@ -3,12 +3,12 @@
 Rules
 - A vertex of one graph matches a vertex of the other when their configs are equal and their inputs match, in
   order. That is when their fingerprints are equal, so `common_prefix` compares fingerprints only.
-- The prefix is the set of vertices that have a match. It is closed: with a vertex, all its ancestors are in it.
-- Twins are vertices of one graph with equal fingerprints. Each twin of the first graph is in the prefix if the
-  second has at least one; they share a match where the second has fewer.
-- Which twin is matched with which follows the edges: what feeds a matched vertex is matched with what feeds its
-  match, so that the weights of a branch come from one branch.
-- `reference_prefix` is the paper's algorithm. It shares no code with `common_prefix` and is what tests hold it to.
+- The prefix is the set of vertices that have a match. With a vertex, all its ancestors are in it.
+- Twins are vertices of one graph with equal fingerprints. Each twin of the first graph is in the prefix if
+  the second has at least one; they share a match where the second has fewer.
+- Which twin is matched with which follows the edges: what feeds a matched vertex is matched with what feeds
+  its match, so that the weights of a branch come from one branch.
+- `reference_prefix` is the paper's algorithm. It shares no code with `common_prefix`, which tests hold to it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def common_prefix(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
         candidates.setdefault(fingerprint, []).append(name)
     matched = [layer for layer in graph.layers if graph.fingerprints[layer.name] in candidates]
     heights = _heights(graph)
-    # The highest first, among equals the order of the graph. Twins are equally high, so when one of them picks
-    # freely, all those that a consumer's match decides have been decided.
+    # The highest first, among equals the order of the graph: consumers before what feeds them. Twins are
+    # equally high, so when one of them picks freely, all those that a consumer's match decides are decided.
     matched.sort(key=lambda layer: -heights[layer.name])
     assigned: dict[str, str] = {}
     used: set[str] = set()
@@ -66,11 +66,11 @@ def common_prefix(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
 def reference_prefix(graph: ModelGraph, other: ModelGraph) -> set[str]:
     """Find the layers of the longest common prefix by EvoStore's Algorithm 1, without fingerprints.
 
-    The paper's pseudo code names a vertex by one ID in both graphs, starts at the one root, and counts edges. It
-    is mended here where that is not enough:
+    The paper's pseudo code names a vertex by one ID in both graphs, starts at the one root, and counts edges.
+    It is mended here where that is not enough:
 
-    - `A[v]` takes for granted that v is known to be the same vertex in both graphs. Configs may repeat within a
-      graph, so the frontier holds pairs (vertex of `graph`, vertex of `other`) and each pair has its own counter.
+    - `A[v]` takes for granted that v is known to be the same vertex in both graphs. Configs may repeat within
+      a graph, so the frontier holds pairs (vertex of `graph`, vertex of `other`), each with its own counter.
     - A model may have several inputs: the frontier starts with all pairs of equal vertices without inputs.
     - The order of inputs matters, and one edge may occur twice, as in `Add(x, x)`: an edge is known by the
       position at which it enters, and a pair is visited only by edges that enter at the same position.
@@ -81,8 +81,8 @@ def reference_prefix(graph: ModelGraph, other: ModelGraph) -> set[str]:
         other: the graph to find them in.
 
     Returns:
-        Names of the layers of `graph` in the prefix. The time is quadratic in the number of equal layers: this is
-        the reference for `common_prefix`, not a replacement.
+        Names of the layers of `graph` in the prefix. The time is quadratic in the number of equal layers:
+        this is the reference for `common_prefix`, not a replacement.
 
     >>> from tensorvine.store import Layer, ModelGraph
     >>> chain = ModelGraph([Layer("in", {"class": "Input"}), Layer("a", {"class": "ReLU"}, ["in"])])

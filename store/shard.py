@@ -201,9 +201,7 @@ class ShardState:
             CorruptDataError: the id is taken; savers choose ids at random from 2**60.
         """
         if holder.partition("/")[0] not in self._sessions:
-            raise OperationTimeoutError(
-                f"shard {self.index}: expected save {holder} to be open; its session ended"
-            )
+            raise OperationTimeoutError(f"shard {self.index}: expected save {holder} to be open; its session ended")
         if segment_id in self._segments:
             raise CorruptDataError(f"shard {self.index}: expected a new segment id; {segment_id} is taken")
         segment = Segment(segment_id, handle, tuple(sizes))
@@ -385,9 +383,7 @@ class ShardState:
             return ModelRef(name, max(known.live))
         if known and known.lost:
             raise self._lost(ModelRef(name, max(known.lost)))
-        raise ModelNotFoundError(
-            f"shard {self.index}: expected a model named {name!r}; found no live version of it"
-        )
+        raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
 
     def record(self, name: str, version: int | None, client: str) -> Record:
         """Give the record that `client` may read: a live version, or a ghost that it has pinned."""
@@ -401,9 +397,7 @@ class ShardState:
         """Give a stored graph's JSON text and the framework's recipe for it."""
         graph = self._graphs.get(key)
         if graph is None:
-            raise ModelNotFoundError(
-                f"shard {self.index}: expected graph {key.hex()}; its last version was retired"
-            )
+            raise ModelNotFoundError(f"shard {self.index}: expected graph {key.hex()}; its last version was retired")
         text, recipe = json.loads(zlib.decompress(graph.packed))
         return text, recipe
 
@@ -454,9 +448,7 @@ class ShardState:
             record = self._records[best.ref]
             lease = self._pin(record, client, now)
             key = record.header.graph_key
-            answers.append(
-                Match(best.ref, best.size, record.header.quality, record.header.created_ns, key, lease)
-            )
+            answers.append(Match(best.ref, best.size, record.header.quality, record.header.created_ns, key, lease))
         return answers
 
     def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
@@ -528,9 +520,7 @@ class ShardState:
         """Sum up what is here."""
         tensors, live, allocated = self._totals
         pins = sum(len(session.leases) for session in self._sessions.values())
-        return ShardStats(
-            self.index, len(self._records), tensors, live, allocated, 0, self._metadata_bytes, pins
-        )
+        return ShardStats(self.index, len(self._records), tensors, live, allocated, 0, self._metadata_bytes, pins)
 
     def check(self) -> None:
         """Derive all counts anew and hold the kept ones against them.
@@ -550,11 +540,7 @@ class ShardState:
             raise self._lost(ref)
         if ref in self._parents:
             raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} was retired")
-        live = (
-            f"its live versions are {sorted(known.live)}"
-            if known and known.live
-            else "no version of it lives"
-        )
+        live = f"its live versions are {sorted(known.live)}" if known and known.live else "no version of it lives"
         raise ModelNotFoundError(f"shard {self.index}: expected a live model; found no {ref}: {live}")
 
     def _lost(self, ref: ModelRef) -> ModelLostError:

@@ -79,9 +79,7 @@ def assign(module: nn.Module, tensors: Mapping[str, object]) -> None:
         TensorMismatchError: another shape or dtype than the tensor's.
     """
     state = _state(module)
-    expected = {
-        name: (str(item.dtype).removeprefix("torch."), tuple(item.shape)) for name, item in state.items()
-    }
+    expected = {name: (str(item.dtype).removeprefix("torch."), tuple(item.shape)) for name, item in state.items()}
     for name, array in checked(tensors, expected).items():
         _write(state[name], array)
 
@@ -150,14 +148,10 @@ class _Flattened:
             item = self._modules[str(node.target)]
             inputs, call = call_facts(item.forward, node.args, kwargs, reference)
             return self._module(item, str(node.target), inputs, {"call": call} if call else {})
-        kind, name = (
-            ("method", str(node.target)) if node.op == "call_method" else ("function", _named(function))
-        )
+        kind, name = ("method", str(node.target)) if node.op == "call_method" else ("function", _named(function))
         kwargs.pop("training", None)
         inputs, call = call_facts(lambda *args: args, node.args, kwargs, reference)
-        return self._vertex(
-            node.name, {"class": f"{kind}:{name}", **({"call": call} if call else {})}, inputs
-        )
+        return self._vertex(node.name, {"class": f"{kind}:{name}", **({"call": call} if call else {})}, inputs)
 
     def _chain(self, module: nn.Module) -> None:
         inputs: list[str] = []
@@ -173,9 +167,7 @@ class _Flattened:
             if id(tensor) not in self._placed:
                 self._parameter(name, tensor)
 
-    def _module(
-        self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, Any] | None = None
-    ) -> str:
+    def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, Any] | None = None) -> str:
         state = _state(module)
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())

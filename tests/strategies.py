@@ -1,4 +1,4 @@
-"""Hypothesis strategies for small random graphs, made so that equal layers, twins and shared prefixes are common.
+"""Hypothesis strategies for small random graphs, in which equal layers, twins and shared prefixes are common.
 
 Rules
 - A plan is a list of (config number, input positions); layer i may only take inputs from layers before it.
@@ -6,7 +6,6 @@ Rules
 """
 
 from hypothesis import strategies as st
-
 from tensorvine.store.graph import Layer, ModelGraph
 
 CONFIGS = (

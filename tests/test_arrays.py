@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
 from tensorvine.store.arrays import (
     as_bytes,
     as_numpy,
@@ -47,9 +46,7 @@ TORCH_DTYPES = {
     torch.float8_e5m2fnuz: "float8_e5m2fnuz",
     torch.float8_e8m0fnu: "float8_e8m0fnu",
 }
-ALL_NAMES = sorted(
-    {*TORCH_DTYPES.values(), "uint32", "uint64", "float8_e3m4", "float4_e2m1fn", "int4", "uint4"}
-)
+ALL_NAMES = sorted({*TORCH_DTYPES.values(), "uint32", "uint64", "float8_e3m4", "float4_e2m1fn", "int4", "uint4"})
 
 
 def test_importing_arrays_loads_no_framework() -> None:
@@ -159,9 +156,7 @@ def test_a_dtype_without_a_name_is_refused(dtype: object) -> None:
     shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
     offset=st.integers(0, 3),
 )
-def test_bytes_of_any_array_give_it_back_without_a_copy(
-    name: str, shape: tuple[int, ...], offset: int
-) -> None:
+def test_bytes_of_any_array_give_it_back_without_a_copy(name: str, shape: tuple[int, ...], offset: int) -> None:
     dtype = dtype_of(name)
     memory = np.zeros(offset + int(np.prod(shape)) * dtype.itemsize, np.uint8)
     memory[:] = np.arange(memory.size) % 2
@@ -197,9 +192,7 @@ def test_checked_refuses_unknown_names_and_other_shapes_and_dtypes() -> None:
     assert checked({"kernel": np.zeros(2, "float32")}, expected)["kernel"].shape == (2,)
     with pytest.raises(TensorNotFoundError, match=r"'bias'.*kernel"):
         checked({"bias": np.zeros(2, "float32")}, expected)
-    with pytest.raises(
-        TensorMismatchError, match=r"'kernel': expected float32 of shape \(2,\); found .*\(3,\)"
-    ):
+    with pytest.raises(TensorMismatchError, match=r"'kernel': expected float32 of shape \(2,\); found .*\(3,\)"):
         checked({"kernel": np.zeros(3, "float32")}, expected)
     with pytest.raises(TensorMismatchError, match=r"'kernel': expected float32 .*; found float64"):
         checked({"kernel": np.zeros(2)}, expected)

@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tensorvine.store import index as index_module
 from tensorvine.store.errors import ModelNotFoundError
 from tensorvine.store.graph import Layer, ModelGraph
@@ -57,14 +56,14 @@ def check_interleaved(data, family):
 
 
 @given(st.data(), plan_families())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_match_is_that_of_a_scan(data, family):
     check_interleaved(data, family)
 
 
 @pytest.mark.parametrize(("few", "steps"), [(0, 64), (0, 2), (0, 0), (1, 1)])
 @given(data=st.data(), family=plan_families())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_match_is_that_of_a_scan_by_way_of_sets_and_by_way_of_counting(few, steps, data, family):
     """Small indexes take the ways of large ones when the limits between the ways are lowered."""
     with pytest.MonkeyPatch.context() as patch:
@@ -74,7 +73,7 @@ def test_match_is_that_of_a_scan_by_way_of_sets_and_by_way_of_counting(few, step
 
 
 def wide(*heads):
-    """One input and one Dense per number: every head feeds nothing, so every set of heads is its own prefix."""
+    """One input and one head per number; no head feeds another, so any set of heads is a prefix."""
     return ModelGraph(
         [Layer("in", {"class": "Input"})] + [Layer(f"h{u}", {"units": u}, ["in"]) for u in heads]
     )

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tensorvine.store.errors import GraphError, ModelNotFoundError
 from tensorvine.store.graph import Layer, ModelGraph
 from tensorvine.store.pattern import PatternIndex, check_pattern, matches

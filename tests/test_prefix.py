@@ -2,7 +2,6 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tensorvine.store.graph import Layer, ModelGraph
 from tensorvine.store.prefix import common_prefix, reference_prefix
 

@@ -276,9 +276,7 @@ def test_arrays_are_live_views_and_read_only() -> None:
     assert arrays["scale"].tolist() == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "complex64"])
 def test_assign_writes_into_the_modules_own_memory(dtype: str) -> None:
     module = nn.Module()
     module.register_buffer("a", torch.zeros(3, 2).to(getattr(torch, dtype)).T)
