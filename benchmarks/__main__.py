@@ -49,7 +49,7 @@ def main(
 
 def application() -> typer.Typer:
     """Make the command-line application."""
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     return app
 

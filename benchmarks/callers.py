@@ -107,6 +107,14 @@ class _Caller:
         return start, end
 
 
+def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a module's function in a process of the cluster that ends with the call."""
+    import ray
+
+    task: Any = ray.remote(num_cpus=0, max_calls=1)(function)
+    return ray.get(task.remote(*args), timeout=600)
+
+
 def query_in_batches(repo: Any, graphs: Sequence[ModelGraph], batch: int) -> list[Any]:
     """Query one at a time (`batch` 1) or in batches; the matches stay pinned."""
     if batch == 1:
