@@ -59,9 +59,7 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
         else:
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET
-    )
+    ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
     log.info("started a Ray in this process")
     return True
 

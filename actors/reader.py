@@ -142,12 +142,13 @@ class Reader:
         for segment, generation in _wanted(chosen.values(), held).items():
             if segment[0] != home or (segment not in blocks and not (wanted and segment in wanted)):
                 missing.setdefault(segment[0], {})[segment] = generation
-        asked = [(shard, self._session.send(shard, "blocks", part)) for shard, part in missing.items()]
-        for shard, answer in asked:
-            try:
-                more, epoch = self._session.result(answer, shard, time_left(deadline, what))
-            except ModelLostError as exc:
-                raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
+        try:
+            answers = self._session.ask(
+                {shard: ("blocks", part) for shard, part in missing.items()}, time_left(deadline, what)
+            )
+        except ModelLostError as exc:
+            raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
+        for shard, (more, epoch) in zip(missing, answers, strict=True):
             blocks.update(more)
             epochs[shard] = min(epoch, epochs.get(shard, epoch))
         mapped = self._map(blocks, {entry.segment for entry in chosen.values()}, held, deadline, what)

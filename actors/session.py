@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,12 +148,22 @@ class Session:
                     raise
 
     def broadcast(self, method: str, *arguments: Any, timeout: float = CONTROL_TIMEOUT_S) -> list[Any]:
-        """Ask all shards at once, and wait for all answers."""
-        if len(self.shards) == 1:
-            return [self.call(self.shards[0], method, *arguments, timeout=timeout, again=True)]
+        """Ask all shards the same at once, and wait for all answers; repeated as in `call` with `again`."""
+        return self.ask({shard: (method, *arguments) for shard in self.shards}, timeout)
+
+    def ask(self, questions: Mapping[int, tuple[Any, ...]], timeout: float) -> list[Any]:
+        """Ask several shards at once: shard -> (method, arguments). Repeated as in `call` with `again`."""
         deadline = time.monotonic() + timeout
-        futures = [(shard, self.send(shard, method, *arguments)) for shard in self.shards]
-        return [self.result(future, shard, deadline - time.monotonic()) for shard, future in futures]
+        futures = {shard: self.send(shard, *question) for shard, question in questions.items()}
+        answers: list[Any] = []
+        for shard, future in futures.items():
+            try:
+                answers.append(self.result(future, shard, deadline - time.monotonic()))
+            except ShardUnavailableError:
+                self.forget(shard)
+                left = deadline - time.monotonic()
+                answers.append(self.call(shard, *questions[shard], timeout=left, again=True))
+        return answers
 
     def send(self, shard: int, method: str, *arguments: Any) -> Future:
         """Call a shard without waiting."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -361,7 +361,7 @@ class Shard:
     async def stats(self) -> ShardStats:
         """Sum up what is here."""
         with self._lock:
-            return self._state.stats()
+            return replace(self._state.stats(), bytes_staged=self._area.used)
 
     @group("ctl")
     async def check(self) -> None:

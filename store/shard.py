@@ -122,6 +122,8 @@ class ShardStats:
     """Bytes of manifests and graphs."""
     pins: int
     """Leases on versions."""
+    bytes_staged: int = 0
+    """Bytes of the staging buffer that savers hold."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,256 @@
+"""The job itself: train, save, find by architecture, transfer, fine-tune, retire, and load again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import numpy as np
+from digits import TRUNK, Task, load_task, network, predict, train
+from picture import draw_lineage
+from report import Report, Retired, Version
+from tensorvine.actors import PrefixMatch, Repository
+from tensorvine.clusters import LocalCluster
+from tensorvine.store import ModelRef
+from tensorvine.store.keras import assign, graph_of
+
+SEED = 7
+DROPOUT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One way to fine-tune."""
+
+    name: str
+    rate: float
+    """Learning rate of Adam."""
+    extra: tuple[int, ...] = ()
+    """Widths of the dense layers that the candidate's head has more."""
+    learns: tuple[str, ...] = ("head",)
+    """Layers that learn although their tensors may be transferred; all others that match are frozen."""
+
+    def candidate(self) -> keras.Model:
+        """Build the candidate with fresh weights."""
+        keras.utils.set_random_seed(SEED)
+        return network(self.extra, DROPOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to do."""
+
+    root_epochs: int
+    epochs: int
+    """Of each fine-tuning, and of the training from scratch."""
+    from_root: tuple[Branch, ...]
+    from_branches: tuple[Branch, ...]
+    """Candidates that are looked for when the first branches are stored."""
+    retire: int
+    """How many of the worst versions go."""
+
+
+HEAD = Branch("head", 3e-3)
+EXTRA = Branch("extra", 3e-3, extra=(64,))
+FEATURES = Branch("features", 1e-3, learns=("features", "head"))
+UNFROZEN = Branch("unfrozen", 1e-3, learns=(*TRUNK, "head"))
+DEEPER = Branch("deeper", 3e-3, extra=(64, 32))
+QUICK = Plan(
+    root_epochs=6,
+    epochs=6,
+    from_root=(HEAD, Branch("head-slow", 3e-4), EXTRA, FEATURES, UNFROZEN),
+    from_branches=(DEEPER, Branch("polished", 3e-4)),
+    retire=2,
+)
+FULL = Plan(
+    root_epochs=12,
+    epochs=8,
+    from_root=(
+        HEAD,
+        Branch("head-slow", 3e-4),
+        Branch("head-fast", 3e-2),
+        EXTRA,
+        FEATURES,
+        UNFROZEN,
+    ),
+    from_branches=(
+        DEEPER,
+        Branch("deeper-features", 1e-3, extra=(64, 32), learns=("features", "extra1", "extra2", "head")),
+        Branch("polished", 3e-4),
+    ),
+    retire=3,
+)
+
+
+def run(*, quick: bool, out: Path) -> None:
+    """Run the whole job and draw its picture into the directory `out`."""
+    plan = QUICK if quick else FULL
+    report = Report()
+    report.title("Starting Ray and the repository on this machine")
+    with (
+        LocalCluster(object_store_bytes=1 << 30),
+        Repository.start("finetune") as repo,
+        tempfile.TemporaryDirectory() as files,
+    ):
+        job = Job(repo, plan, report, Path(files))
+        job.train_root()
+        job.branch_from_root()
+        job.branch_from_branches()
+        job.train_from_scratch()
+        report.accuracies(job.versions)
+        report.bytes_stored(job.versions, repo.stats().bytes_memory)
+        report.owners({v.ref: repo.contributions(v.ref) for v in job.versions}, job.versions)
+        report.lineage(job.versions, live=repo.models())
+        job.ask()
+        job.retire_worst()
+        job.verify()
+        live = repo.models()
+    report.picture(draw_lineage(job.versions, live, out / "lineage.png"))
+
+
+class Job:
+    """The steps, and what they saved."""
+
+    def __init__(self, repo: Repository, plan: Plan, report: Report, files: Path) -> None:
+        self.versions: list[Version] = []
+        """In the order in which they were saved."""
+        self._repo = repo
+        self._plan = plan
+        self._report = report
+        self._files = files
+        self._low = load_task(range(5), train_size=450, seed=SEED)
+        self._high = load_task(range(5, 10), train_size=100, seed=SEED)
+
+    # ---- saving ---------------------------------------------------------------------------------------------
+
+    def train_root(self) -> None:
+        """Train a model for the digits 0 to 4 and save it."""
+        self._report.title("Digits 0 to 4: train and save")
+        keras.utils.set_random_seed(SEED)
+        model = network()
+        self._train("root", model, self._low, 1e-3, self._plan.root_epochs)
+        self._save("root", model, self._low, "all layers; rate 0.001")
+
+    def branch_from_root(self) -> None:
+        """Find the stored model by the architecture of a candidate, and fine-tune from it in several ways."""
+        self._report.title("Digits 5 to 9: find the stored model most like the candidate, and branch from it")
+        with self._repo.longest_prefix(graph_of(HEAD.candidate())) as match:
+            self._report.found("candidate", match)
+            for branch in self._plan.from_root:
+                self._fine_tune(branch, match)
+
+    def branch_from_branches(self) -> None:
+        """Let each further candidate find its own parent: the branches are stored models too."""
+        self._report.title("Further candidates: each finds the stored model most like itself")
+        for branch in self._plan.from_branches:
+            with self._repo.longest_prefix(graph_of(branch.candidate())) as match:
+                self._report.found(branch.name, match)
+                self._fine_tune(branch, match)
+
+    def train_from_scratch(self) -> None:
+        """Train the candidate without transfer, to compare with."""
+        self._report.title("The same candidate from scratch")
+        model = HEAD.candidate()
+        self._train("scratch", model, self._high, 1e-3, self._plan.epochs)
+        self._save("scratch", model, self._high, "all layers; rate 0.001")
+
+    def _fine_tune(self, branch: Branch, match: PrefixMatch) -> None:
+        """Transfer the tensors that match, freeze their layers, train the others, save what is new."""
+        model = branch.candidate()
+        stored = self._repo.load(match.ref, layers=list(match.layers.values()))
+        assign(model, {mine: stored[theirs] for mine, theirs in match.tensors.items()})
+        frozen = {mine: theirs for mine, theirs in match.layers.items() if mine not in branch.learns}
+        for name in frozen:
+            model.get_layer(name).trainable = False
+        self._train(branch.name, model, self._high, branch.rate, self._plan.epochs)
+        self._save(branch.name, model, self._high, f"{_learning(model)}; rate {branch.rate:g}", match.ref, frozen)
+
+    def _train(self, name: str, model: keras.Model, task: Task, rate: float, epochs: int) -> None:
+        with self._report.progress(name, epochs) as each_epoch:
+            train(model, task, rate, epochs, each_epoch)
+
+    def _save(
+        self,
+        name: str,
+        model: keras.Model,
+        task: Task,
+        learned: str,
+        parent: ModelRef | None = None,
+        inherit: Mapping[str, str] | None = None,
+    ) -> None:
+        predictions = predict(model, task)
+        accuracy = task.accuracy(predictions)
+        saved = self._repo.save_model(
+            name,
+            model,
+            parent=parent,
+            inherit=inherit or None,
+            quality=accuracy,
+            metadata={"digits": task.name, "learned": learned},
+        )
+        info = self._repo.info(saved.ref)
+        self.versions.append(Version(info, predictions, _file_bytes(model, self._files / f"{name}.weights.h5")))
+
+    # ---- asking, retiring, loading again --------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask what is stored: by a pattern of layers, and by lineage."""
+        repo, refs = self._repo, {version.ref.name: version.ref for version in self.versions}
+        pattern = [{"class": "Dense", "units": [32, 64]}, {"class": "Dropout"}]
+        self._report.answers(
+            {
+                f"find({pattern})": repo.find(pattern),
+                "descendants('root')": repo.descendants(refs["root"]),
+                "lineage('deeper')": repo.lineage(refs["deeper"]),
+                "common_ancestor('deeper', 'extra')": repo.common_ancestor(refs["deeper"], refs["extra"]),
+                "common_ancestor('deeper', 'head')": repo.common_ancestor(refs["deeper"], refs["head"]),
+                "common_ancestor('deeper', 'scratch')": repo.common_ancestor(refs["deeper"], refs["scratch"]),
+            }
+        )
+
+    def retire_worst(self) -> None:
+        """Retire the worst versions for the digits 5 to 9, and then the root."""
+        root, *others = self.versions
+        worst = sorted(others, key=lambda version: version.accuracy)[: self._plan.retire]
+        retired: list[Retired] = []
+        for version in (*worst, root):
+            before = self._repo.stats().bytes_memory
+            self._repo.retire(version.ref)
+            retired.append(Retired(version.info, freed=before - self._repo.stats().bytes_memory))
+        best = max(self._left(), key=lambda version: version.accuracy)
+        self._report.retired(retired, best.ref, self._repo.lineage(best.ref), self._repo.contributions(best.ref))
+        left = self._left()
+        self._report.bytes_stored(left, self._repo.stats().bytes_memory)
+
+    def verify(self) -> None:
+        """Load every version that is left, built from the repository alone, and compare what it predicts.
+
+        Raises:
+            RuntimeError: a loaded model predicts something else than the saved one did.
+        """
+        for version in self._left():
+            loaded = predict(self._repo.load_model(version.ref), self._high)
+            if not np.array_equal(loaded, version.predictions):
+                raise RuntimeError(f"{version.ref}: expected the predictions of the model that was saved; they differ")
+        self._report.verified(self._left())
+
+    def _left(self) -> list[Version]:
+        live = set(self._repo.models())
+        return [version for version in self.versions if version.ref in live]
+
+
+def _learning(model: keras.Model) -> str:
+    """Name the layers that learn."""
+    names = [layer.name for layer in model.layers if layer.trainable_weights]
+    return "all layers" if len(names) > len(TRUNK) else " + ".join(names)
+
+
+def _file_bytes(model: keras.Model, path: Path) -> int:
+    """Write the weights to a file of their own, without the optimizer's state, and give its size."""
+    bare = keras.models.clone_model(model)
+    bare.set_weights(model.get_weights())
+    bare.save_weights(path)
+    return path.stat().st_size

@@ -1,0 +1,185 @@
+"""What the job prints: progress while it trains, and tables of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.tree import Tree
+from tensorvine.actors import PrefixMatch
+from tensorvine.store import ModelRef
+from tensorvine.store.manifest import ModelInfo
+
+WIDTH_OF_A_FILE = 120
+"""Columns when the output is no terminal; tables would be cut to 80."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version that the job saved, and what it was like then."""
+
+    info: ModelInfo
+    predictions: np.ndarray
+    """What the model predicted for the test images when it was saved."""
+    file_bytes: int
+    """Size of its `.weights.h5` file."""
+
+    @property
+    def ref(self) -> ModelRef:
+        """Its name and version."""
+        return self.info.ref
+
+    @property
+    def accuracy(self) -> float:
+        """On the test images of its own digits."""
+        return self.info.quality or 0.0
+
+    @property
+    def bytes_inherited(self) -> int:
+        """Bytes that it shares with its ancestors."""
+        return self.info.bytes_total - self.info.bytes_owned
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A version that went."""
+
+    info: ModelInfo
+    freed: int
+    """Bytes that no other version needed."""
+
+
+def size(count: int) -> str:
+    """Write a number of bytes for people.
+
+    >>> size(2_345_678), size(5_140)
+    ('2.35 MB', '5.1 kB')
+    """
+    return f"{count / 1e6:.2f} MB" if count >= 100_000 or not count else f"{count / 1e3:.1f} kB"
+
+
+class Report:
+    """Prints to the terminal, or to wherever the output goes."""
+
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        self._console = console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=False)
+
+    def title(self, text: str) -> None:
+        """Begin a step."""
+        self._console.print(f"\n[bold]{text}[/bold]")
+
+    @contextmanager
+    def progress(self, name: str, epochs: int) -> Iterator[Callable[[], None]]:
+        """Show a bar of epochs; yields what to call after each."""
+        columns = (TextColumn(f"  {name:16}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+        with Progress(*columns, TimeElapsedColumn(), console=self._console) as bar:
+            task = bar.add_task(name, total=epochs)
+            yield lambda: bar.advance(task)
+
+    def found(self, candidate: str, match: PrefixMatch) -> None:
+        """Say what a prefix query found."""
+        self._console.print(
+            f"  longest_prefix({candidate}) = {match.ref} (quality {match.quality:.3f}): "
+            f"{len(match.layers)} layers with {len(match.tensors)} tensors match"
+        )
+
+    def accuracies(self, versions: Sequence[Version]) -> None:
+        """Print what each version learned, and how well."""
+        table = self._table("Accuracy", "version", "parent", "digits", "learned", right=("accuracy",))
+        best = max((v for v in versions if v.info.parent), key=lambda version: version.accuracy)
+        for version in versions:
+            info = version.info
+            style = "bold green" if version is best else None
+            row = (str(info.ref), str(info.parent or ""), info.metadata["digits"], info.metadata["learned"])
+            table.add_row(*row, f"{version.accuracy:.1%}", style=style)
+        self._console.print(table)
+        scratch = next(version for version in versions if version.ref.name == "scratch")
+        self._console.print(
+            f"  Transfer: {best.ref} has {best.accuracy:.1%} on 5-9, the network trained from scratch on the same "
+            f"images {scratch.accuracy:.1%}."
+        )
+
+    def bytes_stored(self, versions: Sequence[Version], stored: int) -> None:
+        """Print bytes beside those of one file per version."""
+        files = sum(version.file_bytes for version in versions)
+        table = self._table(f"Bytes of {len(versions)} versions", "", right=("bytes",))
+        table.add_row("one .weights.h5 file each", size(files))
+        table.add_row("tensors, counted once per version", size(sum(v.info.bytes_total for v in versions)))
+        table.add_row("stored in the repository", size(stored), style="bold green")
+        self._console.print(table)
+        self._console.print(f"  The repository holds {stored / files:.0%} of what the files hold.")
+
+    def owners(self, contributions: Mapping[ModelRef, Mapping[ModelRef, Sequence[str]]], versions: Sequence[Version]) -> None:
+        """Print which version wrote the tensors of each version."""
+        table = self._table("Who owns what", "version", "its tensors were written by", right=("owned", "inherited"))
+        for version in versions:
+            wrote = contributions[version.ref]
+            text = ", ".join(f"{ref} ({len(names)})" for ref, names in sorted(wrote.items()))
+            table.add_row(str(version.ref), text, size(version.info.bytes_owned), size(version.bytes_inherited))
+        self._console.print(table)
+
+    def lineage(self, versions: Sequence[Version], live: Sequence[ModelRef]) -> None:
+        """Print the lineage as a tree."""
+        trees: dict[ModelRef, Tree] = {}
+        for version in versions:
+            fate = "" if version.ref in live else "  [dim](retired)[/dim]"
+            text = f"{version.ref}  {version.accuracy:.1%}  [green]owns {size(version.info.bytes_owned)}[/green]{fate}"
+            parent = version.info.parent
+            trees[version.ref] = trees[parent].add(text) if parent else Tree(text)
+        self.title("Lineage")
+        for version in versions:
+            if version.info.parent is None:
+                self._console.print(trees[version.ref])
+
+    def answers(self, answers: Mapping[str, ModelRef | Sequence[ModelRef] | None]) -> None:
+        """Print questions and what the repository answered."""
+        table = self._table("Queries", "question", "answer")
+        for question, answer in answers.items():
+            refs = ", ".join(map(str, answer)) if isinstance(answer, Sequence) else str(answer)
+            table.add_row(question, refs)
+        self._console.print(table)
+
+    def retired(
+        self,
+        retired: Sequence[Retired],
+        heir: ModelRef,
+        lineage: Sequence[ModelRef],
+        contributions: Mapping[ModelRef, Sequence[str]],
+    ) -> None:
+        """Print what went, what that freed, and that an heir of the last one is whole."""
+        table = self._table("Retired", "version", right=("accuracy", "owned", "freed", "kept for descendants"))
+        for one in retired:
+            owned = one.info.bytes_owned
+            row = (str(one.info.ref), f"{one.info.quality:.1%}", size(owned), size(one.freed), size(owned - one.freed))
+            table.add_row(*row)
+        self._console.print(table)
+        gone = retired[-1].info.ref
+        self._console.print(
+            f"  {gone} is retired; {heir} still has {len(contributions.get(gone, ()))} tensors of it, "
+            f"and its lineage still names it: {' <- '.join(map(str, lineage))}"
+        )
+
+    def verified(self, versions: Sequence[Version]) -> None:
+        """Say that all versions predict what they did when they were saved."""
+        self._console.print(
+            f"\n[green]Loaded again: all {len(versions)} versions that are left predict the same, bit for bit.[/green]"
+        )
+
+    def picture(self, path: Path) -> None:
+        """Name the picture; the last line."""
+        self._console.print(f"\nPicture of the lineage: {path}", soft_wrap=True)
+
+    def _table(self, title: str, *left: str, right: Sequence[str] = ()) -> Table:
+        table = Table(title=f"\n{title}", title_justify="left", title_style="bold", header_style="dim")
+        for column in left:
+            table.add_column(column, overflow="fold")
+        for column in right:
+            table.add_column(column, justify="right", no_wrap=True)
+        return table

@@ -1,0 +1,45 @@
+"""Fine-tune a stored model along several branches, and see what the versions share.
+
+What it shows
+1. A small Keras network learns scikit-learn's digits 0 to 4 and is saved.
+2. A candidate for the digits 5 to 9 has the same trunk and another head. The repository finds the stored model by
+   the candidate's architecture; the matching tensors are loaded, frozen, and inherited by the new versions.
+3. Branches differ in their learning rate, in what goes on learning and in their depth. The deeper candidates
+   find a branch, not the root, as the stored model most like them. The same network trained from scratch, on the same
+   images for as many epochs, is there to compare with.
+4. The worst versions retire, and so does the root: its descendants keep the tensors that they share with it.
+5. Tables of accuracy, bytes (beside real `.weights.h5` files), owners and queries; every version that is left
+   is loaded again and must predict the same, bit for bit; the lineage is drawn as a picture.
+
+How to run it, after `pip install '.[examples]'`
+    python examples/finetune/run.py --quick         fewer branches, under a minute
+    python examples/finetune/run.py --out DIR       all branches, the picture in DIR
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+INTERRUPTED = 130
+"""The exit code that shells give to what Ctrl-C ended."""
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="fewer branches and epochs")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
+) -> None:
+    """Fine-tune a stored digits model along several branches, and draw what the versions share."""
+    try:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported, in job
+        from job import run
+
+        run(quick=quick, out=out)
+    except KeyboardInterrupt:
+        typer.echo("\nstopped by Ctrl-C", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
