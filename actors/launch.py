@@ -21,6 +21,8 @@ STAGING_SHARE = 4
 STAGING_MOST = 1 << 30
 PREALLOCATE_MOST = 256 << 20
 START_TIMEOUT_S = 120.0
+SESSION_S = 60.0
+"""How long a client's session lasts without a sign of life."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ def _start_shards(
         node = nodes[index % len(nodes)]
         room = staging if staging is not None else min(node.store_bytes // STAGING_SHARE, STAGING_MOST)
         touched = preallocate if preallocate is not None else min(room, PREALLOCATE_MOST)
-        config = ShardConfig(topology.repository, index, topology.shards, room, touched)
+        config = ShardConfig(topology.repository, index, topology.shards, room, touched, SESSION_S)
         name = actor_name(topology.repository, index)
         launched.engine.spawn(Shard, name, {"engine": launched.engine, "config": config}, node.id)
         launched.names.insert(0, name)

@@ -116,9 +116,7 @@ class Saver:
         except BaseException:
             self._abort(save_id, {home, near}, leases)
             raise
-        if near != home:
-            self._session.send(near, "abort", save_id, [])
-        self._session.unpin(leases)
+        self._tidy(save_id, near if near != home else None, leases)
         return saved
 
     def _parent(
@@ -212,16 +210,26 @@ class Saver:
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)
 
+    def _tidy(self, save_id: str, near: int | None, leases: Sequence[str]) -> None:
+        """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
+        try:
+            if near is not None:
+                self._session.call(near, "abort", save_id, [], again=True)
+            self._session.unpin(leases)
+        except TensorVineError as exc:
+            log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
+            for lease in leases:
+                self._session.drop(lease)
+
     def _abort(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
+        """Give a failed save up without waiting: the shard in question may be what failed."""
+        for lease in leases:
+            self._session.drop(lease)
         for shard in shards:
             try:
                 self._session.send(shard, "abort", save_id, [])
             except TensorVineError as exc:
                 log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
-        try:
-            self._session.unpin(leases)
-        except TensorVineError as exc:
-            log.debug("pins of %s must expire: %s", save_id, exc)
 
 
 class _Upload:

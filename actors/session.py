@@ -149,7 +149,7 @@ class Session:
 
     def broadcast(self, method: str, *arguments: Any, timeout: float = CONTROL_TIMEOUT_S) -> list[Any]:
         """Ask all shards the same at once, and wait for all answers; repeated as in `call` with `again`."""
-        return self.ask({shard: (method, *arguments) for shard in self.shards}, timeout)
+        return self.ask(dict.fromkeys(self.shards, (method, *arguments)), timeout)
 
     def ask(self, questions: Mapping[int, tuple[Any, ...]], timeout: float) -> list[Any]:
         """Ask several shards at once: shard -> (method, arguments). Repeated as in `call` with `again`."""
@@ -176,9 +176,9 @@ class Session:
     # ---- leases -----------------------------------------------------------------------------------------
 
     def unpin(self, leases: Sequence[str]) -> None:
-        """Let pins go, without waiting."""
-        for shard, part in _by_shard(leases).items():
-            self.send(shard, "unpin", part)
+        """Let pins go, and wait until they went: what they kept may be freed when this returns."""
+        if leases:
+            self.ask({shard: ("unpin", part) for shard, part in _by_shard(leases).items()}, CONTROL_TIMEOUT_S)
 
     def drop(self, lease: str) -> None:
         """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""

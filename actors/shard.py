@@ -54,7 +54,8 @@ class ShardConfig:
     """Capacity of the staging buffer."""
     preallocate_bytes: int
     """How much shared memory to touch at the start, of the staging buffer and of the object store each."""
-    session_s: float = 60.0
+    session_s: float
+    """How long a client's session lasts without a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)

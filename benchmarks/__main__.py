@@ -42,7 +42,7 @@ def main(
         raise typer.BadParameter("expected one of the two; found both", param_hint="--quick, --full")
     report = run(name, Effort.QUICK if quick else Effort.FULL if full else Effort.NORMAL)
     # A table of many columns is cut to 80 characters where there is no terminal.
-    report.print(Console() if Console().is_terminal else Console(width=180))
+    report.print(Console() if Console().is_terminal else Console(width=200))
     if as_json:
         print(json.dumps(report.as_dict()))
 

@@ -18,6 +18,7 @@ Rules
 from __future__ import annotations
 
 import json
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from .errors import (
     TensorVineError,
 )
 from .graph import ModelGraph
-from .index import PrefixIndex, PrefixQuery
+from .index import PrefixIndex, PrefixQuery, Rank, rank_of
 from .manifest import Header
 from .pattern import PatternIndex
 from .refs import ModelRef, check_name
@@ -98,10 +99,9 @@ class Match:
     """Pins the model until it is released or the client's session ends."""
 
     @property
-    def rank(self) -> tuple[int, float, int, ModelRef]:
-        """Orders the answers of several shards: size, then quality, then age, newest first."""
-        quality = self.quality if self.quality is not None else float("-inf")
-        return (self.size, quality, self.created_ns, self.ref)
+    def rank(self) -> tuple[int, Rank]:
+        """Orders the answers of several shards as the index orders its own: the greatest is the best."""
+        return (self.size, rank_of(self.quality, self.created_ns, self.ref))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class _Graph:
     query: PrefixQuery
     refs: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
     users: int = 0
-    """Live versions and ghosts; `refs` are the live ones."""
+    """Live versions, ghosts and commits on their way; `refs` are the live versions."""
 
 
 @dataclass(slots=True)
@@ -178,12 +178,16 @@ class ShardState:
         """(shard, holder): releases for other shards."""
         self.compactable: set[SegmentId] = set()
         self._home_of = home_of
+        self._life = uuid.uuid4().hex[:8]
+        """Part of every lease: one of an earlier life of this shard must not release another's pin."""
         self._lease_serial = 0
         self._names: dict[str, _Name] = {}
         self._records: dict[ModelRef, Record] = {}
         self._ghosts: dict[ModelRef, Record] = {}
         self._parents: dict[ModelRef, ModelRef | None] = {}
         self._children: dict[ModelRef, dict[ModelRef, None]] = {}
+        self._begun: dict[ModelRef, bytes] = {}
+        """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile."""
         self._graphs: dict[bytes, _Graph] = {}
         self._segments: dict[SegmentId, Segment] = {}
         self._held: dict[str, dict[SegmentId, None]] = {}
@@ -278,15 +282,22 @@ class ShardState:
         return self._segments.get(segment_id)
 
     def move(self, segment_id: SegmentId, handle: Any, offsets: tuple[int, ...], allocated: int) -> bool:
-        """Take a compacted block; False when the segment went, or took new holders of slots, meanwhile."""
+        """Take a compacted block; False when the segment went, or took new holders of slots, meanwhile.
+
+        A segment that lost more holders meanwhile is compactable again.
+        """
         self.compactable.discard(segment_id)
         segment = self._segments.get(segment_id)
-        if segment is None or any(offsets[slot] < 0 for slot in segment.live_slots):
+        if segment is None:
             return False
-        self._totals[2] += allocated - segment.allocated
-        segment.move(handle, offsets, allocated)
-        self.epoch += 1
-        return True
+        fits = all(offsets[slot] >= 0 for slot in segment.live_slots)
+        if fits:
+            self._totals[2] += allocated - segment.allocated
+            segment.move(handle, offsets, allocated)
+            self.epoch += 1
+        if segment.wants_compaction:
+            self.compactable.add(segment_id)
+        return fits
 
     # ---- versions ---------------------------------------------------------------------------------------
 
@@ -300,16 +311,14 @@ class ShardState:
             GraphError: the draft brings no graph and the shard keeps none of that key.
         """
         check_name(draft.name)
-        if draft.architecture is None and draft.graph_key not in self._graphs:
-            raise GraphError(
-                f"save of {draft.name!r}: expected a graph that shard {self.index} keeps; found no such key"
-            )
+        self._use_graph(draft)
         name = self._names.setdefault(draft.name, _Name())
         ref = ModelRef(draft.name, name.next_version)
+        self._begun[ref] = draft.graph_key
         try:
             self.hold(str(ref), {s: slots for s, slots in draft.holds.items() if s[0] == self.index})
         except TensorVineError:
-            self.release(str(ref))
+            self.abandon(ref)
             raise
         name.next_version += 1
         return ref
@@ -317,17 +326,11 @@ class ShardState:
     def abandon(self, ref: ModelRef) -> None:
         """Undo `begin_commit`; the version number stays unused."""
         self.release(str(ref))
+        self._leave_graph(self._begun.pop(ref))
 
     def publish(self, ref: ModelRef, draft: Draft, created_ns: int) -> ModelRef:
         """Make the version exist."""
-        key = draft.graph_key
-        if key not in self._graphs:
-            text, recipe = draft.architecture or ("", None)
-            graph = ModelGraph.from_json(text)
-            packed = json.dumps([text, recipe]).encode()
-            self._graphs[key] = _Graph(zlib.compress(packed, 1), PrefixQuery.of(graph))
-            self._patterns.add(key, graph)
-            self._metadata_bytes += len(self._graphs[key].packed)
+        key = self._begun.pop(ref)
         entry = self._graphs[key]
         header = Header(
             ref,
@@ -343,7 +346,6 @@ class ShardState:
         self._names[ref.name].live[ref.version] = None
         self._remember(ref, draft.parent)
         entry.refs[ref] = None
-        entry.users += 1
         self._index.add(ref, entry.query, draft.quality, created_ns)
         self._metadata_bytes += len(draft.body)
         self.release(draft.save_id)
@@ -473,6 +475,8 @@ class ShardState:
             if ref is None or record is None:
                 continue
             record.pins.pop(lease, None)
+            if ref in self._ghosts:
+                self.epoch += 1  # one client fewer sees the ghost
             if not record.pins and self._ghosts.pop(ref, None):
                 self._drop(ref, record)
 
@@ -500,14 +504,17 @@ class ShardState:
         if session is not None:
             self.unpin(list(session.leases))
             del self._sessions[client]
-        for holder in [holder for holder in self._held if holder.startswith(f"{client}/")]:
+        for holder in [h for h in self._held if h.startswith(f"{client}/") and "@" not in h]:
             self.release(holder)
 
     # ---- the whole shard --------------------------------------------------------------------------------
 
     def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        """Give every version this shard was ever home to: its parent, and whether it lives."""
-        return {ref: (parent, ref in self._records) for ref, parent in self._parents.items()}
+        """Give every version this shard was ever home to: its parent, and whether it lives or is lost."""
+        return {
+            ref: (parent, ref in self._records or ref.version in self._names[ref.name].lost)
+            for ref, parent in self._parents.items()
+        }
 
     def restore(self, census: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
         """Learn, after a restart, what an earlier life held: names stay, live versions count as lost."""
@@ -554,7 +561,23 @@ class ShardState:
         """Let a version's holds go, here and elsewhere, and its graph when no other version has it."""
         self.release(str(ref))
         self.outbox += [(shard, str(ref)) for shard in {s for s, _ in record.segments} - {self.index}]
-        key = record.header.graph_key
+        self._leave_graph(record.header.graph_key)
+
+    def _use_graph(self, draft: Draft) -> None:
+        key = draft.graph_key
+        if key not in self._graphs:
+            if draft.architecture is None:
+                raise GraphError(
+                    f"save of {draft.name!r}: expected a graph that shard {self.index} keeps; found no such key"
+                )
+            graph = ModelGraph.from_json(draft.architecture[0])
+            packed = zlib.compress(json.dumps(draft.architecture).encode(), 1)
+            self._graphs[key] = _Graph(packed, PrefixQuery.of(graph))
+            self._patterns.add(key, graph)
+            self._metadata_bytes += len(packed)
+        self._graphs[key].users += 1
+
+    def _leave_graph(self, key: bytes) -> None:
         graph = self._graphs[key]
         graph.users -= 1
         if not graph.users:
@@ -566,7 +589,7 @@ class ShardState:
         self.open(client, now)
         session = self._sessions[client]
         self._lease_serial += 1
-        lease = f"{client}/{self.index}.{self._lease_serial}"
+        lease = f"{client}/{self.index}.{self._life}.{self._lease_serial}"
         session.leases[lease] = record.header.ref
         record.pins[lease] = client
         return lease

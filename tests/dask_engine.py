@@ -9,7 +9,7 @@ How it fits
 
 What does not fit (see docs/design/engine.md)
 - An actor is never restarted: `restarted` is always False, and a dead one's name stays dead until it is killed.
-- `kill` takes the name and the handle, not the process: what threads an actor started go on in its worker.
+- `kill` ends an actor, not its process, which others share: its threads go on, and calls in flight are not answered.
 - There is no shared-memory object store: `put` copies within a process, `get` copies through a socket.
 - A borrowed handle does not keep a block: Dask counts futures, but not those in messages of actors.
 - The limits in `GROUPS` are not enforced.
@@ -86,14 +86,14 @@ class DaskEngine:
             raise LookupError(f"no actor named {name!r} in this Dask cluster") from exc
 
     def kill(self, name: str) -> None:
-        """Take an actor's name and its handle."""
+        """Take an actor's name and have it answer no more; Dask drops it with its last handle."""
         client = Client.current()
         try:
-            future = client.get_dataset(name)
-        except KeyError:
+            actor = self.find(name)
+        except LookupError:
             return
         client.unpublish_dataset(name)
-        client.cancel([future], force=True)
+        _soon(actor.close).result(START_TIMEOUT_S)
 
     def restarted(self) -> bool:
         """Tell that no actor has two lives."""
@@ -161,11 +161,14 @@ class _Host:
         self._loops = {name: asyncio.new_event_loop() for name in GROUPS}
         for name, loop in self._loops.items():
             threading.Thread(target=loop.run_forever, name=f"group-{name}", daemon=True).start()
+        self._closed = False
         self._hosted = cls(**arguments)
 
     async def invoke(self, method: str, *arguments: Any) -> tuple[BaseException | None, Any]:
         """Call the hosted actor; gives its error, or None and its answer."""
         given = [await _block(argument) if isinstance(argument, _Handle) else argument for argument in arguments]
+        if self._closed:
+            raise RuntimeError("it was killed")
         bound = getattr(self._hosted, method)
         ended = asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(bound(*given), self._loops[bound.concurrency_group])
@@ -173,6 +176,10 @@ class _Host:
         await asyncio.wait([ended])
         error = ended.exception()
         return error, None if error is not None else ended.result()
+
+    async def close(self) -> None:
+        """Answer no more."""
+        self._closed = True
 
     async def block(self, key: str) -> np.ndarray:
         """Give the bytes behind a handle."""

@@ -67,9 +67,7 @@ def test_synthetic_models_share_a_prefix_of_the_depth_asked_for(depth: int) -> N
     assert len(shared) == depth + 1, "the input and as many layers as asked for"
 
 
-@pytest.mark.parametrize(
-    ("size", "layers", "deviation"), [(0, 1, 0.0), (12, 4, 0.0), (MIB, 0, 0.0), (MIB, 4, 1.0)]
-)
+@pytest.mark.parametrize(("size", "layers", "deviation"), [(0, 1, 0.0), (12, 4, 0.0), (MIB, 0, 0.0), (MIB, 4, 1.0)])
 def test_impossible_synthetic_models_are_refused(size: int, layers: int, deviation: float) -> None:
     with pytest.raises(ValueError, match="at least one float32 value per layer"):
         synthetic(size, layers, deviation=deviation)
@@ -108,9 +106,7 @@ def test_searched_graphs_branch_skip_and_join() -> None:
     kinds = {layer.config["class"] for graph in graphs for layer in graph.layers}
     assert kinds == {"InputLayer", "Dense", "Activation", "Add", "Multiply"}
     assert all(len(graph.layers[0].inputs) == 0 for graph in graphs)
-    assert max(len(layer.inputs) for graph in graphs for layer in graph.layers) == 4, (
-        "output and three anchors"
-    )
+    assert max(len(layer.inputs) for graph in graphs for layer in graph.layers) == 4, "output and three anchors"
     assert DENSE_OPTIONS == 391
 
 
@@ -300,9 +296,7 @@ def test_memory_growth_sees_memory_that_is_gone_afterwards() -> None:
 
 def example_row() -> Row:
     goals = (Goal("times faster", 4.0, at_least=3), Goal("memory copies", 2.0, at_most=1.5))
-    return Row(
-        "save", Sample((0.1, 0.2, 0.3)), 1000, "h5py", Sample((0.8,)), "one copy", 0.1, goals, {"rss": 5}
-    )
+    return Row("save", Sample((0.1, 0.2, 0.3)), 1000, "h5py", Sample((0.8,)), "one copy", 0.1, goals, {"rss": 5})
 
 
 def test_a_report_has_the_fields_that_the_command_promises() -> None:

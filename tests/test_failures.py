@@ -256,7 +256,7 @@ class TestLeases:
         eventually(lambda: nothing_left(repo), "the pin of the collected match gone")
 
     def test_a_silent_client_loses_its_pins(self, cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tensorvine.actors.shard.ShardConfig.__init__.__defaults__", (1.0,), raising=True)
+        monkeypatch.setattr("tensorvine.actors.launch.SESSION_S", 1.0)
         with Repository.start("lease", shards=1, preallocate_bytes=0) as repo:
             graph = ModelGraph([Layer("in", {"class": "Input"}, tensors=["t"])])
             repo.save("m", {"t": np.ones(100_000)}, graph=graph)

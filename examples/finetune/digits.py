@@ -11,6 +11,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 BATCH = 32
+MOMENTUM = 0.8
+"""Of the moving statistics; an epoch is few batches long."""
 TRUNK = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "features")
 """The layers with weights below the head."""
 
@@ -56,12 +58,12 @@ def network(extra: Sequence[int] = (), dropout: float = 0.0) -> keras.Model:
         [
             keras.Input((8, 8, 1), name="image"),
             layers.Conv2D(32, 3, padding="same", activation="relu", name="conv1"),
-            layers.BatchNormalization(name="norm1"),
+            layers.BatchNormalization(momentum=MOMENTUM, name="norm1"),
             layers.Conv2D(64, 3, padding="same", activation="relu", name="conv2"),
-            layers.BatchNormalization(name="norm2"),
+            layers.BatchNormalization(momentum=MOMENTUM, name="norm2"),
             layers.MaxPooling2D(name="pool"),
             layers.Conv2D(128, 3, padding="same", activation="relu", name="conv3"),
-            layers.BatchNormalization(name="norm3"),
+            layers.BatchNormalization(momentum=MOMENTUM, name="norm3"),
             layers.Flatten(name="flatten"),
             layers.Dense(256, activation="relu", name="features"),
             *head,

@@ -102,7 +102,7 @@ def run(*, quick: bool, out: Path) -> None:
         job.train_from_scratch()
         report.accuracies(job.versions)
         report.bytes_stored(job.versions, repo.stats().bytes_memory)
-        report.owners({v.ref: repo.contributions(v.ref) for v in job.versions}, job.versions)
+        report.owners(job.versions, {v.ref: repo.contributions(v.ref) for v in job.versions})
         report.lineage(job.versions, live=repo.models())
         job.ask()
         job.retire_worst()
@@ -163,8 +163,8 @@ class Job:
         stored = self._repo.load(match.ref, layers=list(match.layers.values()))
         assign(model, {mine: stored[theirs] for mine, theirs in match.tensors.items()})
         frozen = {mine: theirs for mine, theirs in match.layers.items() if mine not in branch.learns}
-        for name in frozen:
-            model.get_layer(name).trainable = False
+        for layer in model.layers:
+            layer.trainable = layer.name not in frozen
         self._train(branch.name, model, self._high, branch.rate, self._plan.epochs)
         self._save(branch.name, model, self._high, f"{_learning(model)}; rate {branch.rate:g}", match.ref, frozen)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,16 +10,21 @@ import networkx as nx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch, Rectangle
+from matplotlib.path import Path as Curve
 from report import Version, size
 from tensorvine.store import ModelRef
 
 BOX_W, BOX_H = 3.3, 1.02
 GAP_X, GAP_Y = 0.75, 0.2
-HEAD_H, FOOT_H, MARGIN = 0.75, 0.5, 0.25
+PAD, HEAD_H, FOOT_H, MARGIN = 0.14, 0.65, 0.5, 0.25
 """All in inches: one unit of the axes is one inch, so that text fits whatever the number of versions."""
 
-OWNED, INHERITED, LOST = "#2a7f62", "#a9d6c3", "#b8b8b8"
-INK, GREY, PAPER, ROOT_INK = "#1d2b27", "#8a8a8a", "#ffffff", "#5c6f69"
+OWNED, INHERITED, RETIRED = "#2a7f62", "#a9d6c3", ("#9a9a9a", "#d6d6d6")
+INK, GREY, PAPER = "#1d2b27", "#7a7a7a", "#ffffff"
+DASHED = (0, (4, 3))
+
+Corner = tuple[float, float]
+"""The upper left one of a box."""
 
 
 def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: Path) -> Path:
@@ -42,14 +47,12 @@ def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: 
     figure = Figure(figsize=(width, height), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    corners = {
-        ref: (MARGIN + x * (BOX_W + GAP_X), HEAD_H + y * (BOX_H + GAP_Y)) for ref, (x, y) in places.items()
-    }
+    corners = {ref: (MARGIN + x * (BOX_W + GAP_X), HEAD_H + y * (BOX_H + GAP_Y)) for ref, (x, y) in places.items()}
     for parent, child in tree.edges:
         _arrow(axes, corners[parent], corners[child], child in live)
     for version in versions:
         _box(axes, corners[version.ref], version, version.ref in live)
-    _frame(axes, width, height)
+    _frame(axes, height)
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):
         figure.savefig(path, dpi=150)
@@ -78,33 +81,62 @@ def _places(tree: nx.DiGraph) -> dict[ModelRef, tuple[float, float]]:
     return places
 
 
-def _arrow(axes: Axes, parent: tuple[float, float], child: tuple[float, float], live: bool) -> None:
+def _arrow(axes: Axes, parent: Corner, child: Corner, live: bool) -> None:
+    start = (parent[0] + BOX_W + 0.04, parent[1] + BOX_H / 2)
+    end = (child[0] - 0.04, child[1] + BOX_H / 2)
+    middle = (start[0] + end[0]) / 2
+    curve = Curve([start, (middle, start[1]), (middle, end[1]), end], [Curve.MOVETO, *[Curve.CURVE4] * 3])
     axes.add_patch(
         FancyArrowPatch(
-            (parent[0] + BOX_W + 0.05, parent[1] + BOX_H / 2),
-            (child[0] - 0.05, child[1] + BOX_H / 2),
-            connectionstyle="arc3" if parent[1] == child[1] else "angle,angleA=0,angleB=90,rad=8",
+            path=curve,
             arrowstyle="-|>",
-            mutation_scale=11,
+            mutation_scale=12,
             linewidth=1.3,
-            linestyle="-" if live else (0, (4, 3)),
-            color=ROOT_INK if live else GREY,
+            linestyle="-" if live else DASHED,
+            color=OWNED if live else GREY,
         )
     )
 
 
-def _box(axes: Axes, corner: tuple[float, float], version: Version, live: bool) -> None:
+def _box(axes: Axes, corner: Corner, version: Version, live: bool) -> None:
     x, y = corner
-    ink = INK if live else GREY
-    axes.add_patch(
-        FancyBboxPatch(
-            (x, y),
-            BOX_W,
-            BOX_H,
-            boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=PAPER if live else "#f5f5f5",
-            edgecolor=OWNED if live else GREY,
-            linewidth=1.4,
-            linestyle="-" if live else (0, (4, 3)),
-        )
+    ink, edge, owned, inherited = (INK, OWNED, OWNED, INHERITED) if live else (GREY, GREY, *RETIRED)
+    rounded = "round,pad=0,rounding_size=0.08"
+    face = PAPER if live else "#f6f6f6"
+    style = {"facecolor": face, "edgecolor": edge, "linewidth": 1.4, "linestyle": "-" if live else DASHED}
+    axes.add_patch(FancyBboxPatch((x, y), BOX_W, BOX_H, boxstyle=rounded, **style))
+
+    left, right, inner = x + PAD, x + BOX_W - PAD, BOX_W - 2 * PAD
+    info = version.info
+    name = str(version.ref) if live else f"{version.ref} (retired)"
+    axes.text(left, y + 0.21, name, va="center", fontsize=10.5, weight="bold", color=ink)
+    score = f"{version.accuracy:.1%} on {info.metadata['digits']}"
+    axes.text(right, y + 0.21, score, va="center", ha="right", fontsize=10, color=ink)
+    axes.text(left, y + 0.44, f"learned: {info.metadata['learned']}", va="center", fontsize=7.5, color=GREY)
+    share = info.bytes_owned / info.bytes_total
+    axes.add_patch(Rectangle((left, y + 0.58), inner, 0.12, color=inherited, linewidth=0))
+    axes.add_patch(Rectangle((left, y + 0.58), inner * share, 0.12, color=owned, linewidth=0))
+    axes.text(left, y + 0.84, f"wrote {size(info.bytes_owned)}", va="center", fontsize=8, color=ink)
+    shared = f"inherits {size(version.bytes_inherited)}" if version.bytes_inherited else "inherits nothing"
+    axes.text(right, y + 0.84, shared, va="center", ha="right", fontsize=8, color=ink)
+
+
+def _frame(axes: Axes, height: float) -> None:
+    axes.text(MARGIN, 0.32, "What the fine-tuned versions share", va="center", fontsize=14, weight="bold", color=INK)
+    legend = [
+        Patch(color=OWNED, label="bytes the version wrote"),
+        Patch(color=INHERITED, label="bytes it shares with its ancestors"),
+        Patch(facecolor="#f6f6f6", edgecolor=GREY, linestyle="--", label="retired"),
+    ]
+    place = {"loc": "center left", "bbox_to_anchor": (MARGIN, height - FOOT_H / 2 - 0.05)}
+    axes.legend(
+        handles=legend,
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        borderpad=0,
+        borderaxespad=0,
+        bbox_transform=axes.transData,
+        labelcolor=INK,
+        **place,
     )

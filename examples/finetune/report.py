@@ -116,7 +116,9 @@ class Report:
         self._console.print(table)
         self._console.print(f"  The repository holds {stored / files:.0%} of what the files hold.")
 
-    def owners(self, contributions: Mapping[ModelRef, Mapping[ModelRef, Sequence[str]]], versions: Sequence[Version]) -> None:
+    def owners(
+        self, contributions: Mapping[ModelRef, Mapping[ModelRef, Sequence[str]]], versions: Sequence[Version]
+    ) -> None:
         """Print which version wrote the tensors of each version."""
         table = self._table("Who owns what", "version", "its tensors were written by", right=("owned", "inherited"))
         for version in versions:
