@@ -40,6 +40,7 @@ from .catalog import Catalog
 from .engine import Future
 from .session import Session, time_left
 from .shard import INLINE_BYTES, Begun
+from .staging import StagingView
 
 log = logging.getLogger(__name__)
 
@@ -262,12 +263,13 @@ class _Upload:
             )
         runs = split([array.nbytes for array in values])
         lengths = [layout([values[i].nbytes for i in run])[1] for run in runs]
-        room = connection.view.bytes if connection.view is not None else np.empty(0, np.uint8)
+        view = connection.view
+        room = view.bytes.nbytes if view is not None else -1
         for position, run in enumerate(runs):
             part_names, part = [names[i] for i in run], [values[i] for i in run]
-            if lengths[position] <= room.nbytes:
-                waiting = [length for length in lengths[position:] if length <= room.nbytes]
-                self._stage(part_names, part, lengths[position], room, waiting)
+            if view is not None and lengths[position] <= room:
+                waiting = [length for length in lengths[position:] if length <= room]
+                self._stage(part_names, part, lengths[position], view, waiting)
             else:
                 self._put(part_names, part, lengths[position])
 
@@ -291,7 +293,7 @@ class _Upload:
         self._rows.append((self.inline[0], names, arrays, digests))
 
     def _stage(
-        self, names: list[str], arrays: list[np.ndarray], length: int, room: np.ndarray, waiting: list[int]
+        self, names: list[str], arrays: list[np.ndarray], length: int, view: StagingView, waiting: list[int]
     ) -> None:
         if not self._granted:
             left = time_left(self._deadline, self._what)
@@ -299,7 +301,7 @@ class _Upload:
             self._granted = list(self._session.call(self._shard, "grant", *arguments, timeout=left + 1.0))
             time_left(self._deadline, f"{self._what}, waiting for staging room on shard {self._shard}")
         offset = self._granted.pop(0)
-        _fill(room[offset : offset + length], arrays)
+        _fill(view.part(offset, length), arrays)
         segment, sizes = self._new_id(), [array.nbytes for array in arrays]
         answer = self._session.send(self._shard, "adopt_staged", self.save_id, segment, offset, length, sizes)
         self._rows.append((segment, names, arrays, answer))

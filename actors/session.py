@@ -30,7 +30,7 @@ from ..store.errors import (
 from .engine import Actor, Engine, Future
 from .planner import Topology
 from .shard import Hello, actor_name, planner_name
-from .staging import StagingView, populate
+from .staging import StagingView
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class Session:
         if hello.node != self.node:
             return None
         try:
-            view = StagingView(hello.pid, hello.staging_fd, hello.staging_bytes)
+            return StagingView(hello.pid, hello.staging_fd, hello.staging_bytes)
         except OSError as exc:
             log.warning(
                 "shard %d: staging through the object store, its buffer cannot be opened: %s",
@@ -251,8 +251,6 @@ class Session:
                 exc,
             )
             return None
-        populate(view.bytes[: hello.touched_bytes])
-        return view
 
 
 def time_left(deadline: float, what: str) -> float:

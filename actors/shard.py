@@ -67,8 +67,6 @@ class Hello:
     pid: int
     staging_fd: int
     staging_bytes: int
-    touched_bytes: int
-    """How much of the staging buffer has its pages."""
     store_bytes: int
     """Capacity of the node's object store."""
 
@@ -151,14 +149,12 @@ class Shard:
                     self._processes[client] = (pidfd, process_watch(pidfd))
                 except OSError as exc:
                     log.warning("client %s cannot be watched, its session must expire: %s", client, exc)
-        touched = min(self._config.preallocate_bytes, self._buffer.capacity)
         return Hello(
             self._config.index,
             here,
             os.getpid(),
             self._buffer.fd,
             self._buffer.capacity,
-            touched,
             self._store_bytes,
         )
 

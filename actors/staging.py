@@ -72,8 +72,17 @@ class StagingView:
             raise
         whole = np.frombuffer(self._map, np.uint8)
         self._board = whole[:8].view(np.uint64)
+        self._populated = 0
         self.bytes = whole[BOARD_BYTES:]
         self._alive = process_watch(self._pidfd)
+
+    def part(self, offset: int, length: int) -> np.ndarray:
+        """Give a part to write to. Its pages are mapped at once: faults, one by one, would cost more than the copy."""
+        end = offset + length
+        if end > self._populated:
+            populate(self.bytes[self._populated : end])
+            self._populated = end
+        return self.bytes[offset:end]
 
     def epoch(self) -> int | None:
         """Give the shard's epoch; None when its process has ended."""
