@@ -54,6 +54,7 @@ class Catalog:
         self._session = session
         self._tables: _Recent[ModelRef, Mapping[str, TensorEntry]] = _Recent(TABLES)
         self._bodies: _Recent[ModelRef, bytes] = _Recent(TABLES)
+        self._keys: _Recent[ModelRef, bytes] = _Recent(TABLES)
         self._latest: _Recent[str, ModelRef] = _Recent(TABLES)
         self._graphs: _Recent[bytes, ModelGraph] = _Recent(ARCHITECTURES)
 
@@ -85,6 +86,16 @@ class Catalog:
             graph = self.graph_from(key, text)
         return graph
 
+    def graph_of(self, ref: ModelRef) -> ModelGraph:
+        """Give a version's graph."""
+        key = self._keys.get(ref)
+        if key is None:
+            home = self._session.home(ref.name)
+            header = self._session.call(home, "header", self._session.client, ref.name, ref.version, again=True)
+            key = header.graph_key
+            self._keys.put(ref, key)
+        return self.graph(ref, key)
+
     def graph_from(self, key: bytes, text: str) -> ModelGraph:
         """Give the graph of key `key`, reading `text` if it was never met."""
         graph = self._graphs.get(key)
@@ -100,6 +111,7 @@ class Catalog:
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
         """Keep what this client has just saved; the table is read when it is asked for."""
         self._bodies.put(ref, body)
+        self._keys.put(ref, key)
         self._latest.put(ref.name, ref)
         self._graphs.put(key, graph)
 

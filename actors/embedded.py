@@ -4,9 +4,8 @@ Rules
 - Running means: initialised in this process, named by RAY_ADDRESS, or started on this machine with `ray start`. A Ray
   that another process embedded ends with that process, so nothing is started on it; `Repository.connect` does find it.
 - An embedded Ray ends with the process that started it, however that ends: its processes watch for that.
-- Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. Touching its pages is
-  left to the shards (`shard.touch_store`): `RAY_preallocate_plasma_memory` does it inside the raylet's start,
-  which Ray gives 30 s, and 3 GiB of fresh pages took longer than that (docs/design/memory.md).
+- Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. It carries messages and
+  what goes to other nodes; models lie in the shards' own memory (`memory`), which is preallocated there.
 """
 
 from __future__ import annotations

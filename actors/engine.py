@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def put(self, block: Any) -> Handle:
-        """Store a block in this node's shared memory, owned by this process."""
+        """Store a copy of a block in this node's shared memory, owned by this process."""
         ...
 
     def get(self, handles: Sequence[Handle], timeout: float, who: str) -> list[Any]:

@@ -17,8 +17,6 @@ from .shard import Shard, ShardConfig, actor_name, planner_name
 
 log = logging.getLogger(__name__)
 
-STAGING_SHARE = 4
-STAGING_MOST = 1 << 30
 PREALLOCATE_MOST = 256 << 20
 START_TIMEOUT_S = 120.0
 SESSION_S = 60.0
@@ -56,7 +54,7 @@ def default_engine() -> Engine:
 
 
 def launch(
-    repository: str, shards: int | None, staging_bytes: int | None, preallocate_bytes: int | None
+    repository: str, shards: int | None, store_bytes: int | None, preallocate_bytes: int | None
 ) -> tuple[Engine, Launched]:
     """Start planner and shards, spread over the nodes, or join those that run.
 
@@ -75,7 +73,7 @@ def launch(
         running: Topology = engine.result(engine.call(planner, "topology"), START_TIMEOUT_S, "planner")
         if running.started_by == topology.started_by:
             launched.names.append(planner_name(repository))
-            _start_shards(launched, running, nodes, staging_bytes, preallocate_bytes)
+            _start_shards(launched, running, nodes, store_bytes, preallocate_bytes)
         elif shards is not None and shards != len(running.shards):
             raise ValueError(
                 f"repository {repository!r} runs already with {len(running.shards)} shards; found shards={shards}"
@@ -90,11 +88,12 @@ def launch(
 
 
 def _start_shards(
-    launched: Launched, topology: Topology, nodes: list[Node], staging: int | None, preallocate: int | None
+    launched: Launched, topology: Topology, nodes: list[Node], store: int | None, preallocate: int | None
 ) -> None:
     for index in topology.shards:
         node = nodes[index % len(nodes)]
-        room = staging if staging is not None else min(node.store_bytes // STAGING_SHARE, STAGING_MOST)
+        neighbours = sum(nodes[other % len(nodes)] is node for other in topology.shards)
+        room = store if store is not None else node.store_bytes // neighbours
         touched = preallocate if preallocate is not None else min(room, PREALLOCATE_MOST)
         config = ShardConfig(topology.repository, index, topology.shards, room, touched, SESSION_S)
         name = actor_name(topology.repository, index)

@@ -1,23 +1,26 @@
-"""Loading: from a model's name to read-only arrays that lie where the shard put them.
+"""Loading: from a model's name to read-only arrays that lie where the shard has them.
 
 Rules
-- One message finds a model that was never met: manifest and blocks come together. A model that was loaded a moment
-  ago needs none: its arrays are kept, and hold as long as the boards of the shards show the same epochs.
-- What is kept is let go after `IDLE_S`, or as soon as the housekeeping sees that an epoch passed: a client that
-  once loaded a model does not keep its memory taken after it is retired.
-- Arrays that were handed out stay intact, whatever becomes of the model: Ray frees a block when its last reader goes.
+- One message finds a model that was never met: manifest and places come together. One that was loaded before needs
+  none: where its tensors lie is kept, and holds as long as the boards of the shards show the same epochs.
+- No memory is kept: an array locks its part in the shard (`memory`) from before its place is known to hold until
+  nobody uses it any more. So arrays stay intact, whatever becomes of the model.
+- On another node, blocks come through the engine's object store, which keeps them for other readers there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..store.arrays import as_numpy, dtype_name, from_bytes
+from ..store.arena import Part
+from ..store.arrays import as_numpy, dtype_name, dtype_of
 from ..store.errors import ModelLostError, TensorMismatchError, TensorNotFoundError
 from ..store.manifest import TensorEntry
 from ..store.refs import ModelRef, split_ref
@@ -25,31 +28,25 @@ from ..store.segment import SegmentId
 from ..store.shard import Block
 from .catalog import Catalog
 from .session import Session, time_left
-from .shard import Fetched
+from .shard import Counters, Fetched
 
-IDLE_S = 5.0
+PLANS = 256
+"""Loads whose places are kept."""
 
 Selection = tuple[str, tuple[str, ...]] | None
 """("layers" or "tensors", their names); None: all tensors."""
+Key = tuple[str, int | None, Selection]
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Arrays of an earlier load, and the epochs at which that was the answer."""
+class _Plan:
+    """Where the tensors of a load lie, and the counters at which that was so."""
 
-    arrays: dict[str, np.ndarray]
-    epochs: dict[int, int]
-    used: float
-
-
-@dataclass(slots=True)
-class _Mapped:
-    """A block of a segment, mapped into this process."""
-
-    generation: int
-    offsets: tuple[int, ...]
-    bytes: np.ndarray
-    used: float
+    rows: list[tuple[str, SegmentId, int, tuple[int, ...], np.dtype]]
+    """(name, segment, offset in its block, shape, dtype)."""
+    blocks: dict[SegmentId, Block]
+    counters: dict[int, Counters] = field(default_factory=dict[int, Counters])
+    """Shard -> its counters."""
 
 
 class Reader:
@@ -58,8 +55,8 @@ class Reader:
     def __init__(self, session: Session, catalog: Catalog) -> None:
         self._session = session
         self._catalog = catalog
-        self._kept: dict[tuple[str, int | None, Selection], _Kept] = {}
-        self._mapped: dict[SegmentId, _Mapped] = {}
+        self._plans: OrderedDict[Key, _Plan] = OrderedDict()
+        self._mapped: weakref.WeakValueDictionary[tuple[SegmentId, int], np.ndarray] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def load(
@@ -72,91 +69,138 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """Load a model's tensors; see `Repository.load`."""
         name, version = split_ref(model)
-        selection = _selection(layers, tensors, into)
-        key = (name, version, selection)
-        arrays = self._still_valid(key)
+        key: Key = (name, version, _selection(layers, tensors, into))
+        arrays = self._planned(key)
         if arrays is None:
-            arrays = self._fetch(key, time.monotonic() + timeout)
-        if into is None:
-            return dict(arrays)
-        return _copy_into(arrays, into, str(model))
+            arrays = self._fetched(key, time.monotonic() + timeout)
+        return arrays if into is None else _copy_into(arrays, into, str(model))
 
-    def drop(self) -> None:
-        """Let go of all that is kept."""
+    # ---- without a message ------------------------------------------------------------------------------
+
+    def _planned(self, key: Key) -> dict[str, np.ndarray] | None:
+        """Give the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
-            self._kept.clear()
-            self._mapped.clear()
-
-    # ---- what is kept -----------------------------------------------------------------------------------
-
-    def _still_valid(self, key: tuple[str, int | None, Selection]) -> dict[str, np.ndarray] | None:
-        kept = self._kept.get(key)
-        if kept is None or not self._current(kept.epochs):
+            plan = self._plans.get(key)
+        if plan is None or not self._holds(plan, 0):
             return None
-        kept.used = time.monotonic()
-        return kept.arrays
+        arrays = _views(plan, {segment: self._lock_in(segment, block) for segment, block in plan.blocks.items()})
+        return arrays if self._holds(plan, 0) else None
 
-    def _current(self, epochs: Mapping[int, int]) -> bool:
-        return all(self._session.connection(shard).epoch() == epoch for shard, epoch in epochs.items())
+    def _holds(self, plan: _Plan, counter: int) -> bool:
+        """Tell whether the boards still show the plan's epochs (counter 0) or freeings (counter 1)."""
+        for shard, then in plan.counters.items():
+            now = self._session.connection(shard).counters()
+            if now is None or now[counter] != then[counter]:
+                return False
+        return True
 
-    def _keep(
-        self, key: tuple[str, int | None, Selection], arrays: dict[str, np.ndarray], epochs: dict[int, int]
+    def _lock_in(self, segment: SegmentId, block: Block) -> np.ndarray:
+        """Give a block's bytes, locked in place where they lie in the shard's memory."""
+        if isinstance(block.handle, bytes):
+            return np.frombuffer(block.handle, np.uint8)
+        key = (segment, block.generation)
+        mapped = self._mapped.get(key)
+        if mapped is None:
+            view = self._session.connection(segment[0]).view
+            if view is None:
+                raise ModelLostError(f"segment {segment}: expected shard {segment[0]} on this node; it has moved")
+            mapped = self._mapped[key] = view.read(block.handle)
+        return mapped
+
+    def _keep(self, key: Key, plan: _Plan) -> None:
+        if all(not isinstance(block.handle, (bytes, Part)) for block in plan.blocks.values()) and plan.blocks:
+            return  # blocks that came through the object store are not this client's to keep
+        if any(self._session.connection(shard).view is None for shard in plan.counters):
+            return
+        with self._lock:
+            self._plans[key] = plan
+            self._plans.move_to_end(key)
+            if len(self._plans) > PLANS:
+                self._plans.popitem(last=False)
+
+    # ---- with messages ----------------------------------------------------------------------------------
+
+    def _fetched(self, key: Key, deadline: float) -> dict[str, np.ndarray]:
+        """Ask where the tensors lie, lock the places, and ask again while a shard freed anything meanwhile.
+
+        What is locked stays: a second answer that names the same places was given after they were locked.
+        """
+        what = f"load of {key[0] if key[1] is None else f'{key[0]}@{key[1]}'}"
+        held: dict[SegmentId, tuple[Block, np.ndarray]] = {}
+        while True:
+            plan = self._ask(key, held, deadline, what)
+            fresh = {segment: block for segment, block in plan.blocks.items() if segment not in held}
+            moved = {s: b for s, b in plan.blocks.items() if s in held and held[s][0].generation != b.generation}
+            new = {**fresh, **moved}
+            self._bring(new, held, deadline, what)
+            if not new or self._holds(plan, 1) or self._carried(new):
+                self._keep(key, plan)
+                return _views(plan, {segment: held[segment][1] for segment in plan.blocks})
+
+    def _carried(self, blocks: Mapping[SegmentId, Block]) -> bool:
+        """Tell whether all blocks came as copies, which nothing can take away."""
+        return not any(isinstance(block.handle, Part) for block in blocks.values())
+
+    def _bring(
+        self,
+        blocks: Mapping[SegmentId, Block],
+        held: dict[SegmentId, tuple[Block, np.ndarray]],
+        deadline: float,
+        what: str,
     ) -> None:
-        visible = all(self._session.connection(shard).view is not None for shard in epochs)
-        if visible:
-            with self._lock:
-                self._kept[key] = _Kept(arrays, epochs, time.monotonic())
-            self._session.keep_alive(self._let_go)
+        here = {s: b for s, b in blocks.items() if isinstance(b.handle, (bytes, Part))}
+        far = {s: b for s, b in blocks.items() if s not in here}
+        for segment, block in here.items():
+            held[segment] = (block, self._lock_in(segment, block))
+        if far:
+            handles = [block.handle for block in far.values()]
+            arrays = self._session.engine.get(handles, time_left(deadline, what), what)
+            for (segment, block), array in zip(far.items(), arrays, strict=True):
+                held[segment] = (block, array)
 
-    def _let_go(self) -> None:
-        """Drop what was idle or overtaken; the session calls this about once a second."""
-        oldest = time.monotonic() - IDLE_S
-        with self._lock:
-            for key in [k for k, kept in self._kept.items() if kept.used < oldest or not self._current(kept.epochs)]:
-                del self._kept[key]
-            for segment in [s for s, mapped in self._mapped.items() if mapped.used < oldest]:
-                del self._mapped[segment]
-
-    # ---- fetching ---------------------------------------------------------------------------------------
-
-    def _fetch(self, key: tuple[str, int | None, Selection], deadline: float) -> dict[str, np.ndarray]:
+    def _ask(self, key: Key, held: Mapping[SegmentId, tuple[Block, np.ndarray]], deadline: float, what: str) -> _Plan:
         name, version, selection = key
-        what = f"load of {name if version is None else f'{name}@{version}'}"
         home = self._session.home(name)
-        self._session.connection(home)
+        have = {segment: block.generation for segment, (block, _) in held.items()}
         known = self._catalog.known(name, version)
-        with self._lock:
-            held = dict(self._mapped)
         wanted: dict[SegmentId, int] | None = None
         if known is not None:
             table = self._catalog.table(known, None)
-            wanted = _wanted(self._select(known, table, selection).values(), held)
+            chosen = self._select(known, table, selection)
+            wanted = {e.segment: have.get(e.segment, -1) for e in chosen.values() if e.segment[0] == home}
         elif selection is not None:
             wanted = {}
-        fetched = self._ask(home, name, version, known, wanted, deadline, what)
+        fetched = self._fetch(home, name, version, known, wanted, deadline, what)
         ref = fetched.header.ref
-        table = self._catalog.table(ref, fetched.body)
-        chosen = self._select(ref, table, selection)
-        blocks, epochs = dict(fetched.blocks), {home: fetched.epoch}
+        chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
+        asked = wanted.keys() if wanted else set[SegmentId]()
+        needed = {entry.segment for entry in chosen.values()}
         missing: dict[int, dict[SegmentId, int]] = {}
-        for segment, generation in _wanted(chosen.values(), held).items():
-            if segment[0] != home or (segment not in blocks and not (wanted and segment in wanted)):
-                missing.setdefault(segment[0], {})[segment] = generation
-        try:
-            answers = self._session.ask(
-                {shard: ("blocks", part) for shard, part in missing.items()}, time_left(deadline, what)
-            )
-        except ModelLostError as exc:
-            raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
-        for shard, (more, epoch) in zip(missing, answers, strict=True):
+        for segment in needed - fetched.blocks.keys() - asked:
+            missing.setdefault(segment[0], {})[segment] = have.get(segment, -1)
+        blocks = {**fetched.blocks, **{s: block for s, (block, _) in held.items() if s not in fetched.blocks}}
+        counters = {home: fetched.counters}
+        for shard, (more, at) in self._blocks(missing, ref, deadline, what).items():
             blocks.update(more)
-            epochs[shard] = min(epoch, epochs.get(shard, epoch))
-        mapped = self._map(blocks, {entry.segment for entry in chosen.values()}, held, deadline, what)
-        arrays = {tensor: _view(mapped[entry.segment], entry) for tensor, entry in chosen.items()}
-        self._keep(key, arrays, epochs)
-        return arrays
+            counters.setdefault(shard, at)
+        rows = [
+            (tensor, e.segment, blocks[e.segment].offsets[e.slot], e.shape, dtype_of(e.dtype))
+            for tensor, e in chosen.items()
+        ]
+        return _Plan(rows, {segment: blocks[segment] for segment in needed}, counters)
 
-    def _ask(
+    def _blocks(
+        self, missing: Mapping[int, Mapping[SegmentId, int]], ref: ModelRef, deadline: float, what: str
+    ) -> dict[int, tuple[dict[SegmentId, Block], Counters]]:
+        questions = {shard: ("blocks", part, self._is_local(shard)) for shard, part in missing.items()}
+        try:
+            answers = self._session.ask(questions, time_left(deadline, what)) if questions else []
+        except ModelLostError as exc:
+            self._session.call(self._session.home(ref.name), "header", self._session.client, *_parts(ref), again=True)
+            raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
+        return dict(zip(missing, answers, strict=True))
+
+    def _fetch(
         self,
         home: int,
         name: str,
@@ -166,42 +210,27 @@ class Reader:
         deadline: float,
         what: str,
     ) -> Fetched:
-        """Ask for manifest and blocks; again without guesses when `known` is no longer the latest version."""
-        client = self._session.client
-        here = {s: g for s, g in wanted.items() if s[0] == home} if wanted is not None else None
+        """Ask for manifest and blocks; again without a guess when `known` is no longer the latest version."""
+        client, local = self._session.client, self._is_local(home)
+        left = time_left(deadline, what)
         try:
             return self._session.call(
-                home,
-                "fetch",
-                client,
-                name,
-                version,
-                known,
-                here,
-                timeout=time_left(deadline, what),
-                again=True,
+                home, "fetch", client, name, version, known, wanted, local, timeout=left, again=True
             )
         except ModelLostError:
             if known is None or version is not None:
                 raise
-            return self._session.call(
-                home, "fetch", client, name, version, None, {}, timeout=time_left(deadline, what), again=True
-            )
+            return self._session.call(home, "fetch", client, name, version, None, {}, local, timeout=left, again=True)
+
+    def _is_local(self, shard: int) -> bool:
+        return self._session.connection(shard).view is not None
 
     def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
         if selection is None:
             return dict(table)
         kind, names = selection
         if kind == "layers":
-            header = self._session.call(
-                self._session.home(ref.name),
-                "header",
-                self._session.client,
-                ref.name,
-                ref.version,
-                again=True,
-            )
-            graph = self._catalog.graph(ref, header.graph_key)
+            graph = self._catalog.graph_of(ref)
             unknown = [name for name in names if name not in graph.by_name]
             if unknown:
                 raise TensorNotFoundError(f"{ref}: expected layers of its graph; found {unknown}")
@@ -210,36 +239,6 @@ class Reader:
         if unknown:
             raise TensorNotFoundError(f"{ref}: expected tensors among its {len(table)}; found no {unknown}")
         return {name: table[name] for name in names}
-
-    def _map(
-        self,
-        blocks: Mapping[SegmentId, Block],
-        needed: set[SegmentId],
-        held: Mapping[SegmentId, _Mapped],
-        deadline: float,
-        what: str,
-    ) -> dict[SegmentId, _Mapped]:
-        """Map new blocks into this process, and give those needed, some of which were `held` before."""
-        now = time.monotonic()
-        far = {segment: block for segment, block in blocks.items() if not isinstance(block.handle, bytes)}
-        handles = [block.handle for block in far.values()]
-        views = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
-        fresh = {
-            segment: _Mapped(block.generation, block.offsets, view, now)
-            for (segment, block), view in zip(far.items(), views, strict=True)
-        }
-        for segment, block in blocks.items():
-            if isinstance(block.handle, bytes):
-                view = np.frombuffer(block.handle, np.uint8)
-                fresh[segment] = _Mapped(block.generation, block.offsets, view, now)
-        with self._lock:
-            result = {segment: held[segment] for segment in needed - fresh.keys()}
-            self._mapped |= fresh
-            for mapped in result.values():
-                mapped.used = now
-        if fresh:
-            self._session.keep_alive(self._let_go)
-        return {**result, **{segment: fresh[segment] for segment in needed & fresh.keys()}}
 
 
 def _selection(
@@ -257,14 +256,16 @@ def _selection(
     return ("tensors", tuple(into)) if into is not None else None
 
 
-def _wanted(entries: Iterable[TensorEntry], held: Mapping[SegmentId, _Mapped]) -> dict[SegmentId, int]:
-    """Give the segments of these rows, and the generation in which each is held, or -1."""
-    return {e.segment: held[e.segment].generation if e.segment in held else -1 for e in entries}
+def _views(plan: _Plan, blocks: Mapping[SegmentId, np.ndarray]) -> dict[str, np.ndarray]:
+    """Make the arrays: views on the blocks, as read-only as these are."""
+    return {
+        name: np.ndarray(shape, dtype, blocks[segment], offset)  # pyright: ignore[reportArgumentType]
+        for name, segment, offset, shape, dtype in plan.rows
+    }
 
 
-def _view(mapped: _Mapped, entry: TensorEntry) -> np.ndarray:
-    start = mapped.offsets[entry.slot]
-    return from_bytes(mapped.bytes[start : start + entry.nbytes], entry.dtype, entry.shape)
+def _parts(ref: ModelRef) -> tuple[str, int]:
+    return ref.name, ref.version
 
 
 def _copy_into(arrays: Mapping[str, np.ndarray], into: Mapping[str, object], model: str) -> dict[str, np.ndarray]:

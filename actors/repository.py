@@ -94,7 +94,7 @@ class Repository:
         path: str | None = None,
         codec: object | None = None,
         replicas: int = 1,
-        staging_bytes: int | None = None,
+        store_bytes: int | None = None,
         preallocate_bytes: int | None = None,
     ) -> Repository:
         """Start a repository on the running Ray, or on one embedded in this process where there is none.
@@ -107,10 +107,10 @@ class Repository:
             path: directory for persistence; not available yet, must be None.
             codec: codec for persistence; not available yet, must be None.
             replicas: nodes that must hold a version; more than 1 is not available yet.
-            staging_bytes: capacity of each shard's staging buffer; None: a quarter of its node's object store, at
-                most 1 GiB.
-            preallocate_bytes: shared memory that each shard touches at the start, of its staging buffer and of the
-                object store each; None: as much as the staging buffer has, at most 256 MiB. 0: none (DStore-OnDemand).
+            store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
+                the shards of the node. Memory is taken from the system as it is used.
+            preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
+                capacity where that is less. 0: none (DStore-OnDemand).
 
         Raises:
             NotImplementedError: `path`, `codec` or `replicas` ask for what is not built yet.
@@ -122,7 +122,7 @@ class Repository:
                 raise NotImplementedError(
                     f"Repository.start: {option}: expected {only}, the only choice yet; found {given!r}"
                 )
-        engine, launched = launch(name, shards, staging_bytes, preallocate_bytes)
+        engine, launched = launch(name, shards, store_bytes, preallocate_bytes)
         try:
             return cls(engine, name, launched)
         except BaseException:
@@ -147,7 +147,6 @@ class Repository:
             self._saves.put(None)
         if self._thread is not None:
             self._thread.join(timeout=CONTROL_TIMEOUT_S)
-        self._reader.drop()
         self._session.close()
         if self._launched is not None:
             self._launched.stop()
@@ -438,7 +437,6 @@ class Repository:
         """
         name, version = split_ref(model)
         self._session.call(self._session.home(name), "retire", name, version)
-        self._reader.drop()
 
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
         """Wait for a version of `name` above `after`; pushed by the shard, not polled.

@@ -2,8 +2,8 @@
 
 Rules
 - A save reads the caller's tensors until it is staged, and never after.
-- Bytes go through the shard's staging buffer where the shard is on this node: one copy here, one in the shard, the
-  two overlapped. Elsewhere, or when a tensor is larger than the buffer, they go through the object store.
+- Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
+  meanwhile. To another node they go through the engine's object store.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.
 """
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..store.arena import Part
 from ..store.arrays import as_bytes, dtype_name
 from ..store.errors import (
     GraphError,
@@ -34,13 +35,13 @@ from ..store.errors import (
 from ..store.graph import ModelGraph, canonical_config
 from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
-from ..store.segment import SegmentId, layout, padded, split
+from ..store.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ..store.shard import Draft
 from .catalog import Catalog
 from .engine import Future
+from .memory import MemoryView
 from .session import Session, time_left
 from .shard import INLINE_BYTES, Begun
-from .staging import StagingView
 
 log = logging.getLogger(__name__)
 
@@ -256,20 +257,17 @@ class _Upload:
             self._pack_inline(names, values)
             return
         connection = self._session.connection(self._shard)
-        if total > connection.hello.store_bytes:
+        if total > connection.hello.capacity:
             raise StoreFullError(
-                f"{self._what}: expected at most {connection.hello.store_bytes} bytes, the capacity of the object "
-                f"store on the node of shard {self._shard}; found {total}"
+                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
+                f"{self._shard}; found {total}"
             )
         runs = split([array.nbytes for array in values])
-        lengths = [layout([values[i].nbytes for i in run])[1] for run in runs]
-        view = connection.view
-        room = view.bytes.nbytes if view is not None else -1
+        lengths = [max(layout([values[i].nbytes for i in run])[1], ALIGNMENT) for run in runs]
         for position, run in enumerate(runs):
             part_names, part = [names[i] for i in run], [values[i] for i in run]
-            if view is not None and lengths[position] <= room:
-                waiting = [length for length in lengths[position:] if length <= room]
-                self._stage(part_names, part, lengths[position], view, waiting)
+            if connection.view is not None:
+                self._stage(part_names, part, lengths[position:], connection.view)
             else:
                 self._put(part_names, part, lengths[position])
 
@@ -292,18 +290,16 @@ class _Upload:
         self.inline = (self._new_id(), block.tobytes(), sizes)
         self._rows.append((self.inline[0], names, arrays, digests))
 
-    def _stage(
-        self, names: list[str], arrays: list[np.ndarray], length: int, view: StagingView, waiting: list[int]
-    ) -> None:
+    def _stage(self, names: list[str], arrays: list[np.ndarray], lengths: list[int], view: MemoryView) -> None:
+        """Fill a part of `lengths[0]` bytes of the shard's memory; the others are needed after it."""
         if not self._granted:
             left = time_left(self._deadline, self._what)
-            arguments = (self._session.client, self.save_id, waiting, left)
+            arguments = (self._session.client, self.save_id, lengths, left)
             self._granted = list(self._session.call(self._shard, "grant", *arguments, timeout=left + 1.0))
-            time_left(self._deadline, f"{self._what}, waiting for staging room on shard {self._shard}")
-        offset = self._granted.pop(0)
-        _fill(view.part(offset, length), arrays)
+        part = Part(self._granted.pop(0), lengths[0])
+        _fill(view.part(part), arrays)
         segment, sizes = self._new_id(), [array.nbytes for array in arrays]
-        answer = self._session.send(self._shard, "adopt_staged", self.save_id, segment, offset, length, sizes)
+        answer = self._session.send(self._shard, "adopt_part", self.save_id, segment, part, sizes)
         self._rows.append((segment, names, arrays, answer))
 
     def _put(self, names: list[str], arrays: list[np.ndarray], length: int) -> None:
@@ -314,7 +310,8 @@ class _Upload:
             _fill(block, arrays)
         segment, sizes = self._new_id(), [array.nbytes for array in arrays]
         handle = self._session.engine.put(block)
-        answer = self._session.send(self._shard, "adopt_block", self.save_id, segment, handle, sizes)
+        left = time_left(self._deadline, self._what)
+        answer = self._session.send(self._shard, "adopt_block", self.save_id, segment, handle, sizes, left)
         self._rows.append((segment, names, arrays, answer))
         if len(self._rows) >= IN_FLIGHT:
             position = len(self._rows) - IN_FLIGHT

@@ -4,7 +4,7 @@ Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
 - A session lasts as long as its heartbeat. One thread per client renews it, lets go of the pins of collected
   matches, and drops idle caches; it starts with the first pin or load and ends with `close`.
-- A connection knows the shard's staging buffer when both are on one node, and its board: see `staging`.
+- A connection maps the shard's memory when both are on one node: see `memory`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..store.errors import (
     TensorVineError,
 )
 from .engine import Actor, Engine, Future
+from .memory import MemoryView
 from .planner import Topology
 from .shard import Hello, actor_name, planner_name
-from .staging import StagingView
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,12 @@ class Connection:
 
     actor: Actor
     hello: Hello
-    view: StagingView | None
-    """The staging buffer; None when the shard is on another node."""
+    view: MemoryView | None
+    """Its memory; None when the shard is on another node."""
 
-    def epoch(self) -> int | None:
-        """Give the epoch on the shard's board; None when it cannot be seen or the shard's process has ended."""
-        return self.view.epoch() if self.view is not None else None
+    def counters(self) -> tuple[int, int] | None:
+        """Give the shard's epoch and freeings; None when its board cannot be seen or its process has ended."""
+        return self.view.counters() if self.view is not None else None
 
 
 class Session:
@@ -102,7 +102,7 @@ class Session:
         """Give the connection to a shard's present life, made anew when its process has ended."""
         with self._lock:
             known = self._connections.get(shard)
-            if known is not None and (known.view is None or known.view.epoch() is not None):
+            if known is not None and (known.view is None or known.view.counters() is not None):
                 return known
         hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), again=True)
         made = Connection(self._actor(shard), hello, self._view(hello))
@@ -239,17 +239,13 @@ class Session:
                 ) from exc
         return actor
 
-    def _view(self, hello: Hello) -> StagingView | None:
+    def _view(self, hello: Hello) -> MemoryView | None:
         if hello.node != self.node:
             return None
         try:
-            return StagingView(hello.pid, hello.staging_fd, hello.staging_bytes)
+            return MemoryView(hello.pid, hello.memory_fd, hello.capacity)
         except OSError as exc:
-            log.warning(
-                "shard %d: staging through the object store, its buffer cannot be opened: %s",
-                hello.index,
-                exc,
-            )
+            log.warning("shard %d: its memory cannot be opened, using the object store: %s", hello.index, exc)
             return None
 
 

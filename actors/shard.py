@@ -5,9 +5,10 @@ Rules
   outbox. No rule of what is kept or freed stands here.
 - Concurrency groups run in threads of their own: `ctl` for short answers, `data` for bytes, `watch` for long polls.
   Copies run in worker threads, so that no group's loop ever waits for memory.
-- Shards own every byte: what a client staged or put is copied into a block of this process before it is committed.
-- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside the answer: an object of their own
-  would cost more than the copy.
+- Shards own every byte: segments lie in this process's shared memory (`memory`). Clients of this node fill it and read
+  it in place; what comes from or goes to another node takes the engine's object store.
+- A freed part is used again only when no reader has an array on it.
+- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
 """
 
 from __future__ import annotations
@@ -25,22 +26,28 @@ from typing import Any
 import numpy as np
 
 from ..planner.placement import home_of
-from ..store.errors import OperationTimeoutError, TensorVineError
+from ..store.arena import KEPT, Arena, Part
+from ..store.errors import OperationTimeoutError, StoreFullError, TensorVineError
 from ..store.index import PrefixQuery
 from ..store.manifest import Header, digest_of
 from ..store.refs import ModelRef
-from ..store.segment import SegmentId
+from ..store.segment import ALIGNMENT, SegmentId, layout
 from ..store.shard import Block, Draft, Holds, Match, ShardState, ShardStats
-from ..store.staging import StagingArea
 from .engine import Engine, group
-from .staging import StagingBuffer, process_watch
+from .memory import SharedMemory, process_watch
 
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 64 << 10
 _ROOM = "/"  # no model's name starts with a slash
 SWEEP_S = 0.5
+EXPORT_IDLE_S = 30.0
+_COMPACTION = "compaction"
 PEER_TIMEOUT_S = 30.0
+
+
+Counters = tuple[int, int]
+"""(epoch, freeings) of a shard: see `memory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,10 @@ class ShardConfig:
     repository: str
     index: int
     shards: tuple[int, ...]
-    staging_bytes: int
-    """Capacity of the staging buffer."""
+    capacity: int
+    """Bytes of memory for segments."""
     preallocate_bytes: int
-    """How much shared memory to touch at the start, of the staging buffer and of the object store each."""
+    """How much of it to touch at the start."""
     session_s: float
     """How long a client's session lasts without a sign of life."""
 
@@ -65,10 +72,9 @@ class Hello:
     index: int
     node: str
     pid: int
-    staging_fd: int
-    staging_bytes: int
-    store_bytes: int
-    """Capacity of the node's object store."""
+    memory_fd: int
+    capacity: int
+    """Bytes of memory for segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,8 @@ class Fetched:
     header: Header
     body: bytes | None
     blocks: dict[SegmentId, Block]
-    epoch: int
-    """The answer holds while the shard's board shows this epoch."""
+    counters: Counters
+    """The answer holds while the shard's board shows the same epoch; its places, while it shows the same freeings."""
 
 
 def actor_name(repository: str, index: int) -> str:
@@ -120,14 +126,14 @@ class Shard:
         self._config = config
         self._lock = threading.RLock()
         self._state = ShardState(config.index, lambda name: home_of(name, config.shards), config.session_s)
-        self._area = StagingArea(config.staging_bytes)
-        self._buffer = StagingBuffer(config.staging_bytes, touch=config.preallocate_bytes)
+        self._arena = Arena(config.capacity)
+        self._memory = SharedMemory(config.capacity, touch=config.preallocate_bytes)
+        self._freed = 0
+        self._still_read: list[Part] = []
+        self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="tensorvine-shard")
         self._waiting: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._processes: dict[str, tuple[int, Any]] = {}
-        here = engine.this_node()
-        self._store_bytes = next((node.store_bytes for node in engine.nodes() if node.id == here), 0)
-        touch_store(engine, min(config.preallocate_bytes, self._store_bytes // 2))
         self._peers: dict[int, Any] = {}
         self._planner = engine.find(planner_name(config.repository))
         if engine.restarted():
@@ -149,19 +155,13 @@ class Shard:
                     self._processes[client] = (pidfd, process_watch(pidfd))
                 except OSError as exc:
                     log.warning("client %s cannot be watched, its session must expire: %s", client, exc)
-        return Hello(
-            self._config.index,
-            here,
-            os.getpid(),
-            self._buffer.fd,
-            self._buffer.capacity,
-            self._store_bytes,
-        )
+        return Hello(self._config.index, here, os.getpid(), self._memory.fd, self._memory.capacity)
 
     @group("ctl")
     async def goodbye(self, client: str) -> None:
         """End a client's session at once."""
         self._end(client)
+        await self._settle()
 
     @group("ctl")
     async def renew(self, client: str) -> bool:
@@ -189,38 +189,47 @@ class Shard:
 
     @group("ctl")
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
-        """Grant staging room for at least the first of `sizes`, waiting until there is; none when the time is up."""
+        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+        """
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
                 self._state.open(client, time.monotonic())
-                offsets = self._area.grant(save_id, sizes)
-                waiter = self._waiter(_ROOM)
-            if offsets or not await self._woken(_ROOM, waiter, deadline):
+                offsets = self._granted(save_id, sizes)
+                may_come = bool(self._still_read) or bool(self._arena.owners() - {save_id})
+                waiter = self._waiter(_ROOM) if may_come and not offsets else None
+            if offsets:
                 return offsets
+            if waiter is None or not await self._woken(_ROOM, waiter, deadline):
+                raise self._full(save_id, sizes[0])
 
     @group("data")
-    async def adopt_staged(
-        self, save_id: str, segment: SegmentId, offset: int, length: int, sizes: Sequence[int]
-    ) -> list[str]:
-        """Copy a staged part into a block of this shard's and give its tensors' digests."""
+    async def adopt_part(self, save_id: str, segment: SegmentId, part: Part, sizes: Sequence[int]) -> list[str]:
+        """Take a part that a client filled as a segment, and give its tensors' digests."""
         with self._lock:
-            if self._area.owner_of(offset) != save_id:
+            if self._arena.owner_of(part.offset) != save_id:
                 raise OperationTimeoutError(
-                    f"shard {self._config.index}: expected part {offset} to belong to {save_id}; its session ended"
+                    f"shard {self._config.index}: expected {part} to belong to {save_id}; its session ended"
                 )
-        part = self._buffer.bytes[offset : offset + length]
-        try:
-            return await self._in_thread(self._adopt, save_id, segment, part, sizes)
-        finally:
-            with self._lock:
-                self._area.free(offset)
-            self._wake(_ROOM)
+        digests = await self._in_thread(self._digests, part, sizes)
+        with self._lock:
+            self._state.adopt(save_id, segment, part, sizes)
+            self._arena.give(part.offset, KEPT)
+        return digests
 
     @group("data")
-    async def adopt_block(self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]) -> list[str]:
-        """Copy a block that a client put into one of this shard's and give its tensors' digests."""
-        return await self._in_thread(self._adopt, save_id, segment, block, sizes)
+    async def adopt_block(
+        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+    ) -> list[str]:
+        """Copy a block that a client of another node put into this shard's memory, and adopt that."""
+        client = save_id.partition("/")[0]
+        (offset,) = await self.grant(client, save_id, [block.nbytes], timeout)
+        part = Part(offset, block.nbytes)
+        await self._in_thread(np.copyto, self._memory.part(part), block)
+        return await self.adopt_part(save_id, segment, part, sizes)
 
     @group("ctl")
     async def commit(
@@ -258,9 +267,8 @@ class Shard:
         """Forget what an unfinished save brought."""
         with self._lock:
             self._state.release(save_id)
-            self._area.free_owner(save_id)
+            self._arena.free_owner(save_id)
             self._state.unpin(leases)
-        self._wake(_ROOM)
         await self._settle()
 
     # ---- reading ----------------------------------------------------------------------------------------
@@ -273,22 +281,31 @@ class Shard:
         version: int | None,
         known: ModelRef | None,
         wanted: Mapping[SegmentId, int] | None,
+        local: bool,
     ) -> Fetched:
-        """Give a version's manifest, unless `known`, and blocks: those `wanted`, or all that lie here when None."""
+        """Give a version's manifest, unless `known`, and blocks: those `wanted`, or all that lie here when None.
+
+        A client that is not `local`, one that cannot map this shard's memory, gets blocks that the engine carries.
+        """
         with self._lock:
             record = self._state.record(name, version, client)
             if wanted is None:
-                wanted = dict.fromkeys(record.segments, -1)
-            here = {segment: at for segment, at in wanted.items() if segment[0] == self._config.index}
-            blocks = self._state.blocks(here)
+                wanted = {segment: -1 for segment in record.segments if segment[0] == self._config.index}
+            blocks = self._state.blocks(wanted)
             body = None if record.header.ref == known else record.body
-            return Fetched(record.header, body, blocks, self._state.epoch)
+            counters = (self._state.epoch, self._freed)
+            views = {} if local else self._views(blocks)
+        if not local:
+            blocks = await self._in_thread(self._exported, blocks, views)
+        return Fetched(record.header, body, blocks, counters)
 
     @group("ctl")
-    async def blocks(self, wanted: Mapping[SegmentId, int]) -> tuple[dict[SegmentId, Block], int]:
-        """Give blocks of this shard's segments, and the epoch until which the answer holds."""
+    async def blocks(self, wanted: Mapping[SegmentId, int], local: bool) -> tuple[dict[SegmentId, Block], Counters]:
+        """Give blocks of this shard's segments, and the counters at which the answer holds."""
         with self._lock:
-            return self._state.blocks(wanted), self._state.epoch
+            blocks, counters = self._state.blocks(wanted), (self._state.epoch, self._freed)
+            views = {} if local else self._views(blocks)
+        return (blocks if local else await self._in_thread(self._exported, blocks, views)), counters
 
     @group("ctl")
     async def header(self, client: str, name: str, version: int | None) -> Header:
@@ -358,7 +375,7 @@ class Shard:
     async def stats(self) -> ShardStats:
         """Sum up what is here."""
         with self._lock:
-            return replace(self._state.stats(), bytes_staged=self._area.used)
+            return replace(self._state.stats(), bytes_staged=self._arena.used(kept=False))
 
     @group("ctl")
     async def check(self) -> None:
@@ -425,16 +442,45 @@ class Shard:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _adopt(self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int]) -> list[str]:
-        handle = self._engine.put(block)
-        digests: list[str] = []
+    def _digests(self, part: Part, sizes: Sequence[int]) -> list[str]:
+        block = self._memory.part(part)
+        return [digest_of(block[offset : offset + size]) for offset, size in zip(layout(sizes)[0], sizes, strict=True)]
+
+    def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant what fits, after taking back what nobody reads any more. Call it with the lock held."""
+        offsets = self._arena.grant(owner, sizes)
+        if not offsets and self._still_read:
+            self._recycle()
+            offsets = self._arena.grant(owner, sizes)
+        return offsets
+
+    def _full(self, save_id: str, nbytes: int) -> StoreFullError:
         with self._lock:
-            self._state.adopt(save_id, segment, handle, sizes)
-            held = self._state.segment(segment)
-        offsets = held.offsets if held is not None else ()
-        for offset, size in zip(offsets, sizes, strict=True):
-            digests.append(digest_of(block[offset : offset + size]))
-        return digests
+            kept, filled = self._arena.used(kept=True), self._arena.used(kept=False)
+        return StoreFullError(
+            f"save {save_id}: expected room for {nbytes} bytes in shard {self._config.index}; of its "
+            f"{self._arena.capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
+            "the repository with more store_bytes"
+        )
+
+    def _views(self, blocks: Mapping[SegmentId, Block]) -> dict[SegmentId, np.ndarray]:
+        """Keep blocks in place while they are copied. Call it with the lock held."""
+        return {s: self._memory.read(b.handle) for s, b in blocks.items() if isinstance(b.handle, Part)}
+
+    def _exported(
+        self, blocks: Mapping[SegmentId, Block], views: Mapping[SegmentId, np.ndarray]
+    ) -> dict[SegmentId, Block]:
+        """Put blocks into the engine's object store for readers elsewhere; each stays there until it is idle."""
+        carried = dict(blocks)
+        for segment, view in views.items():
+            with self._lock:
+                known = self._exports.get(segment)
+            generation = blocks[segment].generation
+            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
+            with self._lock:
+                self._exports[segment] = (generation, handle, time.monotonic())
+            carried[segment] = replace(blocks[segment], handle=handle)
+        return carried
 
     async def _hold_elsewhere(self, holder: str, holds: Holds) -> None:
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
@@ -448,15 +494,35 @@ class Shard:
             await self._tell_gently(shard, "release", holder)
 
     async def _settle(self) -> None:
-        """Carry out what the state left: show the epoch, tell other shards, start compactions."""
+        """Carry out what the state left: free memory, start compactions, tell other shards."""
+        for shard, holder in self._settle_here():
+            await self._tell_gently(shard, "release", holder)
+
+    def _settle_here(self) -> list[tuple[int, str]]:
+        """Do of it what concerns this shard only; give what is for others."""
         with self._lock:
             outbox, self._state.outbox = self._state.outbox, []
             compactable, self._state.compactable = self._state.compactable, set()
-        self._wake(None)
+            freed, self._state.freed = self._state.freed, []
+            parts = [handle for handle in freed if isinstance(handle, Part)]
+            self._freed += len(parts)
+            self._still_read += parts
+            self._recycle()
         for segment in compactable:
             self._workers.submit(self._compact, segment)
-        for shard, holder in outbox:
-            await self._tell_gently(shard, "release", holder)
+        self._wake(_ROOM)
+        return outbox
+
+    def _recycle(self) -> None:
+        """Take back the parts that nobody reads. The board shows their freeing first: see `memory`."""
+        self._memory.publish(self._state.epoch, self._freed)
+        still_read: list[Part] = []
+        for part in self._still_read:
+            if self._memory.is_read(part):
+                still_read.append(part)
+            else:
+                self._arena.free(part.offset)
+        self._still_read = still_read
 
     def _compact(self, segment_id: SegmentId) -> None:
         with self._lock:
@@ -465,22 +531,24 @@ class Shard:
                 return
             handle, before = segment.handle, segment.offsets
             sizes, (after, length) = segment.sizes, segment.compacted()
-        try:
-            if isinstance(handle, bytes):
-                old = np.frombuffer(handle, np.uint8)
-            else:
-                (old,) = self._engine.get([handle], PEER_TIMEOUT_S, f"shard {self._config.index}")
-            new = np.zeros(length, np.uint8)
-            for slot, offset in enumerate(after):
-                if offset >= 0:
-                    new[offset : offset + sizes[slot]] = old[before[slot] : before[slot] + sizes[slot]]
-            block = new.tobytes() if length <= INLINE_BYTES else self._engine.put(new)
-        except TensorVineError:
-            log.exception("segment %s: compaction failed; its dead bytes stay until its last holder goes", segment_id)
-            return
+            offsets = self._granted(_COMPACTION, [length]) if isinstance(handle, Part) else []
+            if isinstance(handle, Part) and not offsets:
+                log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
+                return
+            old = self._memory.read(handle) if isinstance(handle, Part) else np.frombuffer(handle, np.uint8)
+        part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
+        new = self._memory.part(part) if part is not None else np.zeros(length, np.uint8)
+        for slot, offset in enumerate(after):
+            if offset >= 0:
+                new[offset : offset + sizes[slot]] = old[before[slot] : before[slot] + sizes[slot]]
         with self._lock:
-            self._state.move(segment_id, block, after, length)
-        self._wake(None)
+            moved = self._state.move(segment_id, part if part is not None else new.tobytes(), after, length)
+            if part is not None and moved:
+                self._arena.give(part.offset, KEPT)
+            elif part is not None:
+                self._arena.free(part.offset)
+        del old
+        self._settle_here()
 
     def _sweep(self) -> None:
         """End the sessions of clients that died or fell silent. Runs as long as the process."""
@@ -492,25 +560,23 @@ class Shard:
             for client in {*ended, *died}:
                 log.info("client %s is gone: its pins and unfinished saves are dropped", client)
                 self._end(client, parts_too=client in died)
+            idle = time.monotonic() - EXPORT_IDLE_S
             with self._lock:
-                outbox, self._state.outbox = self._state.outbox, []
-            for shard, holder in outbox:
+                for segment in [s for s, (_, _, used) in self._exports.items() if used < idle]:
+                    del self._exports[segment]
+            for shard, holder in self._settle_here():
                 self._engine.call(self._peer(shard), "release", holder)
 
     def _end(self, client: str, parts_too: bool = True) -> None:
         with self._lock:
             self._state.end(client)
             if parts_too:
-                for owner in self._area.owners():
+                for owner in self._arena.owners():
                     if owner.startswith(f"{client}/"):
-                        self._area.free_owner(owner)
+                        self._arena.free_owner(owner)
                 watched = self._processes.pop(client, None)
                 if watched is not None:
                     os.close(watched[0])
-            compactable, self._state.compactable = self._state.compactable, set()
-        for segment in compactable:
-            self._workers.submit(self._compact, segment)
-        self._wake(_ROOM)
 
     def _recover(self) -> None:
         """Learn what an earlier life held, so that it is answered as lost by name and no version is used twice."""
@@ -523,7 +589,7 @@ class Shard:
         log.warning("shard %d started again: what was only in its memory is lost", index)
 
     def _waiter(self, topic: str) -> asyncio.Event:
-        """Join those who are woken when `topic` changes: a name, or the room in the staging buffer."""
+        """Join those who are woken when `topic` changes: a name, or the room in the memory."""
         event = asyncio.Event()
         self._waiting.setdefault(topic, []).append((asyncio.get_running_loop(), event))
         return event
@@ -543,7 +609,7 @@ class Shard:
     def _wake(self, topic: str | None) -> None:
         """Show the epoch, and let those who wait on `topic` look again. Loops differ: each group has its own."""
         with self._lock:
-            self._buffer.publish(self._state.epoch)
+            self._memory.publish(self._state.epoch, self._freed)
             waiting = self._waiting.pop(topic, []) if topic is not None else []
         for loop, event in waiting:
             loop.call_soon_threadsafe(event.set)
@@ -570,11 +636,3 @@ class Shard:
     async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
         future = self._engine.call(self._planner, "note", self._config.index, dict(news))
         await self._engine.awaitable(future, PEER_TIMEOUT_S, "planner")
-
-
-def touch_store(engine: Engine, nbytes: int, chunk: int = 64 << 20) -> None:
-    """Make the object store touch `nbytes` of its memory once, so that later saves find warm pages."""
-    handles: list[Any] = []
-    source = np.zeros(chunk, np.uint8)
-    for _ in range(nbytes // chunk):
-        handles.append(engine.put(source))

@@ -129,15 +129,16 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
     """
     try:
         columns: dict[str, Any] = json.loads(body)
-        owners: list[ModelRef] = [ref, *(ModelRef.parse(text) for text in columns["owners"])]
-        segments: list[SegmentId] = [(shard, serial) for shard, serial in columns["segments"]]
-        dtypes = columns["dtypes"]
+        # By number in a dict, not a list: a damaged, negative number must not count from the end.
+        owners = dict(enumerate([ref, *(ModelRef.parse(text) for text in columns["owners"])]))
+        segments: dict[int, SegmentId] = dict(enumerate((shard, serial) for shard, serial in columns["segments"]))
+        dtypes: dict[int, str] = dict(enumerate(columns["dtypes"]))
         rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
         return {
             name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, digest, owners[owner], segments[segment], slot)
             for name, dtype, shape, nbytes, digest, owner, segment, slot in rows
         }
-    except (ValueError, KeyError, IndexError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError) as exc:
         raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc
 
 

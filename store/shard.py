@@ -9,8 +9,8 @@ Rules
 - A retired version that is still pinned becomes a ghost: nobody sees it but the clients that pinned it, and its
   holds stay until the last pin goes.
 - Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
-- What must be told to other shards is put into `outbox`, and what should be compacted into `compactable`;
-  the shell takes both after each call.
+- What must be told to other shards is put into `outbox`, what should be compacted into `compactable`, and blocks
+  that became free into `freed`; the shell takes all three after each call.
 - A shard that starts again learns from the planner's census what it held: those versions are answered as lost,
   by name, until they are saved anew under a higher version.
 """
@@ -123,7 +123,7 @@ class ShardStats:
     pins: int
     """Leases on versions."""
     bytes_staged: int = 0
-    """Bytes of the staging buffer that savers hold."""
+    """Bytes of memory that savers are filling."""
 
 
 @dataclass(slots=True)
@@ -174,6 +174,8 @@ class ShardState:
         self.session_s = session_s
         self.epoch = 0
         """Counts what changed since the start: an answer given at an epoch holds until the next."""
+        self.freed: list[Any] = []
+        """Handles of blocks that no segment lies in any more."""
         self.outbox: list[tuple[int, str]] = []
         """(shard, holder): releases for other shards."""
         self.compactable: set[SegmentId] = set()
@@ -247,6 +249,7 @@ class ShardState:
                 del self._segments[segment_id]
                 self._totals[2] -= segment.allocated
                 self.compactable.discard(segment_id)
+                self.freed.append(segment.handle)
             elif segment.wants_compaction:
                 self.compactable.add(segment_id)
 

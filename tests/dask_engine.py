@@ -8,8 +8,9 @@ How it fits
   actor's address and a key; a client, which nobody can call, sends the bytes themselves.
 
 What does not fit (see docs/design/engine.md)
-- An actor is never restarted: `restarted` is always False, and a dead one's name stays dead until it is killed.
-- `kill` ends an actor, not its process, which others share: its threads go on, and calls in flight are not answered.
+- An actor is never restarted: `restarted` is always False. A call to one that just died waits for Dask's timeout of
+  connecting (`distributed.comm.timeouts.connect`, 30 s by default) until it fails.
+- `kill` ends an actor, not its process, which others share: its threads go on, and calls in flight are still answered.
 - There is no shared-memory object store: `put` copies within a process, `get` copies through a socket.
 - A borrowed handle does not keep a block: Dask counts futures, but not those in messages of actors.
 - The limits in `GROUPS` are not enforced.
@@ -22,20 +23,22 @@ import concurrent.futures
 import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from distributed import Actor, Client, get_client, get_worker
 from tensorvine.actors.engine import GROUPS, Node
-from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError
+from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 
 START_TIMEOUT_S = 30.0
 
-_GONE = (OSError, RuntimeError, KeyError, asyncio.CancelledError, concurrent.futures.CancelledError)
-"""What Dask raises for an actor that is no more. Errors of actors' methods come as answers, not here."""
+_GONE = (OSError, RuntimeError, KeyError)
+"""What Dask raises for an actor that is no more. Errors of actors' methods come as answers, not as these."""
+_Answer = concurrent.futures.Future[tuple[BaseException | None, Any]]
 
 
 class DaskEngine:
@@ -51,7 +54,6 @@ class DaskEngine:
         return DaskEngine, ()
 
     def nodes(self) -> list[Node]:
-        """List machines, this one first."""
         workers = Client.current().scheduler_info(-1)["workers"]
         room: dict[str, int] = {}
         for address, machine in self._machines().items():
@@ -60,7 +62,6 @@ class DaskEngine:
         return sorted((Node(machine, size) for machine, size in room.items()), key=lambda n: (n.id != here, n.id))
 
     def this_node(self) -> str:
-        """Give this machine's name."""
         return socket.gethostname()
 
     def spawn(self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None) -> Actor:
@@ -69,8 +70,8 @@ class DaskEngine:
         if name in client.list_datasets():
             return self.find(name)
         workers = [address for address, machine in self._machines().items() if machine == node]
-        key = f"{name}-{uuid.uuid4().hex}"
         place: dict[str, Any] = {"workers": workers, "allow_other_workers": True} if workers else {}
+        key = f"{name}-{uuid.uuid4().hex}"
         future = client.submit(_Host, cls, dict(arguments), key, actor=True, key=key, **place)
         try:
             client.publish_dataset(future, name=name)
@@ -79,7 +80,6 @@ class DaskEngine:
         return future.result(timeout=START_TIMEOUT_S)
 
     def find(self, name: str) -> Actor:
-        """Find a published actor."""
         try:
             return Client.current().get_dataset(name).result(timeout=START_TIMEOUT_S)
         except _GONE as exc:
@@ -87,41 +87,28 @@ class DaskEngine:
 
     def kill(self, name: str) -> None:
         """Take an actor's name and have it answer no more; Dask drops it with its last handle."""
-        client = Client.current()
         try:
             actor = self.find(name)
         except LookupError:
             return
-        client.unpublish_dataset(name)
+        Client.current().unpublish_dataset(name)
         _soon(actor.close).result(START_TIMEOUT_S)
 
     def restarted(self) -> bool:
-        """Tell that no actor has two lives."""
         return False
 
     def call(self, actor: Actor, method: str, *arguments: Any) -> _Answer:
-        """Send a call."""
         return _soon(lambda: actor.invoke(method, *arguments))
 
     def result(self, future: _Answer, timeout: float, who: str) -> Any:
-        """Wait for an answer."""
-        try:
-            error, value = future.result(max(timeout, 0.0))
-        except (TimeoutError, *_GONE) as exc:
-            _translate(exc, timeout, who)
-        if error is not None:
-            raise error
-        return value
+        with _translated(timeout, who, ShardUnavailableError):
+            answer = future.result(max(timeout, 0.0))
+        return _opened(answer)
 
     async def awaitable(self, future: _Answer, timeout: float, who: str) -> Any:
-        """Wait for an answer on whatever loop."""
-        try:
-            error, value = await asyncio.wait_for(asyncio.wrap_future(future), timeout)
-        except (TimeoutError, OSError, RuntimeError, KeyError) as exc:
-            _translate(exc, timeout, who)
-        if error is not None:
-            raise error
-        return value
+        with _translated(timeout, who, ShardUnavailableError):
+            answer = await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        return _opened(answer)
 
     def put(self, block: np.ndarray) -> _Block:
         """Keep a copy of a block in this process."""
@@ -134,14 +121,10 @@ class DaskEngine:
         """Fetch blocks: those of this process as they are, others as copies."""
 
         async def all_of_them() -> list[np.ndarray]:
-            return list(await asyncio.gather(*map(_block, handles)))
+            return await asyncio.gather(*map(_block, handles))
 
-        try:
+        with _translated(timeout, who, ModelLostError):
             return _soon(all_of_them).result(max(timeout, 0.0))
-        except TimeoutError as exc:
-            _translate(exc, timeout, who)
-        except _GONE as exc:
-            raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
 
     def _machines(self) -> dict[str, str]:
         """Give each worker's address and machine."""
@@ -153,10 +136,7 @@ class _Host:
 
     def __init__(self, cls: type, arguments: Mapping[str, Any], key: str) -> None:
         get_client()  # from now on it is the current client of all threads of this process
-        self._engine = DaskEngine()
-        for argument in arguments.values():
-            if isinstance(argument, DaskEngine):
-                self._engine = argument
+        self._engine: DaskEngine = arguments["engine"]
         self._engine.host = Actor(_Host, get_worker().address, key)
         self._loops = {name: asyncio.new_event_loop() for name in GROUPS}
         for name, loop in self._loops.items():
@@ -166,27 +146,21 @@ class _Host:
 
     async def invoke(self, method: str, *arguments: Any) -> tuple[BaseException | None, Any]:
         """Call the hosted actor; gives its error, or None and its answer."""
-        given = [await _block(argument) if isinstance(argument, _Handle) else argument for argument in arguments]
         if self._closed:
             raise RuntimeError("it was killed")
+        given = [await _block(argument) if isinstance(argument, _Handle) else argument for argument in arguments]
         bound = getattr(self._hosted, method)
-        ended = asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(bound(*given), self._loops[bound.concurrency_group])
-        )
+        started = asyncio.run_coroutine_threadsafe(bound(*given), self._loops[bound.concurrency_group])
+        ended = asyncio.wrap_future(started)
         await asyncio.wait([ended])
         error = ended.exception()
         return error, None if error is not None else ended.result()
 
     async def close(self) -> None:
-        """Answer no more."""
         self._closed = True
 
     async def block(self, key: str) -> np.ndarray:
-        """Give the bytes behind a handle."""
         return self._engine.blocks[key].array
-
-
-_Answer = concurrent.futures.Future[tuple[BaseException | None, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +180,7 @@ class _Block:
     key: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.owner is None:
-            return np.asarray, (self.array,)
-        return _Handle, (self.owner, self.key)
+        return (np.asarray, (self.array,)) if self.owner is None else (_Handle, (self.owner, self.key))
 
 
 async def _block(handle: Any) -> np.ndarray:
@@ -221,7 +193,7 @@ async def _block(handle: Any) -> np.ndarray:
 
 
 def _soon(function: Callable[[], Awaitable[Any]]) -> concurrent.futures.Future[Any]:
-    """Have Dask's loop call and await `function`: its proxies work only there."""
+    """Have Dask's loop call and await `function`: its proxies of actors work only there."""
 
     async def run() -> Any:
         return await function()
@@ -229,8 +201,19 @@ def _soon(function: Callable[[], Awaitable[Any]]) -> concurrent.futures.Future[A
     return asyncio.run_coroutine_threadsafe(run(), Client.current().loop.asyncio_loop)
 
 
-def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
+def _opened(answer: tuple[BaseException | None, Any]) -> Any:
+    error, value = answer
+    if error is not None:
+        raise error
+    return value
+
+
+@contextmanager
+def _translated(timeout: float, who: str, gone: type[TensorVineError]) -> Iterator[None]:
     """Raise what an error of Dask's means in the one tree."""
-    if isinstance(exc, TimeoutError):
+    try:
+        yield
+    except TimeoutError as exc:
         raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
-    raise ShardUnavailableError(f"{who}: expected an answer; its actor is gone ({exc})") from exc
+    except _GONE as exc:
+        raise gone(f"{who}: expected an answer; its actor is gone ({exc})") from exc

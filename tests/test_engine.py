@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 import ray.exceptions
+from dask import config as dask_config
 from distributed import Client
 from distributed import LocalCluster as DaskCluster
 from tensorvine.actors import engine_ray
@@ -40,7 +41,8 @@ class EngineContract:
     """What every engine promises; a subclass names the engine."""
 
     @pytest.fixture(scope="class")
-    def engine(self) -> Engine:
+    @classmethod
+    def engine(cls) -> Engine:
         raise NotImplementedError
 
     @pytest.fixture
@@ -57,7 +59,8 @@ class EngineContract:
             engine.kill(name)
 
     @pytest.fixture(scope="class")
-    def names(self, engine: Engine) -> Iterator[list[str]]:
+    @classmethod
+    def names(cls, engine: Engine) -> Iterator[list[str]]:
         """Names of two probes that all tests of a class share."""
         shared = [new_name(), new_name()]
         for number, name in enumerate(shared):
@@ -206,7 +209,8 @@ class EngineContract:
 @pytest.mark.ray
 class TestRayEngine(EngineContract):
     @pytest.fixture(scope="class")
-    def engine(self, cluster):
+    @classmethod
+    def engine(cls, cluster):
         return RayEngine()
 
     def test_an_actor_that_died_is_restarted_and_knows_it(self, engine, spawn):
@@ -225,7 +229,8 @@ class TestRayEngine(EngineContract):
 
 class TestDaskEngine(EngineContract):
     @pytest.fixture(scope="class")
-    def engine(self, dask):
+    @classmethod
+    def engine(cls, dask):
         return DaskEngine()
 
     def test_an_actor_that_died_stays_dead(self, engine, spawn):
@@ -249,6 +254,7 @@ def dask() -> Iterator[Client]:
     """Two worker processes of Dask, this process's current client."""
     with (
         DaskCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as workers,
+        dask_config.set({"distributed.comm.timeouts.connect": "2s"}),  # how long a dead worker is tried
         Client(workers, direct_to_workers=True) as client,
     ):
         yield client
@@ -331,11 +337,12 @@ def test_an_error_of_rays_that_means_nothing_here_stays_itself():
 @pytest.fixture
 def on_dask(dask: Client) -> Iterator[Repository]:
     """A repository of two shards, each in a worker of its own."""
+    dask.wait_for_workers(2)  # an earlier test may have ended one
     engine, name = DaskEngine(), f"dask-{uuid.uuid4().hex[:6]}"
     topology = Topology(name, (0, 1), "test")
     engine.spawn(Planner, planner_name(name), {"engine": engine, "topology": topology})
     for index in topology.shards:
-        config = ShardConfig(name, index, topology.shards, staging_bytes=1 << 20, preallocate_bytes=0, session_s=60.0)
+        config = ShardConfig(name, index, topology.shards, capacity=16 << 20, preallocate_bytes=0, session_s=60.0)
         engine.spawn(Shard, actor_name(name, index), {"engine": engine, "config": config})
     with Repository(engine, name) as repository:
         yield repository
@@ -358,13 +365,15 @@ def graph_of(units: int) -> ModelGraph:
     )
 
 
-BODY = np.random.default_rng(1).random((64, 1 << 9), np.float32)  # 128 KiB: more than travels in an answer
-LARGE = np.random.default_rng(2).random((3, 1 << 18), np.float32)  # 3 MiB: more than the staging buffer has
+BODY = np.random.default_rng(1).random((64, 1 << 9), np.float32)  # 128 KiB: more than travels in a message
+LARGE = np.random.default_rng(2).random((3, 1 << 18), np.float32)  # 3 MiB
 
 
 def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
     parent, child = name_with_home(on_dask, 0, "parent"), name_with_home(on_dask, 1, "child")
     head = np.ones(10, np.float32)
+    shards = [on_dask._session.connection(index).hello.pid for index in (0, 1)]
+    assert len({os.getpid(), *shards}) == 3
     saved = on_dask.save(parent, {"body/w": BODY, "head/w": head}, graph=graph_of(10), quality=0.5)
     with on_dask.longest_prefix(graph_of(5)) as match:
         assert match.ref == saved.ref

@@ -84,18 +84,58 @@ class TestSavingAndLoading:
             other.close()
             repo.retire(name)
 
-    def test_a_tensor_larger_than_the_staging_buffer_goes_through_the_object_store(self, cluster: object) -> None:
-        with Repository.start("small-staging", shards=1, staging_bytes=1 << 20, preallocate_bytes=0) as small:
-            tensors = {"big": np.arange(1 << 20, dtype=np.int64), "small": np.ones(3), "other": np.zeros(200_000)}
-            small.save("m", tensors)
-            loaded = small.load("m")
-            assert all(np.array_equal(loaded[k], v) for k, v in tensors.items())
+    def test_a_client_that_cannot_map_the_memory_uses_the_object_store(
+        self, repo: Repository, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(13, "no such memory here")
 
-    def test_saves_larger_than_the_staging_buffer_wait_for_room(self, cluster: object) -> None:
-        with Repository.start("tight-staging", shards=1, staging_bytes=36 << 20, preallocate_bytes=0) as tight:
-            tensors = {f"t{i}": np.full(5 << 20, i, np.uint8) for i in range(20)}
+        tensors = {"big": np.arange(6 << 20, dtype=np.int64), "small": np.ones(3), "other": np.zeros(200_000)}
+        monkeypatch.setattr("tensorvine.actors.session.MemoryView", refuse)
+        far = Repository.connect(repo.name)
+        try:
+            saved = far.save(name, tensors)
+            assert "its memory cannot be opened, using the object store" in caplog.text
+            for reader in (far, repo):
+                loaded = reader.load(saved.ref)
+                assert all(np.array_equal(loaded[k], v) for k, v in tensors.items())
+                assert not loaded["big"].flags.writeable
+            assert far.load(saved.ref, tensors=["small"])["small"].sum() == 3
+            repo.retire(saved.ref)
+            assert np.array_equal(loaded["big"], tensors["big"])
+        finally:
+            far.close()
+
+    def test_a_full_store_says_so_and_has_room_again_after_a_retirement(self, cluster: object) -> None:
+        with Repository.start("tight", shards=1, store_bytes=36 << 20, preallocate_bytes=0) as tight:
+            tensors = {f"t{i}": np.full(5 << 20, i, np.uint8) for i in range(5)}
             tight.save("m", tensors)
-            assert all(np.array_equal(tight.load("m")[k], v) for k, v in tensors.items())
+            with pytest.raises(StoreFullError, match=r"'n'|/s\d.*of its 37748736 bytes 26214400 hold segments"):
+                tight.save("n", tensors)
+            assert tight.stats().shards[0].bytes_staged == 0
+            tight.retire("m")
+            for i in range(3):
+                tight.save("n", {k: v + i for k, v in tensors.items()}, inherit=None)
+                assert all(np.array_equal(tight.load("n")[k], v + i) for k, v in tensors.items())
+                tight.retire("n")
+
+    def test_memory_that_somebody_reads_is_not_used_again(self, cluster: object) -> None:
+        with Repository.start("held", shards=1, store_bytes=64 << 20, preallocate_bytes=0) as tight:
+            first = {"t": np.full(40 << 20, 1, np.uint8)}
+            tight.save("m", first)
+            held = tight.load("m")
+            tight.retire("m")
+            with pytest.raises((StoreFullError, TimeoutError)):
+                tight.save("n", {"t": np.full(40 << 20, 2, np.uint8)}, timeout=1.0)
+            assert (held["t"] == 1).all()
+            view = held["t"][5:10].reshape(1, 5)
+            del held
+            with pytest.raises((StoreFullError, TimeoutError)):
+                tight.save("n", {"t": np.full(40 << 20, 2, np.uint8)}, timeout=1.0)
+            assert (view == 1).all()
+            del view
+            tight.save("n", {"t": np.full(40 << 20, 2, np.uint8)})
+            assert (tight.load("n")["t"] == 2).all()
 
     @pytest.mark.parametrize(
         "dtype",
@@ -411,10 +451,10 @@ class TestBadInput:
 
     def test_a_save_larger_than_the_store(self, repo: Repository, name: str) -> None:
         huge = np.broadcast_to(np.float32(0), (1 << 40,))
-        before = repo.stats()
+        before = [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards]
         with pytest.raises(StoreFullError, match=rf"{name}.*expected at most \d+ bytes.*found {4 << 40}"):
             repo.save(name, {"t": huge})
-        assert repo.stats() == before
+        assert [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
 
     def test_what_is_not_built_yet_says_so(self, repo: Repository, name: str) -> None:
         with pytest.raises(NotImplementedError, match="path"):

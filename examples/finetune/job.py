@@ -19,6 +19,10 @@ from tensorvine.store.keras import assign, graph_of
 
 SEED = 7
 DROPOUT = 0.25
+LOW, HIGH = range(5), range(5, 10)
+MANY_IMAGES, FEW_IMAGES = 450, 50
+EPOCHS = 4
+"""Of each fine-tuning, and of the training from scratch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,6 @@ class Plan:
     """How much to do."""
 
     root_epochs: int
-    epochs: int
-    """Of each fine-tuning, and of the training from scratch."""
     from_root: tuple[Branch, ...]
     from_branches: tuple[Branch, ...]
     """Candidates that are looked for when the first branches are stored."""
@@ -53,34 +55,30 @@ class Plan:
     """How many of the worst versions go."""
 
 
-HEAD = Branch("head", 3e-3)
-EXTRA = Branch("extra", 3e-3, extra=(64,))
+HEAD = Branch("head", 3e-2)
+EXTRA = Branch("extra", 1e-2, extra=(64,))
 FEATURES = Branch("features", 1e-3, learns=("features", "head"))
 UNFROZEN = Branch("unfrozen", 1e-3, learns=(*TRUNK, "head"))
-DEEPER = Branch("deeper", 3e-3, extra=(64, 32))
+DEEPER = Branch("deeper", 1e-2, extra=(64, 32))
+POLISHED = Branch("polished", 3e-4)
 QUICK = Plan(
-    root_epochs=6,
-    epochs=6,
-    from_root=(HEAD, Branch("head-slow", 3e-4), EXTRA, FEATURES, UNFROZEN),
-    from_branches=(DEEPER, Branch("polished", 3e-4)),
+    root_epochs=4,
+    from_root=(HEAD, Branch("head-slow", 1e-3), EXTRA, FEATURES, UNFROZEN),
+    from_branches=(DEEPER, POLISHED),
     retire=2,
 )
 FULL = Plan(
-    root_epochs=12,
-    epochs=8,
+    root_epochs=10,
     from_root=(
         HEAD,
-        Branch("head-slow", 3e-4),
-        Branch("head-fast", 3e-2),
+        Branch("head-slow", 1e-3),
+        Branch("head-fast", 1e-1),
         EXTRA,
+        Branch("extra-wide", 1e-2, extra=(256,)),
         FEATURES,
         UNFROZEN,
     ),
-    from_branches=(
-        DEEPER,
-        Branch("deeper-features", 1e-3, extra=(64, 32), learns=("features", "extra1", "extra2", "head")),
-        Branch("polished", 3e-4),
-    ),
+    from_branches=(DEEPER, Branch("deeper-slow", 1e-3, extra=(64, 32)), POLISHED),
     retire=3,
 )
 
@@ -103,11 +101,11 @@ def run(*, quick: bool, out: Path) -> None:
         report.accuracies(job.versions)
         report.bytes_stored(job.versions, repo.stats().bytes_memory)
         report.owners(job.versions, {v.ref: repo.contributions(v.ref) for v in job.versions})
-        report.lineage(job.versions, live=repo.models())
         job.ask()
         job.retire_worst()
-        job.verify()
         live = repo.models()
+        report.lineage(job.versions, live)
+        job.verify()
     report.picture(draw_lineage(job.versions, live, out / "lineage.png"))
 
 
@@ -121,8 +119,8 @@ class Job:
         self._plan = plan
         self._report = report
         self._files = files
-        self._low = load_task(range(5), train_size=450, seed=SEED)
-        self._high = load_task(range(5, 10), train_size=100, seed=SEED)
+        self._low = load_task(LOW, MANY_IMAGES, SEED)
+        self._high = load_task(HIGH, FEW_IMAGES, SEED)
 
     # ---- saving ---------------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class Job:
         """Train the candidate without transfer, to compare with."""
         self._report.title("The same candidate from scratch")
         model = HEAD.candidate()
-        self._train("scratch", model, self._high, 1e-3, self._plan.epochs)
+        self._train("scratch", model, self._high, 1e-3, EPOCHS)
         self._save("scratch", model, self._high, "all layers; rate 0.001")
 
     def _fine_tune(self, branch: Branch, match: PrefixMatch) -> None:
@@ -165,7 +163,7 @@ class Job:
         frozen = {mine: theirs for mine, theirs in match.layers.items() if mine not in branch.learns}
         for layer in model.layers:
             layer.trainable = layer.name not in frozen
-        self._train(branch.name, model, self._high, branch.rate, self._plan.epochs)
+        self._train(branch.name, model, self._high, branch.rate, EPOCHS)
         self._save(branch.name, model, self._high, f"{_learning(model)}; rate {branch.rate:g}", match.ref, frozen)
 
     def _train(self, name: str, model: keras.Model, task: Task, rate: float, epochs: int) -> None:
@@ -199,7 +197,7 @@ class Job:
     def ask(self) -> None:
         """Ask what is stored: by a pattern of layers, and by lineage."""
         repo, refs = self._repo, {version.ref.name: version.ref for version in self.versions}
-        pattern = [{"class": "Dense", "units": [32, 64]}, {"class": "Dropout"}]
+        pattern = [{"units": [32, 64]}, {"class": "Dropout"}]
         self._report.answers(
             {
                 f"find({pattern})": repo.find(pattern),
@@ -250,7 +248,7 @@ def _learning(model: keras.Model) -> str:
 
 def _file_bytes(model: keras.Model, path: Path) -> int:
     """Write the weights to a file of their own, without the optimizer's state, and give its size."""
-    bare = keras.models.clone_model(model)
+    bare = type(model).from_config(model.get_config())
     bare.set_weights(model.get_weights())
     bare.save_weights(path)
     return path.stat().st_size

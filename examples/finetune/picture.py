@@ -14,8 +14,8 @@ from matplotlib.path import Path as Curve
 from report import Version, size
 from tensorvine.store import ModelRef
 
-BOX_W, BOX_H = 3.3, 1.02
-GAP_X, GAP_Y = 0.75, 0.2
+BOX_W, BOX_H = 3.0, 1.0
+GAP_X, GAP_Y = 0.7, 0.18
 PAD, HEAD_H, FOOT_H, MARGIN = 0.14, 0.65, 0.5, 0.25
 """All in inches: one unit of the axes is one inch, so that text fits whatever the number of versions."""
 
@@ -55,7 +55,7 @@ def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: 
     _frame(axes, height)
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=150, pil_kwargs={"optimize": True})
     return path
 
 
@@ -108,11 +108,12 @@ def _box(axes: Axes, corner: Corner, version: Version, live: bool) -> None:
 
     left, right, inner = x + PAD, x + BOX_W - PAD, BOX_W - 2 * PAD
     info = version.info
-    name = str(version.ref) if live else f"{version.ref} (retired)"
-    axes.text(left, y + 0.21, name, va="center", fontsize=10.5, weight="bold", color=ink)
+    axes.text(left, y + 0.21, str(version.ref), va="center", fontsize=10.5, weight="bold", color=ink)
     score = f"{version.accuracy:.1%} on {info.metadata['digits']}"
     axes.text(right, y + 0.21, score, va="center", ha="right", fontsize=10, color=ink)
     axes.text(left, y + 0.44, f"learned: {info.metadata['learned']}", va="center", fontsize=7.5, color=GREY)
+    if not live:
+        axes.text(right, y + 0.44, "retired", va="center", ha="right", fontsize=7.5, style="italic", color=GREY)
     share = info.bytes_owned / info.bytes_total
     axes.add_patch(Rectangle((left, y + 0.58), inner, 0.12, color=inherited, linewidth=0))
     axes.add_patch(Rectangle((left, y + 0.58), inner * share, 0.12, color=owned, linewidth=0))

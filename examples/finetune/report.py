@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -58,10 +59,12 @@ class Retired:
 def size(count: int) -> str:
     """Write a number of bytes for people.
 
-    >>> size(2_345_678), size(5_140)
-    ('2.35 MB', '5.1 kB')
+    >>> size(2_345_678), size(5_140), size(0)
+    ('2.35 MB', '5.1 kB', '0')
     """
-    return f"{count / 1e6:.2f} MB" if count >= 100_000 or not count else f"{count / 1e3:.1f} kB"
+    if not count:
+        return "0"
+    return f"{count / 1e6:.2f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
 
 
 class Report:
@@ -102,8 +105,8 @@ class Report:
         self._console.print(table)
         scratch = next(version for version in versions if version.ref.name == "scratch")
         self._console.print(
-            f"  Transfer: {best.ref} has {best.accuracy:.1%} on 5-9, the network trained from scratch on the same "
-            f"images {scratch.accuracy:.1%}."
+            f"  With transfer {best.accuracy:.1%} ({best.ref}); from scratch, on the same images for as many epochs, "
+            f"{scratch.accuracy:.1%}."
         )
 
     def bytes_stored(self, versions: Sequence[Version], stored: int) -> None:
@@ -117,13 +120,13 @@ class Report:
         self._console.print(f"  The repository holds {stored / files:.0%} of what the files hold.")
 
     def owners(
-        self, contributions: Mapping[ModelRef, Mapping[ModelRef, Sequence[str]]], versions: Sequence[Version]
+        self, versions: Sequence[Version], contributions: Mapping[ModelRef, Mapping[ModelRef, Sequence[str]]]
     ) -> None:
         """Print which version wrote the tensors of each version."""
         table = self._table("Who owns what", "version", "its tensors were written by", right=("owned", "inherited"))
         for version in versions:
             wrote = contributions[version.ref]
-            text = ", ".join(f"{ref} ({len(names)})" for ref, names in sorted(wrote.items()))
+            text = ", ".join(f"{v.ref} ({len(wrote[v.ref])})" for v in versions if v.ref in wrote)
             table.add_row(str(version.ref), text, size(version.info.bytes_owned), size(version.bytes_inherited))
         self._console.print(table)
 
@@ -164,8 +167,8 @@ class Report:
         self._console.print(table)
         gone = retired[-1].info.ref
         self._console.print(
-            f"  {gone} is retired; {heir} still has {len(contributions.get(gone, ()))} tensors of it, "
-            f"and its lineage still names it: {' <- '.join(map(str, lineage))}"
+            f"  {gone} is retired; {heir} still has {len(contributions.get(gone, ()))} tensors of it.\n"
+            f"  The lineage of {heir} still names it: {', '.join(map(str, lineage))}."
         )
 
     def verified(self, versions: Sequence[Version]) -> None:
@@ -179,7 +182,15 @@ class Report:
         self._console.print(f"\nPicture of the lineage: {path}", soft_wrap=True)
 
     def _table(self, title: str, *left: str, right: Sequence[str] = ()) -> Table:
-        table = Table(title=f"\n{title}", title_justify="left", title_style="bold", header_style="dim")
+        self._console.print()
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            header_style="dim",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 2, 0, 0),
+        )
         for column in left:
             table.add_column(column, overflow="fold")
         for column in right:

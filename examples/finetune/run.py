@@ -17,6 +17,8 @@ How to run it, after `pip install '.[examples]'`
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -32,14 +34,33 @@ def main(
 ) -> None:
     """Fine-tune a stored digits model along several branches, and draw what the versions share."""
     try:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported, in job
-        from job import run
-
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported
+        with _stderr_closed():
+            from job import run
         run(quick=quick, out=out)
     except KeyboardInterrupt:
         typer.echo("\nstopped by Ctrl-C", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """Drop what is written to file descriptor 2.
+
+    TensorFlow's C++ part says there that it found no GPU, whatever its log level; errors are raised, not written.
+    """
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()

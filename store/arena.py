@@ -1,27 +1,40 @@
-"""The staging area's bookkeeping: which part of a preallocated buffer belongs to whom (DStore, section 3).
+"""The arena's bookkeeping: which part of a shard's preallocated memory belongs to whom (DStore, section 3).
 
 Rules
-- First fit from the low end, so that pages touched once are used again and again.
-- Neighbouring free parts are one. Every part has an owner and can be taken back by owner.
-- A grant may be shorter than what was asked for: the caller stages what it got and asks again. So two savers
-  that each hold a part never wait for each other.
+- First fit from the low end, so that pages touched once are used again and again: a fresh page costs ten times
+  what copying into it does.
+- Neighbouring free parts are one. Every part has an owner: a save in flight, or `KEPT` once a segment lies in it.
+- A grant may be shorter than what was asked for: the saver fills what it got and asks again. So two savers that
+  each hold a part never wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .segment import padded
 
+KEPT = ""
+"""Owner of parts that hold segments."""
 
-class StagingArea:
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of bytes of an arena; the handle of a segment that lies there."""
+
+    offset: int
+    length: int
+
+
+class Arena:
     """Allocator over `capacity` bytes.
 
-    >>> area = StagingArea(256)
-    >>> area.grant("a", [100, 100]), area.grant("b", [64])
+    >>> arena = Arena(256)
+    >>> arena.grant("a", [100, 100]), arena.grant("b", [64])
     ([0, 128], [])
-    >>> area.free(0)
-    >>> area.grant("b", [64])
+    >>> arena.free(0)
+    >>> arena.grant("b", [64])
     [0]
     """
 
@@ -30,10 +43,9 @@ class StagingArea:
         self._taken: dict[int, tuple[int, str]] = {}
         self._free: list[tuple[int, int]] = [(0, capacity)] if capacity else []
 
-    @property
-    def used(self) -> int:
-        """Bytes granted, padding included."""
-        return sum(length for length, _ in self._taken.values())
+    def used(self, *, kept: bool) -> int:
+        """Sum the bytes, padding included, of parts that hold segments, or of those that savers fill."""
+        return sum(length for length, owner in self._taken.values() if (owner == KEPT) == kept)
 
     def grant(self, owner: str, sizes: Sequence[int]) -> list[int]:
         """Give offsets for as many of `sizes` as fit now, in order; perhaps none."""
@@ -44,6 +56,11 @@ class StagingArea:
                 break
             offsets.append(offset)
         return offsets
+
+    def give(self, offset: int, owner: str) -> None:
+        """Hand the part that starts at `offset` to another owner."""
+        length, _ = self._taken[offset]
+        self._taken[offset] = (length, owner)
 
     def free(self, offset: int) -> None:
         """Take back the part that starts at `offset`; an unknown one is no error."""
@@ -65,8 +82,8 @@ class StagingArea:
             self.free(offset)
 
     def owners(self) -> set[str]:
-        """Who holds a part."""
-        return {owner for _, owner in self._taken.values()}
+        """Who fills a part now."""
+        return {owner for _, owner in self._taken.values()} - {KEPT}
 
     def owner_of(self, offset: int) -> str | None:
         """Who holds the part that starts at `offset`."""
