@@ -147,6 +147,7 @@ class Repository:
             self._saves.put(None)
         if self._thread is not None:
             self._thread.join(timeout=CONTROL_TIMEOUT_S)
+        self._saver.close()
         self._session.close()
         if self._launched is not None:
             self._launched.stop()

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -22,12 +22,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..store.arena import Part
 from ..store.arrays import as_bytes, dtype_name
 from ..store.errors import (
     GraphError,
     ModelNotFoundError,
-    StoreFullError,
     TensorMismatchError,
     TensorNotFoundError,
     TensorVineError,
@@ -35,19 +33,15 @@ from ..store.errors import (
 from ..store.graph import ModelGraph, canonical_config
 from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
-from ..store.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ..store.shard import Draft
 from .catalog import Catalog
-from .engine import Future
-from .memory import MemoryView
 from .session import Session, time_left
-from .shard import INLINE_BYTES, Begun
+from .shard import Begun
+from .upload import Upload
 
 log = logging.getLogger(__name__)
 
 Inherit = Mapping[str, str] | Literal["auto"] | None
-IN_FLIGHT = 2
-"""Blocks that may be on their way through the object store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +87,11 @@ class Saver:
         self._session = session
         self._catalog = catalog
         self._serial = count(1)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
+
+    def close(self) -> None:
+        """End the helper thread."""
+        self._helper.shutdown()
 
     def save(self, request: SaveRequest, staged: Callable[[], None]) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -110,7 +109,7 @@ class Saver:
             parent, table = self._parent(request, home, deadline, leases)
             plan = self._plan(request, parent, table)
             near = self._session.near(home) if plan.written else home
-            upload = _Upload(self._session, near, save_id, deadline, request.name)
+            upload = Upload(self._session, near, save_id, deadline, f"save of {request.name!r}", self._helper)
             upload.write(plan.written, home == near)
             staged()
             entries = {**plan.inherited, **upload.finish()}
@@ -182,7 +181,7 @@ class Saver:
         parent: Header | None,
         plan: _Plan,
         entries: Mapping[str, TensorEntry],
-        upload: _Upload,
+        upload: Upload,
         home: int,
         leases: list[str],
         deadline: float,
@@ -232,98 +231,6 @@ class Saver:
                 self._session.send(shard, "abort", save_id, [])
             except TensorVineError as exc:
                 log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
-
-
-class _Upload:
-    """The bytes of one save on their way to one shard."""
-
-    def __init__(self, session: Session, shard: int, save_id: str, deadline: float, name: str) -> None:
-        self.save_id = save_id
-        self.inline: tuple[SegmentId, bytes, Sequence[int]] | None = None
-        self._session = session
-        self._shard = shard
-        self._deadline = deadline
-        self._what = f"save of {name!r}"
-        self._rows: list[tuple[SegmentId, list[str], list[np.ndarray], Future | list[str]]] = []
-        self._granted: list[int] = []
-
-    def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
-        """Copy all tensors to where the shard can adopt them."""
-        if not arrays:
-            return
-        names, values = list(arrays), list(arrays.values())
-        total = sum(padded(array.nbytes) for array in values)
-        if total <= INLINE_BYTES and at_home:
-            self._pack_inline(names, values)
-            return
-        connection = self._session.connection(self._shard)
-        if total > connection.hello.capacity:
-            raise StoreFullError(
-                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
-                f"{self._shard}; found {total}"
-            )
-        runs = split([array.nbytes for array in values])
-        lengths = [max(layout([values[i].nbytes for i in run])[1], ALIGNMENT) for run in runs]
-        for position, run in enumerate(runs):
-            part_names, part = [names[i] for i in run], [values[i] for i in run]
-            if connection.view is not None:
-                self._stage(part_names, part, lengths[position:], connection.view)
-            else:
-                self._put(part_names, part, lengths[position])
-
-    def finish(self) -> dict[str, TensorEntry]:
-        """Wait until the shard owns all blocks; give the rows of the manifest."""
-        entries: dict[str, TensorEntry] = {}
-        for segment, names, arrays, answer in self._rows:
-            digests = answer if isinstance(answer, list) else self._wait(answer)
-            for slot, (name, array, digest) in enumerate(zip(names, arrays, digests, strict=True)):
-                entries[name] = TensorEntry(
-                    dtype_name(array.dtype), array.shape, array.nbytes, digest, None, segment, slot
-                )
-        return entries
-
-    def _pack_inline(self, names: list[str], arrays: list[np.ndarray]) -> None:
-        sizes = [array.nbytes for array in arrays]
-        block = np.zeros(layout(sizes)[1], np.uint8)
-        _fill(block, arrays)
-        digests = [digest_of(as_bytes(array)) for array in arrays]
-        self.inline = (self._new_id(), block.tobytes(), sizes)
-        self._rows.append((self.inline[0], names, arrays, digests))
-
-    def _stage(self, names: list[str], arrays: list[np.ndarray], lengths: list[int], view: MemoryView) -> None:
-        """Fill a part of `lengths[0]` bytes of the shard's memory; the others are needed after it."""
-        if not self._granted:
-            left = time_left(self._deadline, self._what)
-            arguments = (self._session.client, self.save_id, lengths, left)
-            self._granted = list(self._session.call(self._shard, "grant", *arguments, timeout=left + 1.0))
-        part = Part(self._granted.pop(0), lengths[0])
-        _fill(view.part(part), arrays)
-        segment, sizes = self._new_id(), [array.nbytes for array in arrays]
-        answer = self._session.send(self._shard, "adopt_part", self.save_id, segment, part, sizes)
-        self._rows.append((segment, names, arrays, answer))
-
-    def _put(self, names: list[str], arrays: list[np.ndarray], length: int) -> None:
-        if len(arrays) == 1:
-            block = as_bytes(arrays[0])
-        else:
-            block = np.zeros(length, np.uint8)
-            _fill(block, arrays)
-        segment, sizes = self._new_id(), [array.nbytes for array in arrays]
-        handle = self._session.engine.put(block)
-        left = time_left(self._deadline, self._what)
-        answer = self._session.send(self._shard, "adopt_block", self.save_id, segment, handle, sizes, left)
-        self._rows.append((segment, names, arrays, answer))
-        if len(self._rows) >= IN_FLIGHT:
-            position = len(self._rows) - IN_FLIGHT
-            earlier = self._rows[position]
-            if not isinstance(earlier[3], list):
-                self._rows[position] = (*earlier[:3], self._wait(earlier[3]))
-
-    def _wait(self, answer: Future) -> list[str]:
-        return self._session.result(answer, self._shard, time_left(self._deadline, self._what))
-
-    def _new_id(self) -> SegmentId:
-        return (self._shard, uuid.uuid4().int & ((1 << 60) - 1))
 
 
 def inherit_layers(
@@ -389,12 +296,3 @@ def _same(array: np.ndarray, entry: TensorEntry | None) -> bool:
     if entry is None or array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
         return False
     return digest_of(as_bytes(array)) == entry.digest
-
-
-def _fill(block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-    """Copy arrays into a block, each at its aligned offset."""
-    offsets, _ = layout([array.nbytes for array in arrays])
-    for offset, array in zip(offsets, arrays, strict=True):
-        if array.nbytes:
-            target = block[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
-            np.copyto(target, array)

@@ -207,29 +207,22 @@ class Shard:
                 raise self._full(save_id, sizes[0])
 
     @group("data")
-    async def adopt_part(self, save_id: str, segment: SegmentId, part: Part, sizes: Sequence[int]) -> list[str]:
-        """Take a part that a client filled as a segment, and give its tensors' digests."""
-        with self._lock:
-            if self._arena.owner_of(part.offset) != save_id:
-                raise OperationTimeoutError(
-                    f"shard {self._config.index}: expected {part} to belong to {save_id}; its session ended"
-                )
-        digests = await self._in_thread(self._digests, part, sizes)
-        with self._lock:
-            self._state.adopt(save_id, segment, part, sizes)
-            self._arena.give(part.offset, KEPT)
-        return digests
+    async def adopt_parts(
+        self, save_id: str, segments: Sequence[tuple[SegmentId, Part, Sequence[int]]]
+    ) -> list[list[str]]:
+        """Take parts that a client filled as segments, each with its tensors' sizes, and give the tensors' digests."""
+        return list(await asyncio.gather(*(self._adopt(save_id, *segment) for segment in segments)))
 
     @group("data")
     async def adopt_block(
         self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
-    ) -> list[str]:
+    ) -> list[list[str]]:
         """Copy a block that a client of another node put into this shard's memory, and adopt that."""
         client = save_id.partition("/")[0]
         (offset,) = await self.grant(client, save_id, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         await self._in_thread(np.copyto, self._memory.part(part), block)
-        return await self.adopt_part(save_id, segment, part, sizes)
+        return [await self._adopt(save_id, segment, part, sizes)]
 
     @group("ctl")
     async def commit(
@@ -441,6 +434,18 @@ class Shard:
             return self._state.census()
 
     # ---- within -----------------------------------------------------------------------------------------
+
+    async def _adopt(self, save_id: str, segment: SegmentId, part: Part, sizes: Sequence[int]) -> list[str]:
+        with self._lock:
+            if self._arena.owner_of(part.offset) != save_id:
+                raise OperationTimeoutError(
+                    f"shard {self._config.index}: expected {part} to belong to {save_id}; its session ended"
+                )
+        digests = await self._in_thread(self._digests, part, sizes)
+        with self._lock:
+            self._state.adopt(save_id, segment, part, sizes)
+            self._arena.give(part.offset, KEPT)
+        return digests
 
     def _digests(self, part: Part, sizes: Sequence[int]) -> list[str]:
         block = self._memory.part(part)

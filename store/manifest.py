@@ -132,7 +132,7 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
         # By number in a dict, not a list: a damaged, negative number must not count from the end.
         owners = dict(enumerate([ref, *(ModelRef.parse(text) for text in columns["owners"])]))
         segments: dict[int, SegmentId] = dict(enumerate((shard, serial) for shard, serial in columns["segments"]))
-        dtypes: dict[int, str] = dict(enumerate(columns["dtypes"]))
+        dtypes = dict(enumerate(cast("list[str]", columns["dtypes"])))
         rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
         return {
             name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, digest, owners[owner], segments[segment], slot)

@@ -296,6 +296,7 @@ class ShardState:
         fits = all(offsets[slot] >= 0 for slot in segment.live_slots)
         if fits:
             self._totals[2] += allocated - segment.allocated
+            self.freed.append(segment.handle)
             segment.move(handle, offsets, allocated)
             self.epoch += 1
         if segment.wants_compaction:

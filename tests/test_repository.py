@@ -484,9 +484,7 @@ class TestLife:
     def test_two_starters_at_once_give_one_repository(self, cluster: object) -> None:
         started: list[Repository] = []
         threads = [
-            threading.Thread(
-                target=lambda: started.append(Repository.start("race", shards=2, preallocate_bytes=0))
-            )
+            threading.Thread(target=lambda: started.append(Repository.start("race", shards=2, preallocate_bytes=0)))
             for _ in range(2)
         ]
         for thread in threads:

@@ -1,0 +1,197 @@
+"""The bytes of one save on their way to one shard.
+
+Rules
+- Where the shard is on this node: fill the parts of its memory that it granted, and tell it; the shard hashes them
+  meanwhile. Messages are few: each names half of the segments that are left, so that the shard starts early and
+  the last message leaves it little to do.
+- To another node: put blocks into the engine's object store, at most `IN_FLIGHT` at a time.
+- Two threads copy: one alone does not reach the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..store.arena import Part
+from ..store.arrays import as_bytes, dtype_name
+from ..store.errors import StoreFullError
+from ..store.manifest import TensorEntry, digest_of
+from ..store.segment import ALIGNMENT, SegmentId, layout, padded, split
+from .engine import Future
+from .memory import MemoryView
+from .session import Session, time_left
+from .shard import INLINE_BYTES
+
+IN_FLIGHT = 2
+PIECE_BYTES = 4 << 20
+"""Copies are dealt out to the threads in pieces of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A segment to be: its tensors' names, dtypes, shapes and sizes."""
+
+    id: SegmentId
+    names: list[str]
+    kinds: list[tuple[str, tuple[int, ...]]]
+    sizes: list[int]
+
+    @property
+    def length(self) -> int:
+        return max(layout(self.sizes)[1], ALIGNMENT)
+
+
+class Upload:
+    """Brings tensors to a shard and learns their digests.
+
+    Args:
+        session: the client's.
+        shard: which shard.
+        save_id: holds what arrives until the commit.
+        deadline: on the monotonic clock.
+        what: names the save in errors.
+        helper: runs half of the copying.
+    """
+
+    def __init__(
+        self, session: Session, shard: int, save_id: str, deadline: float, what: str, helper: Executor
+    ) -> None:
+        self.save_id = save_id
+        self.inline: tuple[SegmentId, bytes, Sequence[int]] | None = None
+        """A small save's only block, which travels inside the commit."""
+        self._session = session
+        self._shard = shard
+        self._deadline = deadline
+        self._what = what
+        self._helper = helper
+        self._answers: list[tuple[list[_Block], Future | list[list[str]]]] = []
+        self._granted: list[int] = []
+
+    def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
+        """Copy all tensors to where the shard can take them; the caller may change them afterwards.
+
+        Raises:
+            StoreFullError: the shard has no room for them.
+        """
+        if not arrays:
+            return
+        names, values = list(arrays), list(arrays.values())
+        total = sum(padded(array.nbytes) for array in values)
+        if total <= INLINE_BYTES and at_home:
+            self._pack_inline(self._block(names, values), values)
+            return
+        connection = self._session.connection(self._shard)
+        if total > connection.hello.capacity:
+            raise StoreFullError(
+                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
+                f"{self._shard}; found {total}"
+            )
+        runs = split([array.nbytes for array in values])
+        blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
+        sources = [[values[i] for i in run] for run in runs]
+        if connection.view is not None:
+            self._fill_parts(blocks, sources, connection.view)
+        else:
+            self._put_blocks(blocks, sources)
+
+    def finish(self) -> dict[str, TensorEntry]:
+        """Wait until the shard owns all blocks; give the rows of the manifest."""
+        entries: dict[str, TensorEntry] = {}
+        for blocks, answer in self._answers:
+            digests = answer if isinstance(answer, list) else self._wait(answer)
+            for block, hashes in zip(blocks, digests, strict=True):
+                rows = zip(block.names, block.kinds, block.sizes, hashes, strict=True)
+                for slot, (name, (dtype, shape), size, digest) in enumerate(rows):
+                    entries[name] = TensorEntry(dtype, shape, size, digest, None, block.id, slot)
+        return entries
+
+    def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
+        identity = (self._shard, uuid.uuid4().int & ((1 << 60) - 1))
+        kinds = [(dtype_name(array.dtype), array.shape) for array in arrays]
+        return _Block(identity, names, kinds, [array.nbytes for array in arrays])
+
+    def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
+        packed = np.zeros(layout(block.sizes)[1], np.uint8)
+        self._copy(packed, arrays)
+        self.inline = (block.id, packed.tobytes(), block.sizes)
+        self._answers.append(([block], [[digest_of(as_bytes(array)) for array in arrays]]))
+
+    def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
+        filled: list[tuple[_Block, Part]] = []
+        for position, (block, arrays) in enumerate(zip(blocks, sources, strict=True)):
+            if not self._granted:
+                self._granted = self._grant([b.length for b in blocks[position:]])
+            part = Part(self._granted.pop(0), block.length)
+            self._copy(view.part(part), arrays)
+            filled.append((block, part))
+            if len(filled) > len(blocks) - position - 1 or not self._granted:
+                self._tell(filled)
+                filled = []
+
+    def _tell(self, filled: list[tuple[_Block, Part]]) -> None:
+        segments = [(block.id, part, block.sizes) for block, part in filled]
+        answer = self._session.send(self._shard, "adopt_parts", self.save_id, segments)
+        self._answers.append(([block for block, _ in filled], answer))
+
+    def _grant(self, lengths: list[int]) -> list[int]:
+        left = time_left(self._deadline, self._what)
+        arguments = (self._session.client, self.save_id, lengths, left)
+        return list(self._session.call(self._shard, "grant", *arguments, timeout=left + 1.0))
+
+    def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
+        for block, arrays in zip(blocks, sources, strict=True):
+            packed = as_bytes(arrays[0]) if len(arrays) == 1 else np.zeros(block.length, np.uint8)
+            if len(arrays) > 1:
+                self._copy(packed, arrays)
+            handle = self._session.engine.put(packed)
+            left = time_left(self._deadline, self._what)
+            arguments = (self.save_id, block.id, handle, block.sizes, left)
+            self._answers.append(([block], self._session.send(self._shard, "adopt_block", *arguments)))
+            if len(self._answers) >= IN_FLIGHT:
+                self._settle(len(self._answers) - IN_FLIGHT)
+
+    def _settle(self, position: int) -> None:
+        blocks, answer = self._answers[position]
+        if not isinstance(answer, list):
+            self._answers[position] = (blocks, self._wait(answer))
+
+    def _wait(self, answer: Future) -> list[list[str]]:
+        return self._session.result(answer, self._shard, time_left(self._deadline, self._what))
+
+    def _copy(self, block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+        """Copy arrays into a block, each at its aligned offset."""
+        pieces = _pieces(block, arrays)
+        if sum(target.nbytes for target, _ in pieces) <= PIECE_BYTES:
+            _run(pieces)
+            return
+        other = self._helper.submit(_run, pieces[1::2])
+        try:
+            _run(pieces[::2])
+        finally:
+            wait([other])
+        other.result()
+
+
+def _pieces(block: np.ndarray, arrays: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Give (target, source) pairs; a long contiguous source is cut into several."""
+    pieces: list[tuple[np.ndarray, np.ndarray]] = []
+    offsets, _ = layout([array.nbytes for array in arrays])
+    for offset, array in zip(offsets, arrays, strict=True):
+        target = block[offset : offset + array.nbytes]
+        if array.nbytes > PIECE_BYTES and array.flags.c_contiguous:
+            source = as_bytes(array)
+            for start in range(0, array.nbytes, PIECE_BYTES):
+                pieces.append((target[start : start + PIECE_BYTES], source[start : start + PIECE_BYTES]))
+        elif array.nbytes:
+            pieces.append((target.view(array.dtype).reshape(array.shape), array))
+    return pieces
+
+
+def _run(pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in pieces:
+        np.copyto(target, source)
