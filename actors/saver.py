@@ -33,6 +33,7 @@ from ..store.errors import (
 from ..store.graph import ModelGraph, canonical_config
 from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
+from ..store.segment import SegmentId
 from ..store.shard import Draft
 from .catalog import Catalog
 from .session import Session, time_left
@@ -106,14 +107,18 @@ class Saver:
         leases: list[str] = []
         near = home
         try:
-            parent, table = self._parent(request, home, deadline, leases)
-            plan = self._plan(request, parent, table)
+            parent, table, digests = self._parent(request, home, deadline, leases)
+            plan = self._plan(request, parent, table, digests, deadline)
             near = self._session.near(home) if plan.written else home
             upload = Upload(self._session, near, save_id, deadline, f"save of {request.name!r}", self._helper)
             upload.write(plan.written, home == near)
             staged()
-            entries = {**plan.inherited, **upload.finish()}
-            saved = self._commit(request, parent, plan, entries, upload, home, leases, deadline)
+            upload.finish()
+            if near != home and upload.blocks:
+                left = time_left(deadline, f"save of {request.name!r}")
+                self._session.call(near, "adopt", save_id, upload.blocks, timeout=left)
+                upload.blocks = []
+            saved = self._commit(request, parent, plan, upload, home, leases, deadline)
         except BaseException:
             self._abort(save_id, {home, near}, leases)
             raise
@@ -122,17 +127,16 @@ class Saver:
 
     def _parent(
         self, request: SaveRequest, home: int, deadline: float, leases: list[str]
-    ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
-        """Pin the parent and give its header and table."""
+    ) -> tuple[Header | None, Mapping[str, TensorEntry], dict[SegmentId, tuple[str, ...]]]:
+        """Pin the parent and give its header, its table, and the content hashes that its home has."""
         optional = request.parent is None
         name, version = request.parent or (request.name, None)
         shard = self._session.home(name)
         known = self._catalog.known(name, version)
         left = time_left(deadline, f"save of {request.name!r}")
         self._session.connection(shard)
-        begun: Begun = self._session.call(
-            shard, "begin", self._session.client, name, version, optional, known, timeout=left, again=True
-        )
+        question = (self._session.client, name, version, optional, known, request.inherit == "auto")
+        begun: Begun = self._session.call(shard, "begin", *question, timeout=left, again=True)
         if begun.lease is not None:
             leases.append(begun.lease)
         if begun.header is None:
@@ -140,10 +144,17 @@ class Saver:
                 raise ModelNotFoundError(
                     f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
                 )
-            return None, {}
-        return begun.header, self._catalog.table(begun.header.ref, begun.body)
+            return None, {}, {}
+        return begun.header, self._catalog.table(begun.header.ref, begun.body), begun.digests
 
-    def _plan(self, request: SaveRequest, parent: Header | None, table: Mapping[str, TensorEntry]) -> _Plan:
+    def _plan(
+        self,
+        request: SaveRequest,
+        parent: Header | None,
+        table: Mapping[str, TensorEntry],
+        digests: dict[SegmentId, tuple[str, ...]],
+        deadline: float,
+    ) -> _Plan:
         graph = request.graph
         if graph is None:
             graph = self._same_graph(request, parent)
@@ -153,9 +164,7 @@ class Saver:
                 old = self._catalog.graph(parent.ref, parent.graph_key)
                 plan.inherited = inherit_layers(request, graph, old, parent.ref, table)
         elif request.inherit == "auto":
-            plan.inherited = {
-                name: table[name] for name, array in request.arrays.items() if _same(array, table.get(name))
-            }
+            plan.inherited = self._unchanged(request, table, digests, deadline)
         for name in plan.inherited:
             plan.written.pop(name, None)
         for name in graph.tensors:
@@ -167,6 +176,34 @@ class Saver:
         order = {name: position for position, name in enumerate(graph.tensors)}
         plan.written = dict(sorted(plan.written.items(), key=lambda item: order.get(item[0], len(order))))
         return plan
+
+    def _unchanged(
+        self,
+        request: SaveRequest,
+        table: Mapping[str, TensorEntry],
+        digests: dict[SegmentId, tuple[str, ...]],
+        deadline: float,
+    ) -> dict[str, TensorEntry]:
+        """Give the parent's rows of the tensors whose bytes are the parent's."""
+        alike = {
+            name: entry
+            for name, array in request.arrays.items()
+            if (entry := table.get(name)) is not None
+            and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
+        }
+        elsewhere: dict[int, list[SegmentId]] = {}
+        for segment in {entry.segment for entry in alike.values()} - digests.keys():
+            elsewhere.setdefault(segment[0], []).append(segment)
+        questions = {shard: ("digests", segments) for shard, segments in elsewhere.items()}
+        left = time_left(deadline, f"save of {request.name!r}")
+        known = dict(digests)
+        for answer in self._session.ask(questions, left) if questions else []:
+            known.update(answer)
+        return {
+            name: entry
+            for name, entry in alike.items()
+            if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
+        }
 
     def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
         """Give the parent's graph when the save brings none and has just its tensors."""
@@ -180,12 +217,12 @@ class Saver:
         request: SaveRequest,
         parent: Header | None,
         plan: _Plan,
-        entries: Mapping[str, TensorEntry],
         upload: Upload,
         home: int,
         leases: list[str],
         deadline: float,
     ) -> Saved:
+        entries = {**plan.inherited, **upload.entries}
         text = plan.graph.to_json()
         key = blake2b(f"{text}\0{request.recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         kept = parent is not None and parent.graph_key == key and self._session.home(parent.ref.name) == home
@@ -206,7 +243,7 @@ class Saver:
         )
         mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
         left = time_left(deadline, f"save of {request.name!r}")
-        ref, _ = self._session.call(home, "commit", draft, self._session.client, upload.inline, mine, timeout=left)
+        ref, _ = self._session.call(home, "commit", draft, self._session.client, upload.blocks, mine, timeout=left)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)
@@ -290,9 +327,3 @@ def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
         return json.dumps(dict(metadata or {}))
     except (TypeError, ValueError) as exc:
         raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
-
-
-def _same(array: np.ndarray, entry: TensorEntry | None) -> bool:
-    if entry is None or array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
-        return False
-    return digest_of(as_bytes(array)) == entry.digest

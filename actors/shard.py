@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,8 @@ class Begun:
     """The parent's table; None when the client has it."""
     lease: str | None
     """Pins the parent."""
+    digests: dict[SegmentId, tuple[str, ...]]
+    """Content hashes of the parent's segments that lie here, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,11 @@ class Shard:
         self._memory = SharedMemory(config.capacity, touch=config.preallocate_bytes)
         self._freed = 0
         self._still_read: list[Part] = []
+        self._unhashed: list[SegmentId] = []
+        self._hashing: dict[SegmentId, Future[None]] = {}
         self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="tensorvine-shard")
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-hash")
         self._waiting: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._processes: dict[str, tuple[int, Any]] = {}
         self._peers: dict[int, Any] = {}
@@ -179,13 +184,26 @@ class Shard:
         version: int | None,
         optional: bool,
         known: ModelRef | None,
+        digests: bool,
     ) -> Begun:
         """Start a save: pin the parent, unless it is `optional` and there is none."""
         with self._lock:
             if optional and self._state.newer(name, 0) is None:
-                return Begun(None, None, None)
+                return Begun(None, None, None, {})
             record, lease = self._state.pin(name, version, client, time.monotonic())
-        return Begun(record.header, None if record.header.ref == known else record.body, lease)
+        hashes = await self.digests([s for s in record.segments if s[0] == self._config.index]) if digests else {}
+        return Begun(record.header, None if record.header.ref == known else record.body, lease, hashes)
+
+    @group("ctl")
+    async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Give the content hashes of segments, waiting for those that are being computed."""
+        self._start_hashing()
+        with self._lock:
+            hashing = [self._hashing[segment] for segment in segments if segment in self._hashing]
+        for future in hashing:
+            await asyncio.wrap_future(future)
+        with self._lock:
+            return self._state.digests(segments)
 
     @group("ctl")
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
@@ -206,38 +224,39 @@ class Shard:
             if waiter is None or not await self._woken(_ROOM, waiter, deadline):
                 raise self._full(save_id, sizes[0])
 
-    @group("data")
-    async def adopt_parts(
-        self, save_id: str, segments: Sequence[tuple[SegmentId, Part, Sequence[int]]]
-    ) -> list[list[str]]:
-        """Take parts that a client filled as segments, each with its tensors' sizes, and give the tensors' digests."""
-        return list(await asyncio.gather(*(self._adopt(save_id, *segment) for segment in segments)))
+    @group("ctl")
+    async def adopt(self, save_id: str, blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]]) -> None:
+        """Take what a client filled, for a version whose home is elsewhere."""
+        with self._lock:
+            self._adopt(save_id, blocks)
 
     @group("data")
     async def adopt_block(
         self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
-    ) -> list[list[str]]:
-        """Copy a block that a client of another node put into this shard's memory, and adopt that."""
+    ) -> None:
+        """Copy a block that a client of another node put into this shard's memory, and take that."""
         client = save_id.partition("/")[0]
         (offset,) = await self.grant(client, save_id, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
-        await self._in_thread(np.copyto, self._memory.part(part), block)
-        return [await self._adopt(save_id, segment, part, sizes)]
+        await asyncio.get_running_loop().run_in_executor(self._workers, np.copyto, self._memory.part(part), block)
+        with self._lock:
+            self._adopt(save_id, [(segment, part, sizes)])
 
     @group("ctl")
     async def commit(
         self,
         draft: Draft,
         client: str,
-        inline: tuple[SegmentId, bytes, Sequence[int]] | None,
+        blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]],
         leases: Sequence[str],
     ) -> tuple[ModelRef, int]:
-        """Make a version exist, on every shard that it needs; gives its reference and its time (UTC, ns)."""
+        """Take what a client filled, and make a version exist, on every shard that it needs.
+
+        Gives its reference and its time (UTC, ns).
+        """
         with self._lock:
             self._state.open(client, time.monotonic())
-            if inline is not None:
-                segment, block, sizes = inline
-                self._state.adopt(draft.save_id, segment, block, sizes)
+            self._adopt(draft.save_id, blocks)
             ref = self._state.begin_commit(draft)
         try:
             await self._hold_elsewhere(str(ref), draft.holds)
@@ -435,21 +454,37 @@ class Shard:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    async def _adopt(self, save_id: str, segment: SegmentId, part: Part, sizes: Sequence[int]) -> list[str]:
-        with self._lock:
-            if self._arena.owner_of(part.offset) != save_id:
+    def _adopt(self, save_id: str, blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]]) -> None:
+        """Take blocks as segments, to be hashed when nobody waits. Call it with the lock held."""
+        for segment, handle, sizes in blocks:
+            if isinstance(handle, Part) and self._arena.owner_of(handle.offset) != save_id:
                 raise OperationTimeoutError(
-                    f"shard {self._config.index}: expected {part} to belong to {save_id}; its session ended"
+                    f"shard {self._config.index}: expected {handle} to belong to {save_id}; its session ended"
                 )
-        digests = await self._in_thread(self._digests, part, sizes)
-        with self._lock:
-            self._state.adopt(save_id, segment, part, sizes)
-            self._arena.give(part.offset, KEPT)
-        return digests
+            self._state.adopt(save_id, segment, handle, sizes)
+            if isinstance(handle, Part):
+                self._arena.give(handle.offset, KEPT)
+                self._unhashed.append(segment)
+            else:
+                self._state.set_digests(segment, _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes))
 
-    def _digests(self, part: Part, sizes: Sequence[int]) -> list[str]:
-        block = self._memory.part(part)
-        return [digest_of(block[offset : offset + size]) for offset, size in zip(layout(sizes)[0], sizes, strict=True)]
+    def _start_hashing(self) -> None:
+        """Hash what was taken lately. Not while its save waits for the commit: it would take a core and the bus."""
+        with self._lock:
+            for segment_id in self._unhashed:
+                segment = self._state.segment(segment_id)
+                if segment is not None:
+                    view = self._memory.read(segment.handle)
+                    self._hashing[segment_id] = self._hasher.submit(
+                        self._hash, segment_id, view, segment.offsets, segment.sizes
+                    )
+            self._unhashed.clear()
+
+    def _hash(self, segment: SegmentId, view: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        digests = _digests(view, offsets, sizes)
+        with self._lock:
+            self._state.set_digests(segment, digests)
+            del self._hashing[segment]
 
     def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
         """Grant what fits, after taking back what nobody reads any more. Call it with the lock held."""
@@ -559,6 +594,7 @@ class Shard:
         """End the sessions of clients that died or fell silent. Runs as long as the process."""
         pause = threading.Event()
         while not pause.wait(SWEEP_S):
+            self._start_hashing()
             with self._lock:
                 ended = self._state.sweep(time.monotonic())
                 died = [client for client, (_, alive) in self._processes.items() if not alive()]
@@ -641,3 +677,11 @@ class Shard:
     async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
         future = self._engine.call(self._planner, "note", self._config.index, dict(news))
         await self._engine.awaitable(future, PEER_TIMEOUT_S, "planner")
+
+
+def _digests(block: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> list[str]:
+    """Hash a block's tensors; one that was compacted away before has no hash, and nobody who asks for it."""
+    return [
+        digest_of(block[offset : offset + size]) if offset >= 0 else ""
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]

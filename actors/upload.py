@@ -1,9 +1,7 @@
 """The bytes of one save on their way to one shard.
 
 Rules
-- Where the shard is on this node: fill the parts of its memory that it granted, and tell it; the shard hashes them
-  meanwhile. Messages are few: each names half of the segments that are left, so that the shard starts early and
-  the last message leaves it little to do.
+- Where the shard is on this node: fill the parts of its memory that it granted. No message until all are filled.
 - To another node: put blocks into the engine's object store, at most `IN_FLIGHT` at a time.
 - Two threads copy: one alone does not reach the memory's bandwidth.
 """
@@ -20,7 +18,7 @@ import numpy as np
 from ..store.arena import Part
 from ..store.arrays import as_bytes, dtype_name
 from ..store.errors import StoreFullError
-from ..store.manifest import TensorEntry, digest_of
+from ..store.manifest import TensorEntry
 from ..store.segment import ALIGNMENT, SegmentId, layout, padded, split
 from .engine import Future
 from .memory import MemoryView
@@ -34,12 +32,11 @@ PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A segment to be: its tensors' names, dtypes, shapes and sizes."""
+    """A segment to be."""
 
     id: SegmentId
-    names: list[str]
-    kinds: list[tuple[str, tuple[int, ...]]]
     sizes: list[int]
+    """Bytes of its tensors."""
 
     @property
     def length(self) -> int:
@@ -47,7 +44,7 @@ class _Block:
 
 
 class Upload:
-    """Brings tensors to a shard and learns their digests.
+    """Brings tensors to a shard.
 
     Args:
         session: the client's.
@@ -62,15 +59,16 @@ class Upload:
         self, session: Session, shard: int, save_id: str, deadline: float, what: str, helper: Executor
     ) -> None:
         self.save_id = save_id
-        self.inline: tuple[SegmentId, bytes, Sequence[int]] | None = None
-        """A small save's only block, which travels inside the commit."""
+        self.blocks: list[tuple[SegmentId, Part | bytes, list[int]]] = []
+        """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
+        self.entries: dict[str, TensorEntry] = {}
+        """The manifest's rows of what was written."""
         self._session = session
         self._shard = shard
         self._deadline = deadline
         self._what = what
         self._helper = helper
-        self._answers: list[tuple[list[_Block], Future | list[list[str]]]] = []
-        self._granted: list[int] = []
+        self._answers: list[Future] = []
 
     def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
         """Copy all tensors to where the shard can take them; the caller may change them afterwards.
@@ -99,44 +97,30 @@ class Upload:
         else:
             self._put_blocks(blocks, sources)
 
-    def finish(self) -> dict[str, TensorEntry]:
-        """Wait until the shard owns all blocks; give the rows of the manifest."""
-        entries: dict[str, TensorEntry] = {}
-        for blocks, answer in self._answers:
-            digests = answer if isinstance(answer, list) else self._wait(answer)
-            for block, hashes in zip(blocks, digests, strict=True):
-                rows = zip(block.names, block.kinds, block.sizes, hashes, strict=True)
-                for slot, (name, (dtype, shape), size, digest) in enumerate(rows):
-                    entries[name] = TensorEntry(dtype, shape, size, digest, None, block.id, slot)
-        return entries
+    def finish(self) -> None:
+        """Wait until the shard has taken what went through the object store."""
+        while self._answers:
+            self._wait()
 
     def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
         identity = (self._shard, uuid.uuid4().int & ((1 << 60) - 1))
-        kinds = [(dtype_name(array.dtype), array.shape) for array in arrays]
-        return _Block(identity, names, kinds, [array.nbytes for array in arrays])
+        for slot, (name, array) in enumerate(zip(names, arrays, strict=True)):
+            self.entries[name] = TensorEntry(dtype_name(array.dtype), array.shape, array.nbytes, None, identity, slot)
+        return _Block(identity, [array.nbytes for array in arrays])
 
     def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
         packed = np.zeros(layout(block.sizes)[1], np.uint8)
         self._copy(packed, arrays)
-        self.inline = (block.id, packed.tobytes(), block.sizes)
-        self._answers.append(([block], [[digest_of(as_bytes(array)) for array in arrays]]))
+        self.blocks.append((block.id, packed.tobytes(), block.sizes))
 
     def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
-        filled: list[tuple[_Block, Part]] = []
+        granted: list[int] = []
         for position, (block, arrays) in enumerate(zip(blocks, sources, strict=True)):
-            if not self._granted:
-                self._granted = self._grant([b.length for b in blocks[position:]])
-            part = Part(self._granted.pop(0), block.length)
+            if not granted:
+                granted = self._grant([b.length for b in blocks[position:]])
+            part = Part(granted.pop(0), block.length)
             self._copy(view.part(part), arrays)
-            filled.append((block, part))
-            if len(filled) > len(blocks) - position - 1 or not self._granted:
-                self._tell(filled)
-                filled = []
-
-    def _tell(self, filled: list[tuple[_Block, Part]]) -> None:
-        segments = [(block.id, part, block.sizes) for block, part in filled]
-        answer = self._session.send(self._shard, "adopt_parts", self.save_id, segments)
-        self._answers.append(([block for block, _ in filled], answer))
+            self.blocks.append((block.id, part, block.sizes))
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = time_left(self._deadline, self._what)
@@ -151,17 +135,13 @@ class Upload:
             handle = self._session.engine.put(packed)
             left = time_left(self._deadline, self._what)
             arguments = (self.save_id, block.id, handle, block.sizes, left)
-            self._answers.append(([block], self._session.send(self._shard, "adopt_block", *arguments)))
+            self._answers.append(self._session.send(self._shard, "adopt_block", *arguments))
             if len(self._answers) >= IN_FLIGHT:
-                self._settle(len(self._answers) - IN_FLIGHT)
+                self._wait()
 
-    def _settle(self, position: int) -> None:
-        blocks, answer = self._answers[position]
-        if not isinstance(answer, list):
-            self._answers[position] = (blocks, self._wait(answer))
-
-    def _wait(self, answer: Future) -> list[list[str]]:
-        return self._session.result(answer, self._shard, time_left(self._deadline, self._what))
+    def _wait(self) -> None:
+        left = time_left(self._deadline, self._what)
+        self._session.result(self._answers.pop(0), self._shard, left)
 
     def _copy(self, block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
         """Copy arrays into a block, each at its aligned offset."""

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from types import CodeType, FunctionType
 from typing import Any, cast
@@ -77,6 +78,7 @@ def as_numpy(value: object, where: str) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+@lru_cache(maxsize=256)
 def dtype_name(dtype: object) -> str:
     """Name of a dtype, the same on every platform and for both byte orders.
 
@@ -95,6 +97,7 @@ def dtype_name(dtype: object) -> str:
     return found.name
 
 
+@lru_cache(maxsize=256)
 def dtype_of(name: str) -> np.dtype[Any]:
     """Find the dtype of a name that `dtype_name` gave.
 

@@ -331,9 +331,7 @@ class _Known:
 
     def weight(self, mask: int) -> int:
         """Count the query's layers whose fingerprints are those in `mask`."""
-        extra = (
-            sum(count for position, count in self.extra.items() if mask >> position & 1) if self.extra else 0
-        )
+        extra = sum(count for position, count in self.extra.items() if mask >> position & 1) if self.extra else 0
         return mask.bit_count() + extra
 
 

@@ -23,8 +23,8 @@ from .errors import CorruptDataError
 from .refs import ModelRef
 from .segment import SegmentId
 
-_COLUMNS = ("name", "dtype", "shape", "nbytes", "digest", "owner", "segment", "slot")
-_Row = tuple[str, int, list[int], int, str, int, int, int]
+_COLUMNS = ("name", "dtype", "shape", "nbytes", "owner", "segment", "slot")
+_Row = tuple[str, int, list[int], int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,6 @@ class TensorEntry:
     shape: tuple[int, ...]
     nbytes: int
     """Length in bytes, without padding."""
-    digest: str
-    """xxh3-128 of the bytes, hexadecimal."""
     owner: ModelRef | None
     """The version that last wrote the tensor; None in a body: the version that the body describes."""
     segment: SegmentId
@@ -113,7 +111,6 @@ def encode_body(entries: Mapping[str, TensorEntry]) -> bytes:
         "dtype": [dtypes[e.dtype] for e in rows],
         "shape": [e.shape for e in rows],
         "nbytes": [e.nbytes for e in rows],
-        "digest": [e.digest for e in rows],
         "owner": [owners[e.owner] for e in rows],
         "segment": [segments[e.segment] for e in rows],
         "slot": [e.slot for e in rows],
@@ -135,8 +132,8 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
         dtypes = dict(enumerate(cast("list[str]", columns["dtypes"])))
         rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
         return {
-            name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, digest, owners[owner], segments[segment], slot)
-            for name, dtype, shape, nbytes, digest, owner, segment, slot in rows
+            name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, owners[owner], segments[segment], slot)
+            for name, dtype, shape, nbytes, owner, segment, slot in rows
         }
     except (ValueError, KeyError, TypeError) as exc:
         raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc

@@ -84,6 +84,8 @@ class Segment:
     """Length of the block in bytes, dead slots and padding included."""
     generation: int = 0
     """Counts the compactions: a block of an older generation has other offsets."""
+    digests: tuple[str, ...] | None = None
+    """Content hash of each slot; None until the shard, which hashes off everybody's way, has computed them."""
     counts: list[int] = field(default_factory=list[int])
     """How many holders name each slot."""
     holders: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])

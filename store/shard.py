@@ -284,6 +284,19 @@ class ShardState:
         """Look a segment up, for a compaction."""
         return self._segments.get(segment_id)
 
+    def set_digests(self, segment_id: SegmentId, digests: Sequence[str]) -> None:
+        """Take a segment's content hashes; it may have gone meanwhile."""
+        segment = self._segments.get(segment_id)
+        if segment is not None:
+            segment.digests = tuple(digests)
+
+    def digests(self, segments: Iterable[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Give the content hashes of those of `segments` that are here and hashed."""
+        found = {
+            segment_id: self._segments[segment_id].digests for segment_id in segments if segment_id in self._segments
+        }
+        return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
+
     def move(self, segment_id: SegmentId, handle: Any, offsets: tuple[int, ...], allocated: int) -> bool:
         """Take a compacted block; False when the segment went, or took new holders of slots, meanwhile.
 

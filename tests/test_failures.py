@@ -98,7 +98,7 @@ class TestClientKilledDuringASave:
     """Phase (the call it was at) x event (before it, after sending it, after its answer)."""
 
     @pytest.mark.parametrize("when", ["before", "sent", "answered"])
-    @pytest.mark.parametrize("phase", ["begin", "grant", "adopt_parts", "commit"])
+    @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
     def test_nothing_visible_and_nothing_leaked(self, repo: Repository, phase: str, when: str) -> None:
         repo.save("parent", {"a": BIG["a"]})
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
@@ -163,7 +163,7 @@ class TestShardKilled:
         repo.retire(parent)
         eventually(lambda: nothing_left(repo), "the dead child's hold on its parent's tensors gone")
 
-    @pytest.mark.parametrize("phase", ["begin", "grant", "adopt_parts", "commit"])
+    @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
     def test_killed_during_a_save(self, repo: Repository, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
         name, send, fatal = name_at(repo, 0), Session.send, threading.Event()
 
