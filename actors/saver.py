@@ -38,7 +38,7 @@ from ..store.shard import Draft
 from .catalog import Catalog
 from .session import Session, time_left
 from .shard import Begun
-from .upload import Upload
+from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +107,15 @@ class Saver:
         leases: list[str] = []
         near = home
         try:
-            parent, table, digests = self._parent(request, home, deadline, leases)
-            plan = self._plan(request, parent, table, digests, deadline)
+            arrays = _in_order(request.arrays, request.graph)
+            lengths = self._announced(request, arrays, home)
+            parent, table, begun = self._parent(request, home, deadline, leases, save_id, lengths)
+            plan = self._plan(request, parent, table, begun.digests, deadline)
             near = self._session.near(home) if plan.written else home
-            upload = Upload(self._session, near, save_id, deadline, f"save of {request.name!r}", self._helper)
+            fits = lengths == announce(list(plan.written.values()))
+            granted = begun.offsets if fits else []
+            what = f"save of {request.name!r}"
+            upload = Upload(self._session, near, save_id, deadline, what, self._helper, granted)
             upload.write(plan.written, home == near)
             staged()
             upload.finish()
@@ -126,17 +131,18 @@ class Saver:
         return saved
 
     def _parent(
-        self, request: SaveRequest, home: int, deadline: float, leases: list[str]
-    ) -> tuple[Header | None, Mapping[str, TensorEntry], dict[SegmentId, tuple[str, ...]]]:
-        """Pin the parent and give its header, its table, and the content hashes that its home has."""
+        self, request: SaveRequest, home: int, deadline: float, leases: list[str], save_id: str, lengths: list[int]
+    ) -> tuple[Header | None, Mapping[str, TensorEntry], Begun]:
+        """Pin the parent and give its header, its table, and what else its home answered."""
         optional = request.parent is None
         name, version = request.parent or (request.name, None)
         shard = self._session.home(name)
         known = self._catalog.known(name, version)
         left = time_left(deadline, f"save of {request.name!r}")
         self._session.connection(shard)
-        question = (self._session.client, name, version, optional, known, request.inherit == "auto")
-        begun: Begun = self._session.call(shard, "begin", *question, timeout=left, again=True)
+        question = (self._session.client, name, version, optional, known, request.inherit == "auto", save_id)
+        lengths = lengths if shard == home else []
+        begun: Begun = self._session.call(shard, "begin", *question, lengths, timeout=left, again=True)
         if begun.lease is not None:
             leases.append(begun.lease)
         if begun.header is None:
@@ -144,8 +150,8 @@ class Saver:
                 raise ModelNotFoundError(
                     f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
                 )
-            return None, {}, {}
-        return begun.header, self._catalog.table(begun.header.ref, begun.body), begun.digests
+            return None, {}, begun
+        return begun.header, self._catalog.table(begun.header.ref, begun.body), begun
 
     def _plan(
         self,
@@ -173,9 +179,13 @@ class Saver:
                     f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
                     f"found neither it among the {len(request.arrays)} given nor inherited"
                 )
-        order = {name: position for position, name in enumerate(graph.tensors)}
-        plan.written = dict(sorted(plan.written.items(), key=lambda item: order.get(item[0], len(order))))
+        plan.written = _in_order(plan.written, graph)
         return plan
+
+    def _announced(self, request: SaveRequest, arrays: Mapping[str, np.ndarray], home: int) -> list[int]:
+        """Give the lengths of the blocks to ask memory for at once; none where layers are inherited or far away."""
+        local = not isinstance(request.inherit, Mapping) and self._session.connection(home).view is not None
+        return announce(list(arrays.values())) if local else []
 
     def _unchanged(
         self,
@@ -327,3 +337,9 @@ def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
         return json.dumps(dict(metadata or {}))
     except (TypeError, ValueError) as exc:
         raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
+
+
+def _in_order(arrays: Mapping[str, np.ndarray], graph: ModelGraph | None) -> dict[str, np.ndarray]:
+    """Sort tensors as the graph's layers come, so that a prefix is a run of segments; others come last."""
+    order = {name: position for position, name in enumerate(graph.tensors)} if graph is not None else {}
+    return dict(sorted(arrays.items(), key=lambda item: order.get(item[0], len(order))))

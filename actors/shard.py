@@ -89,6 +89,8 @@ class Begun:
     """Pins the parent."""
     digests: dict[SegmentId, tuple[str, ...]]
     """Content hashes of the parent's segments that lie here, if they were asked for."""
+    offsets: list[int]
+    """Memory for the first few of the blocks that were announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +187,22 @@ class Shard:
         optional: bool,
         known: ModelRef | None,
         digests: bool,
+        save_id: str,
+        sizes: Sequence[int],
     ) -> Begun:
-        """Start a save: pin the parent, unless it is `optional` and there is none."""
+        """Start a save: pin the parent, unless it is `optional` and there is none.
+
+        Grants memory for blocks of `sizes`, as far as there is some, unless `digests` can make them needless.
+        """
         with self._lock:
-            if optional and self._state.newer(name, 0) is None:
-                return Begun(None, None, None, {})
+            self._state.open(client, time.monotonic())
+            absent = optional and self._state.newer(name, 0) is None
+            offsets = self._granted(save_id, sizes) if absent or not digests else []
+            if absent:
+                return Begun(None, None, None, {}, offsets)
             record, lease = self._state.pin(name, version, client, time.monotonic())
         hashes = await self.digests([s for s in record.segments if s[0] == self._config.index]) if digests else {}
-        return Begun(record.header, None if record.header.ref == known else record.body, lease, hashes)
+        return Begun(record.header, None if record.header.ref == known else record.body, lease, hashes, offsets)
 
     @group("ctl")
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
@@ -265,11 +275,13 @@ class Shard:
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
+            await self._tell_planner_gently({ref: (draft.parent, False)})
             await self._release_elsewhere(str(ref), {s for s, _ in draft.holds})
             raise
         with self._lock:
             self._state.publish(ref, draft, created_ns)
             self._state.unpin(leases)
+            self._arena.free_owner(draft.save_id)
         self._wake(ref.name)
         await self._settle()
         return ref, created_ns
@@ -417,10 +429,7 @@ class Shard:
             ref = self._state.resolve(name, version)
             self._state.retire(ref)
         self._wake(None)
-        try:
-            await self._tell_planner({ref: (None, False)})
-        except TensorVineError as exc:
-            log.warning("the planner did not hear that %s was retired: %s", ref, exc)
+        await self._tell_planner_gently({ref: (None, False)})
         await self._settle()
         return ref
 
@@ -673,6 +682,13 @@ class Shard:
             await self._tell(shard, method, *arguments)
         except TensorVineError as exc:
             log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
+
+    async def _tell_planner_gently(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
+        """Tell the planner what is over: if it does not hear, the worst is that a loss is reported that was none."""
+        try:
+            await self._tell_planner(news)
+        except TensorVineError as exc:
+            log.warning("the planner did not hear of %s: %s", list(news), exc)
 
     async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
         future = self._engine.call(self._planner, "note", self._config.index, dict(news))

@@ -53,10 +53,18 @@ class Upload:
         deadline: on the monotonic clock.
         what: names the save in errors.
         helper: runs half of the copying.
+        granted: offsets of parts that the shard granted already, for blocks as `announce` gave them.
     """
 
     def __init__(
-        self, session: Session, shard: int, save_id: str, deadline: float, what: str, helper: Executor
+        self,
+        session: Session,
+        shard: int,
+        save_id: str,
+        deadline: float,
+        what: str,
+        helper: Executor,
+        granted: Sequence[int] = (),
     ) -> None:
         self.save_id = save_id
         self.blocks: list[tuple[SegmentId, Part | bytes, list[int]]] = []
@@ -68,6 +76,7 @@ class Upload:
         self._deadline = deadline
         self._what = what
         self._helper = helper
+        self._granted = list(granted)
         self._answers: list[Future] = []
 
     def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
@@ -114,7 +123,7 @@ class Upload:
         self.blocks.append((block.id, packed.tobytes(), block.sizes))
 
     def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
-        granted: list[int] = []
+        granted = self._granted
         for position, (block, arrays) in enumerate(zip(blocks, sources, strict=True)):
             if not granted:
                 granted = self._grant([b.length for b in blocks[position:]])
@@ -155,6 +164,14 @@ class Upload:
         finally:
             wait([other])
         other.result()
+
+
+def announce(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Give the lengths of the blocks that `Upload.write` makes of these arrays; none for what travels inline."""
+    sizes = [array.nbytes for array in arrays]
+    if sum(padded(size) for size in sizes) <= INLINE_BYTES:
+        return []
+    return [max(layout([sizes[i] for i in run])[1], ALIGNMENT) for run in split(sizes)]
 
 
 def _pieces(block: np.ndarray, arrays: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:

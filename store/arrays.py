@@ -78,7 +78,6 @@ def as_numpy(value: object, where: str) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-@lru_cache(maxsize=256)
 def dtype_name(dtype: object) -> str:
     """Name of a dtype, the same on every platform and for both byte orders.
 
@@ -92,9 +91,14 @@ def dtype_name(dtype: object) -> str:
         found = np.dtype(cast(Any, dtype))
     except TypeError as exc:
         raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype!r}") from exc
-    if not _storable(found):
-        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {found}")
-    return found.name
+    return _name_of(found)
+
+
+@lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if not _storable(dtype):
+        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype}")
+    return dtype.name
 
 
 @lru_cache(maxsize=256)

@@ -47,8 +47,10 @@ class TensorMismatchError(TensorVineError, ValueError):
     """A tensor has another shape or dtype than expected, or is no array that can be stored."""
 
 
-class StoreFullError(TensorVineError, MemoryError):
+class StoreFullError(MemoryError, TensorVineError):
     """A save is larger than what the store can hold."""
+
+    __str__ = TensorVineError.__str__
 
 
 class CorruptDataError(TensorVineError, OSError):

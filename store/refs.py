@@ -52,7 +52,7 @@ class ModelRef:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not _is_version(self.version):
             raise InvalidNameError(
                 f"version of model {self.name!r}: expected an integer from 1; found {self.version!r}"
             )
@@ -67,6 +67,10 @@ class ModelRef:
         if version is None:
             raise InvalidNameError(f"model reference: expected 'name@version'; found {text!r}")
         return cls(name, version)
+
+
+def _is_version(version: object) -> bool:
+    return isinstance(version, int) and not isinstance(version, bool) and 1 <= version < 10**18
 
 
 def split_ref(model: ModelRef | str) -> tuple[str, int | None]:

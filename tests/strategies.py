@@ -21,8 +21,7 @@ Plan = tuple[tuple[int, tuple[int, ...]], ...]
 def build(plan: Plan, name: str = "v") -> ModelGraph:
     """Build the graph of a plan; layer i is called `name` followed by i."""
     return ModelGraph(
-        Layer(f"{name}{i}", CONFIGS[config], [f"{name}{j}" for j in inputs])
-        for i, (config, inputs) in enumerate(plan)
+        Layer(f"{name}{i}", CONFIGS[config], [f"{name}{j}" for j in inputs]) for i, (config, inputs) in enumerate(plan)
     )
 
 
@@ -62,6 +61,4 @@ def plan_families(draw: st.DrawFn, max_size: int = 8) -> list[Plan]:
 def shuffled(draw: st.DrawFn, graph: ModelGraph, prefix: str = "other-") -> ModelGraph:
     """Draw the same graph with its layers renamed and given in another order."""
     layers = draw(st.permutations(graph.layers))
-    return ModelGraph(
-        Layer(prefix + v.name, v.config, [prefix + name for name in v.inputs], v.tensors) for v in layers
-    )
+    return ModelGraph(Layer(prefix + v.name, v.config, [prefix + name for name in v.inputs], v.tensors) for v in layers)

@@ -15,11 +15,7 @@ from .strategies import build, grown, plans, shuffled
 INPUT = Layer("in", {"class": "Input", "shape": [4]})
 
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 3)
-    | st.sampled_from([0.5, 1.0, -2.0, 1e300, math.inf])
-    | st.text("ab"),
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, -2.0, 1e300, math.inf]) | st.text("ab"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
     max_leaves=6,
 )
@@ -214,9 +210,7 @@ def test_a_graph_5000_layers_deep_needs_no_recursion(backwards):
 def test_json_brings_back_the_graph(data):
     plain = build(data.draw(plans()))
     graph = ModelGraph(
-        Layer(
-            v.name, data.draw(configs), v.inputs, data.draw(st.lists(st.text("kb/", max_size=2), max_size=2))
-        )
+        Layer(v.name, data.draw(configs), v.inputs, data.draw(st.lists(st.text("kb/", max_size=2), max_size=2)))
         for v in plain.layers
     )
     again = ModelGraph.from_json(graph.to_json())
@@ -230,9 +224,7 @@ def test_json_keeps_text_that_is_no_valid_unicode():
     assert ModelGraph.from_json(graph.to_json()).fingerprint == graph.fingerprint
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "3", '{"layers": [1]}', '{"layers": [["a", {}, []]]}', b"\xff"]
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"layers": [1]}', '{"layers": [["a", {}, []]]}', b"\xff"])
 def test_json_of_something_else_is_an_error(text):
     with pytest.raises(GraphError, match="graph as JSON"):
         ModelGraph.from_json(text)

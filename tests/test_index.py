@@ -74,9 +74,7 @@ def test_match_is_that_of_a_scan_by_way_of_sets_and_by_way_of_counting(few, step
 
 def wide(*heads):
     """One input and one head per number; no head feeds another, so any set of heads is a prefix."""
-    return ModelGraph(
-        [Layer("in", {"class": "Input"})] + [Layer(f"h{u}", {"units": u}, ["in"]) for u in heads]
-    )
+    return ModelGraph([Layer("in", {"class": "Input"})] + [Layer(f"h{u}", {"units": u}, ["in"]) for u in heads])
 
 
 @given(st.data())

@@ -23,9 +23,7 @@ CNN = ModelGraph(
 predicates = st.one_of(
     st.just({}),
     st.sampled_from(CONFIGS),
-    st.sampled_from(
-        [{"class": ["Input", "Dense"]}, {"units": [1, 2]}, {"units": 2}, {"shape": [1, 1]}, {"no": 1}]
-    ),
+    st.sampled_from([{"class": ["Input", "Dense"]}, {"units": [1, 2]}, {"units": 2}, {"shape": [1, 1]}, {"no": 1}]),
 )
 patterns = st.lists(predicates, min_size=1, max_size=4)
 
@@ -68,9 +66,7 @@ def test_pattern_does_not_match(pattern):
 
 
 def test_exact_pattern_covers_a_whole_path():
-    assert matches(
-        CNN, [{"class": "Input"}, {"class": "Conv2D"}, {"class": "Add"}, {"class": "Dense"}], exact=True
-    )
+    assert matches(CNN, [{"class": "Input"}, {"class": "Conv2D"}, {"class": "Add"}, {"class": "Dense"}], exact=True)
     assert matches(CNN, [{}] * 4, exact=True)
     assert matches(CNN, [{}] * 6, exact=True)
     assert not matches(CNN, [{}] * 5, exact=True)

@@ -139,8 +139,7 @@ class TestSavingAndLoading:
 
     @pytest.mark.parametrize(
         "dtype",
-        ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
-        + ["bfloat16", "float8_e4m3fn", "float8_e5m2"],
+        "bool int8 uint16 int64 float16 float32 float64 complex64 complex128 bfloat16 float8_e4m3fn float8_e5m2".split(),
     )
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)], ids=str)
     def test_every_dtype_and_shape(self, repo: Repository, name: str, dtype: str, shape: tuple[int, ...]) -> None:
