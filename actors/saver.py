@@ -30,7 +30,7 @@ from ..store.errors import (
     TensorNotFoundError,
     TensorVineError,
 )
-from ..store.graph import ModelGraph, canonical_config
+from ..store.graph import ModelGraph
 from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
@@ -107,8 +107,7 @@ class Saver:
         leases: list[str] = []
         near = home
         try:
-            arrays = _in_order(request.arrays, request.graph)
-            lengths = self._announced(request, arrays, home)
+            lengths = self._announced(request, home)
             parent, table, begun = self._parent(request, home, deadline, leases, save_id, lengths)
             plan = self._plan(request, parent, table, begun.digests, deadline)
             near = self._session.near(home) if plan.written else home
@@ -182,10 +181,16 @@ class Saver:
         plan.written = _in_order(plan.written, graph)
         return plan
 
-    def _announced(self, request: SaveRequest, arrays: Mapping[str, np.ndarray], home: int) -> list[int]:
-        """Give the lengths of the blocks to ask memory for at once; none where layers are inherited or far away."""
-        local = not isinstance(request.inherit, Mapping) and self._session.connection(home).view is not None
-        return announce(list(arrays.values())) if local else []
+    def _announced(self, request: SaveRequest, home: int) -> list[int]:
+        """Give the lengths of the blocks that the save will probably need, to ask memory for them at once."""
+        if self._session.connection(home).view is None:
+            return []
+        arrays = _in_order(request.arrays, request.graph)
+        if request.graph is not None and isinstance(request.inherit, Mapping):
+            for layer in request.inherit.keys() & request.graph.by_name.keys():
+                for tensor in request.graph.by_name[layer].tensors:
+                    arrays.pop(tensor, None)
+        return announce(list(arrays.values()))
 
     def _unchanged(
         self,
@@ -303,10 +308,10 @@ def inherit_layers(
             raise GraphError(f"{where}: expected layers of the graph that is saved; found {mine!r}")
         if source is None:
             raise GraphError(f"{where}: expected layers of the parent {parent}; found {theirs!r}")
-        if canonical_config(layer.config) != canonical_config(source.config):
+        if graph.canonical_configs[mine] != old.canonical_configs[theirs]:
             raise GraphError(
                 f"{where}: expected layer {mine!r} to match {theirs!r} of {parent}; their configs differ: "
-                f"{canonical_config(layer.config)} and {canonical_config(source.config)}"
+                f"{graph.canonical_configs[mine]} and {old.canonical_configs[theirs]}"
             )
         if len(layer.tensors) != len(source.tensors):
             raise GraphError(

@@ -107,8 +107,13 @@ class ModelGraph:
         """Layer name -> its 16-byte fingerprint (DStore, Algorithm 1)."""
         prints: dict[str, bytes] = {}
         for layer in self.layers:
-            prints[layer.name] = _fingerprint(layer, prints)
+            prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
         return MappingProxyType(prints)
+
+    @cached_property
+    def canonical_configs(self) -> Mapping[str, str]:
+        """Layer name -> the text that stands for all configs equal to its own."""
+        return MappingProxyType({layer.name: canonical_config(layer.config) for layer in self.layers})
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -164,9 +169,9 @@ def canonical_config(config: Mapping[str, Any]) -> str:
     return json.dumps(_integral(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _fingerprint(layer: Layer, known: Mapping[str, bytes]) -> bytes:
+def _fingerprint(layer: Layer, config: str, known: Mapping[str, bytes]) -> bytes:
     digest = blake2b(digest_size=FINGERPRINT_BYTES)
-    digest.update(canonical_config(layer.config).encode("utf-8", "surrogatepass"))
+    digest.update(config.encode("utf-8", "surrogatepass"))
     digest.update(b"\0%d\0" % len(layer.inputs))
     for name in layer.inputs:
         digest.update(known[name])

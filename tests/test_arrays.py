@@ -52,7 +52,7 @@ ALL_NAMES = sorted({*TORCH_DTYPES.values(), "uint32", "uint64", "float8_e3m4", "
 def test_importing_arrays_loads_no_framework() -> None:
     frameworks = "{'tensorflow', 'torch', 'cupy', 'keras'}"
     code = f"import sys, tensorvine.store.arrays; sys.exit(bool({frameworks} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - our own code
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_numpy_array_is_returned_as_it_is() -> None:

@@ -41,7 +41,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
 
 def start(example: str, mark: str, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-u", str(ROOT / "examples" / example / "run.py"), "--quick", "--out", str(out)]
-    return subprocess.Popen(  # noqa: S603 - the command is ours
+    return subprocess.Popen(
         command,
         cwd=out,
         env={**os.environ, MARK: mark, "RAY_ADDRESS": "", "COLUMNS": "120"},

@@ -47,7 +47,7 @@ def test_homes_are_even() -> None:
 def test_a_home_is_the_same_in_every_process() -> None:
     program = "from tensorvine.planner.placement import home_of; print([home_of(f'm{i}', range(5)) for i in range(40)])"
     command = [sys.executable, "-c", program]
-    other = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 - our own
+    other = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert other.stdout.strip() == str([home_of(f"m{i}", range(5)) for i in range(40)])
 
 

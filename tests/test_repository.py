@@ -23,6 +23,9 @@ from tensorvine.store.errors import (
 
 pytestmark = pytest.mark.ray
 
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one-shard", "three-shards"])
 def repo(request: pytest.FixtureRequest, cluster: object) -> Iterator[Repository]:
@@ -139,7 +142,7 @@ class TestSavingAndLoading:
 
     @pytest.mark.parametrize(
         "dtype",
-        "bool int8 uint16 int64 float16 float32 float64 complex64 complex128 bfloat16 float8_e4m3fn float8_e5m2".split(),
+        DTYPES,
     )
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)], ids=str)
     def test_every_dtype_and_shape(self, repo: Repository, name: str, dtype: str, shape: tuple[int, ...]) -> None:
