@@ -35,7 +35,7 @@ def attach() -> None:
     try:
         ray.init(address="auto", **_QUIET)
     except ConnectionError as exc:
-        raise RepositoryNotFoundError("expected a running Ray (`ray start --head`); found none") from exc
+        raise RepositoryNotFoundError(f"expected a running Ray (`ray start --head`); found none: {exc}") from exc
 
 
 def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = None) -> bool:
@@ -53,7 +53,7 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
             ray.init(address=running, **_QUIET)
         except ConnectionError as exc:
             if os.environ.get("RAY_ADDRESS"):
-                raise RepositoryNotFoundError(f"expected a Ray at RAY_ADDRESS={running}; found none") from exc
+                raise RepositoryNotFoundError(f"expected a Ray at RAY_ADDRESS={running}; found none: {exc}") from exc
             log.warning("the Ray that was started at %s is gone: starting one in this process (%s)", running, exc)
         else:
             return False

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..store.errors import GraphError
+from ..store.graph import ModelGraph
 
 _OPTIMIZER = "optimizer/"
 
@@ -51,24 +52,41 @@ def optimizer_tensors_of(model: Any) -> dict[str, np.ndarray]:
     return of(model)
 
 
-def rebuild(recipe: str, tensors: Mapping[str, np.ndarray]) -> Any:
+def rebuild(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> Any:
     """Build a Keras model from what `save_model` stored, and give it its tensors."""
     from ..store import keras as keras_adapter
 
     model = keras_adapter.build(recipe)
-    fill(model, tensors)
+    fill(model, tensors, graph)
     return model
 
 
-def fill(model: Any, tensors: Mapping[str, np.ndarray]) -> None:
+def fill(model: Any, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
     """Assign tensors to a model, those of its optimizer too where they were saved.
 
+    They are matched by name; where the names differ, as those do that Keras numbers, by architecture: `graph` is
+    that of the stored model.
+
     Raises:
-        TensorNotFoundError: the model has no such tensor.
+        TensorNotFoundError: the model has no such tensor, and another architecture.
         TensorMismatchError: a tensor has another shape or dtype; none was assigned.
     """
     adapter = adapter_of(model)
     own = {name: array for name, array in tensors.items() if not name.startswith(_OPTIMIZER)}
+    target = adapter.graph_of(model)
+    if not own.keys() <= set(target.tensors):
+        own = _renamed(own, graph, target) or own
     adapter.assign(model, own)
-    if len(own) < len(tensors):
+    if len(tensors) > sum(not name.startswith(_OPTIMIZER) for name in tensors):
         adapter.assign_optimizer(model, {k: v for k, v in tensors.items() if k.startswith(_OPTIMIZER)})
+
+
+def _renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelGraph) -> dict[str, np.ndarray] | None:
+    """Give the tensors under the names that `target` has for them; None unless the architectures are equal."""
+    if graph.fingerprint != target.fingerprint:
+        return None
+    return {
+        mine: tensors[theirs]
+        for layer, source in target.common_prefix(graph).items()
+        for mine, theirs in zip(target.by_name[layer].tensors, graph.by_name[source].tensors, strict=True)
+    }

@@ -296,14 +296,15 @@ class Repository:
 
         Args:
             model: the version.
-            into: a model to assign the tensors to. None: a Keras model is built again from what was stored, compiled
-                as it was; a torch module cannot be built without its code.
+            into: a model to assign the tensors to, by name, or by architecture where the names differ. None: a Keras
+                model is built again from what was stored, compiled as it was; a torch module cannot be built without
+                its code.
 
         Raises:
             GraphError: `into` is None and no Keras model was saved.
         """
         header = self._header(model)
-        tensors = self.load(header.ref)
+        tensors, graph = self.load(header.ref), self._catalog.graph(header.ref, header.graph_key)
         if into is None:
             _, recipe = self._catalog.architecture(header.ref, header.graph_key)
             if recipe is None:
@@ -311,8 +312,8 @@ class Repository:
                     f"load_model of {header.ref}: expected a version that save_model stored from Keras; give into= "
                     "to fill a model that you built"
                 )
-            return frameworks.rebuild(recipe, tensors)
-        frameworks.fill(into, tensors)
+            return frameworks.rebuild(recipe, tensors, graph)
+        frameworks.fill(into, tensors, graph)
         return into
 
     # ---- questions about one model ----------------------------------------------------------------------

@@ -1,0 +1,150 @@
+"""Keras and PyTorch models through the repository: save_model and load_model in the place of the frameworks' own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import ray
+import torch
+from tensorvine.actors import Repository
+from tensorvine.store import ModelRef
+from tensorvine.store.errors import GraphError, TensorMismatchError
+from tensorvine.store.keras import graph_of, tensors_of
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def repo(cluster: object) -> Iterator[Repository]:
+    with Repository.start("models", shards=1, preallocate_bytes=0) as repository:
+        yield repository
+
+
+def nested() -> keras.Model:
+    """Two inputs, a shared layer, a shared nested model, and a compiled loss."""
+    shared = keras.layers.Dense(6, activation="relu")
+    inner = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(5), keras.layers.BatchNormalization()])
+    left, right = keras.Input((4,)), keras.Input((4,))
+    joined = keras.layers.concatenate([inner(shared(left)), inner(shared(right))])
+    model = keras.Model([left, right], keras.layers.Dense(2, activation="softmax")(keras.layers.Dropout(0.1)(joined)))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def data(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    inputs = [rng.random((32, 4), np.float32), rng.random((32, 4), np.float32)]
+    return inputs, rng.integers(0, 2, 32)
+
+
+class TestKeras:
+    def test_a_nested_model_with_shared_layers_is_rebuilt_from_the_repository_alone(self, repo: Repository) -> None:
+        model = nested()
+        inputs, labels = data()
+        model.fit(inputs, labels, verbose=0)
+        model.layers[2].trainable = False
+        saved = repo.save_model("nested", model, quality=0.5)
+        assert saved.bytes_written == sum(t.nbytes for t in tensors_of(model).values())
+        assert repo.load(saved.ref).keys() == tensors_of(model).keys()
+        again = repo.load_model("nested")
+        np.testing.assert_array_equal(again.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+        assert again.evaluate(inputs, labels, verbose=0) == model.evaluate(inputs, labels, verbose=0)
+        assert [layer.trainable for layer in again.layers] == [layer.trainable for layer in model.layers]
+        assert graph_of(again).fingerprint == graph_of(model).fingerprint == repo.graph("nested").fingerprint
+        again.fit(inputs, labels, verbose=0)  # its variables are its own: the stored ones are read-only
+
+    def test_another_process_rebuilds_it_too(self, repo: Repository, tmp_path: Path) -> None:
+        model = nested()
+        repo.save_model("elsewhere", model)
+        script = textwrap.dedent("""
+            import sys, numpy as np
+            from tensorvine.actors import Repository
+            repo = Repository.connect("models")
+            inputs = [np.full((3, 4), 0.5, np.float32), np.full((3, 4), 0.25, np.float32)]
+            np.save(sys.argv[1], repo.load_model("elsewhere").predict(inputs, verbose=0))
+            repo.close()
+        """)
+        answers = tmp_path / "answers.npy"
+        environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        subprocess.run([sys.executable, "-c", script, answers], env=environment, check=True, timeout=100)
+        inputs = [np.full((3, 4), 0.5, np.float32), np.full((3, 4), 0.25, np.float32)]
+        np.testing.assert_array_equal(np.load(answers), model.predict(inputs, verbose=0))
+
+    def test_training_goes_on_where_it_was_when_the_optimizer_is_saved_too(self, repo: Repository) -> None:
+        model, (inputs, labels) = nested(), data()
+        model.layers[-2].rate = 0.0
+        model.fit(inputs, labels, shuffle=False, verbose=0)
+        repo.save_model("training", model, optimizer=True)
+        again = repo.load_model("training")
+        again.layers[-2].rate = 0.0
+        for each in (model, again):
+            each.fit(inputs, labels, shuffle=False, verbose=0)
+        for name, tensor in tensors_of(model).items():
+            np.testing.assert_allclose(tensors_of(again)[name], tensor, rtol=1e-6, err_msg=name)
+
+    def test_a_fine_tuned_model_shares_what_it_froze(self, repo: Repository) -> None:
+        base = nested()
+        repo.save_model("base", base, quality=0.9)
+        again = repo.load_model("base")
+        head = again.layers[-1]
+        head.set_weights([w + 1 for w in head.get_weights()])
+        tuned = repo.save_model("tuned", again, parent="base")
+        assert tuned.bytes_written == sum(w.nbytes for w in head.get_weights())
+        assert set(repo.contributions("tuned")) == {tuned.ref, ModelRef("base", 1)}
+
+    def test_into_fills_a_model_or_says_what_does_not_fit(self, repo: Repository) -> None:
+        model = nested()
+        repo.save_model("filled", model)
+        other = nested()
+        assert repo.load_model("filled", into=other) is other
+        inputs, _ = data()
+        np.testing.assert_array_equal(other.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+        wrong = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, name="head")])
+        repo.save_model("head", wrong)
+        bigger = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="head")])
+        with pytest.raises(TensorMismatchError, match=r"\(4, 2\)"):
+            repo.load_model("head", into=bigger)
+
+
+class TestTorch:
+    def test_a_module_is_saved_and_filled(self, repo: Repository) -> None:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.BatchNorm1d(8))
+        module.to(torch.bfloat16)
+        saved = repo.save_model("torch", module, metadata={"step": 1})
+        other = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.BatchNorm1d(8)).to(torch.bfloat16)
+        repo.load_model(saved.ref, into=other)
+        for mine, theirs in zip(module.state_dict().values(), other.state_dict().values(), strict=True):
+            assert torch.equal(mine, theirs)
+        with torch.no_grad():
+            other[0].weight.add_(1)  # its memory is its own
+        assert torch.equal(
+            torch.from_numpy(repo.load("torch")["0.weight"].view(np.int16).copy()).view(torch.bfloat16),
+            module[0].weight,
+        )
+        assert [layer.config["class"] for layer in repo.graph("torch").layers][1:] == ["Linear", "ReLU", "BatchNorm1d"]
+
+    def test_a_module_cannot_be_built_without_its_code(self, repo: Repository) -> None:
+        repo.save_model("linear", torch.nn.Linear(2, 2))
+        with pytest.raises(GraphError, match="give into="):
+            repo.load_model("linear")
+
+    def test_what_is_no_model_is_refused(self, repo: Repository) -> None:
+        with pytest.raises(GraphError, match="expected a Keras model or a torch module; found dict"):
+            repo.save_model("x", {})
+
+
+def test_actors_are_called_directly(repo: Repository) -> None:
+    repo.save("direct", {"t": np.ones(3)})
+    shard = ray.get_actor("models/shard-0", namespace="tensorvine")
+    assert ModelRef("direct", 1) in ray.get(shard.models.remote("direct"), timeout=30)
+    planner = ray.get_actor("models/planner", namespace="tensorvine")
+    assert ray.get(planner.topology.remote(), timeout=30).shards == (0,)
