@@ -1,0 +1,83 @@
+"""Two nodes on one machine: bytes stay where they were made, and readers elsewhere get them through the object store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = textwrap.dedent("""
+    import numpy as np, ray
+    from ray.cluster_utils import Cluster
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from tensorvine.actors import Repository
+    from tensorvine.store import Layer, ModelGraph
+
+    STORE = 256 << 20
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, object_store_memory=STORE))
+    other = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    ray.init(address=cluster.address, log_to_driver=False)
+    repo = Repository.start("pair", preallocate_bytes=0)
+    hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
+    print("shards on nodes:", len({h.node for h in hellos.values()}))
+
+    tensors = {"a": np.arange(1 << 20, dtype=np.int64), "b": np.ones(7)}
+    graph = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
+    refs = [repo.save(f"m{i}", tensors, graph=graph).ref for i in range(6)]
+    stats = {s.shard: s for s in repo.stats().shards}
+    here = next(s for s, h in hellos.items() if h.node == ray.get_runtime_context().get_node_id())
+    far = 1 - here
+    print("homes of metadata:", sum(s.models > 0 for s in stats.values()))
+    print("bytes are where they were made:", stats[here].bytes_memory == 6 * (8 << 20) + 6 * 56, stats[far].bytes_memory)
+
+    @ray.remote(num_cpus=1)
+    def elsewhere(names):
+        client = Repository.connect("pair")
+        for name in names:
+            loaded = client.load(name)
+            assert np.array_equal(loaded["a"], np.arange(1 << 20)) and loaded["b"].sum() == 7, name
+            assert not loaded["a"].flags.writeable
+        mine = client.save("child", {**{k: v.copy() for k, v in loaded.items()}, "c": np.zeros(100_000)}, parent=names[0])
+        with client.longest_prefix(graph) as match:
+            assert match.layers == {"in": "in"}
+        node = ray.get_runtime_context().get_node_id()
+        client.close()
+        return node, mine.bytes_written, str(mine.ref)
+
+    node, written, child = ray.get(
+        elsewhere.options(scheduling_strategy=NodeAffinitySchedulingStrategy(hellos[far].node, soft=False)).remote(
+            [str(r) for r in refs]
+        ),
+        timeout=100,
+    )
+    print("a reader elsewhere got all:", node == hellos[far].node, written)
+    loaded = repo.load(child)
+    print("and back:", sorted(loaded), loaded["c"].shape, np.array_equal(loaded["a"], tensors["a"]))
+    for ref in refs:
+        repo.retire(ref)
+    print("shared tensors stay:", {s.shard: s.tensors for s in repo.stats().shards} == {here: 2, far: 1})
+    repo.retire(child)
+    print("nothing left:", all(s.tensors == s.bytes_allocated == 0 for s in repo.stats().shards))
+    repo.close()
+    ray.shutdown()
+    cluster.shutdown()
+""")
+
+
+@pytest.mark.timeout(240)
+def test_two_raylets_share_a_repository() -> None:
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=220, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.splitlines()[-7:] == [
+        "shards on nodes: 2",
+        "homes of metadata: 2",
+        "bytes are where they were made: True 0",
+        "a reader elsewhere got all: True 800000",
+        "and back: ['a', 'b', 'c'] (100000,) True",
+        "shared tensors stay: True",
+        "nothing left: True",
+    ]
