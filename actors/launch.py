@@ -12,8 +12,9 @@ from ..store.errors import OperationTimeoutError
 from . import embedded
 from .engine import Engine, Node
 from .engine_ray import RayEngine
+from .messages import ShardConfig, actor_name, planner_name
 from .planner import Planner, Topology
-from .shard import Shard, ShardConfig, actor_name, planner_name
+from .shard import Shard
 
 log = logging.getLogger(__name__)
 

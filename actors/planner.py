@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..store.errors import TensorVineError
 from ..store.refs import ModelRef
 from .engine import Engine, group
-from .shard import PEER_TIMEOUT_S, actor_name
+from .messages import PEER_TIMEOUT_S, actor_name
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,9 @@ from ..store.refs import ModelRef, split_ref
 from ..store.segment import SegmentId
 from ..store.shard import Block
 from .catalog import Catalog
+from .holdings import Counters
+from .messages import Fetched
 from .session import Session, time_left
-from .shard import Counters, Fetched
 
 PLANS = 256
 """Loads whose places are kept."""

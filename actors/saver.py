@@ -36,8 +36,8 @@ from ..store.refs import ModelRef
 from ..store.segment import SegmentId
 from ..store.shard import Draft
 from .catalog import Catalog
+from .messages import Begun
 from .session import Session, time_left
-from .shard import Begun
 from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Saver:
             upload.finish()
             if near != home and upload.blocks:
                 left = time_left(deadline, f"save of {request.name!r}")
-                self._session.call(near, "adopt", save_id, upload.blocks, timeout=left)
+                self._session.call(near, "adopt", save_id, upload.life, upload.blocks, timeout=left)
                 upload.blocks = []
             saved = self._commit(request, parent, plan, upload, home, leases, deadline)
         except BaseException:
@@ -258,7 +258,9 @@ class Saver:
         )
         mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
         left = time_left(deadline, f"save of {request.name!r}")
-        ref, _ = self._session.call(home, "commit", draft, self._session.client, upload.blocks, mine, timeout=left)
+        ref, _ = self._session.call(
+            home, "commit", draft, self._session.client, upload.life, upload.blocks, mine, timeout=left
+        )
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)

@@ -29,8 +29,8 @@ from ..store.errors import (
 )
 from .engine import Actor, Engine, Future
 from .memory import MemoryView
+from .messages import Hello, actor_name, planner_name
 from .planner import Topology
-from .shard import Hello, actor_name, planner_name
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,10 @@
 """The shard actor: `store.shard.ShardState` brought to life.
 
 Rules
-- The state decides, this file acts: it takes the lock, asks the state, and carries out what the state left in its
-  outbox. No rule of what is kept or freed stands here.
+- The state decides, this file acts: it takes the lock, asks the state, and carries out what the state left. What
+  concerns bytes is in `holdings`. No rule of what is kept or freed stands here.
 - Concurrency groups run in threads of their own: `ctl` for short answers, `data` for bytes, `watch` for long polls.
   Copies run in worker threads, so that no group's loop ever waits for memory.
-- Shards own every byte: segments lie in this process's shared memory (`memory`). Clients of this node fill it and read
-  it in place; what comes from or goes to another node takes the engine's object store.
-- A freed part is used again only when no reader has an array on it.
-- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
 """
 
 from __future__ import annotations
@@ -19,107 +15,28 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..planner.placement import home_of
-from ..store.arena import KEPT, Arena, Part
-from ..store.errors import OperationTimeoutError, StoreFullError, TensorVineError
+from ..store.arena import Part
+from ..store.errors import TensorVineError
 from ..store.index import PrefixQuery
-from ..store.manifest import Header, digest_of
+from ..store.manifest import Header
 from ..store.refs import ModelRef
-from ..store.segment import ALIGNMENT, SegmentId, layout
+from ..store.segment import SegmentId
 from ..store.shard import Block, Draft, Holds, Match, ShardState, ShardStats
 from .engine import Engine, group
-from .memory import SharedMemory, process_watch
+from .holdings import Counters, Filled, Holdings
+from .memory import process_watch
+from .messages import PEER_TIMEOUT_S, Begun, Fetched, Hello, ShardConfig, actor_name, planner_name
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 64 << 10
 _ROOM = "/"  # no model's name starts with a slash
 SWEEP_S = 0.5
-EXPORT_IDLE_S = 30.0
-_COMPACTION = "compaction"
-PEER_TIMEOUT_S = 30.0
-
-
-Counters = tuple[int, int]
-"""(epoch, freeings) of a shard: see `memory`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """What a shard is told when it starts."""
-
-    repository: str
-    index: int
-    shards: tuple[int, ...]
-    capacity: int
-    """Bytes of memory for segments."""
-    preallocate_bytes: int
-    """How much of it to touch at the start."""
-    session_s: float
-    """How long a client's session lasts without a sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What a client must know of a shard."""
-
-    index: int
-    node: str
-    pid: int
-    memory_fd: int
-    capacity: int
-    """Bytes of memory for segments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Answer to `begin`."""
-
-    header: Header | None
-    """The parent's; None when the name is new."""
-    body: bytes | None
-    """The parent's table; None when the client has it."""
-    lease: str | None
-    """Pins the parent."""
-    digests: dict[SegmentId, tuple[str, ...]]
-    """Content hashes of the parent's segments that lie here, if they were asked for."""
-    offsets: list[int]
-    """Memory for the first few of the blocks that were announced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Answer to `fetch`."""
-
-    header: Header
-    body: bytes | None
-    blocks: dict[SegmentId, Block]
-    counters: Counters
-    """The answer holds while the shard's board shows the same epoch; its places, while it shows the same freeings."""
-
-
-def actor_name(repository: str, index: int) -> str:
-    """Name of a shard's actor.
-
-    >>> actor_name("default", 0)
-    'default/shard-0'
-    """
-    return f"{repository}/shard-{index}"
-
-
-def planner_name(repository: str) -> str:
-    """Name of the planner's actor.
-
-    >>> planner_name("default")
-    'default/planner'
-    """
-    return f"{repository}/planner"
 
 
 class Shard:
@@ -130,15 +47,7 @@ class Shard:
         self._config = config
         self._lock = threading.RLock()
         self._state = ShardState(config.index, lambda name: home_of(name, config.shards), config.session_s)
-        self._arena = Arena(config.capacity)
-        self._memory = SharedMemory(config.capacity, touch=config.preallocate_bytes)
-        self._freed = 0
-        self._still_read: list[Part] = []
-        self._unhashed: list[SegmentId] = []
-        self._hashing: dict[SegmentId, Future[None]] = {}
-        self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="tensorvine-shard")
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-hash")
+        self._holdings = Holdings(self._state, self._lock, engine, config.capacity, config.preallocate_bytes)
         self._waiting: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._processes: dict[str, tuple[int, Any]] = {}
         self._peers: dict[int, Any] = {}
@@ -162,7 +71,7 @@ class Shard:
                     self._processes[client] = (pidfd, process_watch(pidfd))
                 except OSError as exc:
                     log.warning("client %s cannot be watched, its session must expire: %s", client, exc)
-        return Hello(self._config.index, here, os.getpid(), self._memory.fd, self._memory.capacity)
+        return Hello(self._config.index, here, os.getpid(), self._holdings.memory.fd, self._holdings.memory.capacity)
 
     @group("ctl")
     async def goodbye(self, client: str) -> None:
@@ -197,7 +106,7 @@ class Shard:
         with self._lock:
             self._state.open(client, time.monotonic())
             absent = optional and self._state.newer(name, 0) is None
-            offsets = self._granted(save_id, sizes) if absent or not digests else []
+            offsets = self._holdings.grant(save_id, sizes) if absent or not digests else []
             if absent:
                 return Begun(None, None, None, {}, offsets)
             record, lease = self._state.pin(name, version, client, time.monotonic())
@@ -207,10 +116,7 @@ class Shard:
     @group("ctl")
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         """Give the content hashes of segments, waiting for those that are being computed."""
-        self._start_hashing()
-        with self._lock:
-            hashing = [self._hashing[segment] for segment in segments if segment in self._hashing]
-        for future in hashing:
+        for future in self._holdings.hashing(segments):
             await asyncio.wrap_future(future)
         with self._lock:
             return self._state.digests(segments)
@@ -226,47 +132,51 @@ class Shard:
         while True:
             with self._lock:
                 self._state.open(client, time.monotonic())
-                offsets = self._granted(save_id, sizes)
-                may_come = bool(self._still_read) or bool(self._arena.owners() - {save_id})
-                waiter = self._waiter(_ROOM) if may_come and not offsets else None
+                offsets = self._holdings.grant(save_id, sizes)
+                waiter = self._waiter(_ROOM) if not offsets and self._holdings.room_may_come(save_id) else None
             if offsets:
                 return offsets
             if waiter is None or not await self._woken(_ROOM, waiter, deadline):
-                raise self._full(save_id, sizes[0])
+                raise self._holdings.full(save_id, sizes[0])
 
     @group("ctl")
-    async def adopt(self, save_id: str, blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]]) -> None:
-        """Take what a client filled, for a version whose home is elsewhere."""
+    async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+        """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
         with self._lock:
-            self._adopt(save_id, blocks)
+            self._holdings.adopt(save_id, life, blocks)
 
     @group("data")
     async def adopt_block(
         self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
         """Copy a block that a client of another node put into this shard's memory, and take that."""
-        client = save_id.partition("/")[0]
-        (offset,) = await self.grant(client, save_id, [block.nbytes], timeout)
+        (offset,) = await self.grant(save_id.partition("/")[0], save_id, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
-        await asyncio.get_running_loop().run_in_executor(self._workers, np.copyto, self._memory.part(part), block)
-        with self._lock:
-            self._adopt(save_id, [(segment, part, sizes)])
+        try:
+            await self._holdings.in_thread(np.copyto, self._holdings.memory.part(part), block)
+            with self._lock:
+                self._holdings.adopt(save_id, os.getpid(), [(segment, part, sizes)])
+        except BaseException:
+            with self._lock:
+                self._holdings.give_back(part, save_id)
+            raise
 
     @group("ctl")
     async def commit(
         self,
         draft: Draft,
         client: str,
-        blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]],
+        life: int,
+        blocks: Sequence[Filled],
         leases: Sequence[str],
     ) -> tuple[ModelRef, int]:
-        """Take what a client filled, and make a version exist, on every shard that it needs.
+        """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
 
         Gives its reference and its time (UTC, ns).
         """
         with self._lock:
             self._state.open(client, time.monotonic())
-            self._adopt(draft.save_id, blocks)
+            self._holdings.adopt(draft.save_id, life, blocks)
             ref = self._state.begin_commit(draft)
         try:
             await self._hold_elsewhere(str(ref), draft.holds)
@@ -281,7 +191,7 @@ class Shard:
         with self._lock:
             self._state.publish(ref, draft, created_ns)
             self._state.unpin(leases)
-            self._arena.free_owner(draft.save_id)
+            self._holdings.drop_save(draft.save_id)
         self._wake(ref.name)
         await self._settle()
         return ref, created_ns
@@ -291,7 +201,7 @@ class Shard:
         """Forget what an unfinished save brought."""
         with self._lock:
             self._state.release(save_id)
-            self._arena.free_owner(save_id)
+            self._holdings.drop_save(save_id)
             self._state.unpin(leases)
         await self._settle()
 
@@ -317,19 +227,21 @@ class Shard:
                 wanted = {segment: -1 for segment in record.segments if segment[0] == self._config.index}
             blocks = self._state.blocks(wanted)
             body = None if record.header.ref == known else record.body
-            counters = (self._state.epoch, self._freed)
-            views = {} if local else self._views(blocks)
+            counters = self._holdings.counters
+            views = {} if local else self._holdings.views(blocks)
         if not local:
-            blocks = await self._in_thread(self._exported, blocks, views)
+            blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
         return Fetched(record.header, body, blocks, counters)
 
     @group("ctl")
     async def blocks(self, wanted: Mapping[SegmentId, int], local: bool) -> tuple[dict[SegmentId, Block], Counters]:
         """Give blocks of this shard's segments, and the counters at which the answer holds."""
         with self._lock:
-            blocks, counters = self._state.blocks(wanted), (self._state.epoch, self._freed)
-            views = {} if local else self._views(blocks)
-        return (blocks if local else await self._in_thread(self._exported, blocks, views)), counters
+            blocks, counters = self._state.blocks(wanted), self._holdings.counters
+            views = {} if local else self._holdings.views(blocks)
+        if not local:
+            blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
+        return blocks, counters
 
     @group("ctl")
     async def header(self, client: str, name: str, version: int | None) -> Header:
@@ -356,13 +268,6 @@ class Shard:
             found = self._state.match(queries, client, time.monotonic())
             keys = {match.graph_key for match in found if match is not None}
             return found, {key: self._state.architecture(key)[0] for key in keys}
-
-    @group("ctl")
-    async def pin(self, client: str, name: str, version: int | None) -> tuple[ModelRef, str]:
-        """Pin a version; gives its reference and the lease."""
-        with self._lock:
-            record, lease = self._state.pin(name, version, client, time.monotonic())
-            return record.header.ref, lease
 
     @group("ctl")
     async def unpin(self, leases: Sequence[str]) -> None:
@@ -399,7 +304,7 @@ class Shard:
     async def stats(self) -> ShardStats:
         """Sum up what is here."""
         with self._lock:
-            return replace(self._state.stats(), bytes_staged=self._arena.used(kept=False))
+            return replace(self._state.stats(), bytes_staged=self._holdings.bytes_filling)
 
     @group("ctl")
     async def check(self) -> None:
@@ -463,74 +368,6 @@ class Shard:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _adopt(self, save_id: str, blocks: Sequence[tuple[SegmentId, Part | bytes, Sequence[int]]]) -> None:
-        """Take blocks as segments, to be hashed when nobody waits. Call it with the lock held."""
-        for segment, handle, sizes in blocks:
-            if isinstance(handle, Part) and self._arena.owner_of(handle.offset) != save_id:
-                raise OperationTimeoutError(
-                    f"shard {self._config.index}: expected {handle} to belong to {save_id}; its session ended"
-                )
-            self._state.adopt(save_id, segment, handle, sizes)
-            if isinstance(handle, Part):
-                self._arena.give(handle.offset, KEPT)
-                self._unhashed.append(segment)
-            else:
-                self._state.set_digests(segment, _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes))
-
-    def _start_hashing(self) -> None:
-        """Hash what was taken lately. Not while its save waits for the commit: it would take a core and the bus."""
-        with self._lock:
-            for segment_id in self._unhashed:
-                segment = self._state.segment(segment_id)
-                if segment is not None:
-                    view = self._memory.read(segment.handle)
-                    self._hashing[segment_id] = self._hasher.submit(
-                        self._hash, segment_id, view, segment.offsets, segment.sizes
-                    )
-            self._unhashed.clear()
-
-    def _hash(self, segment: SegmentId, view: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        digests = _digests(view, offsets, sizes)
-        with self._lock:
-            self._state.set_digests(segment, digests)
-            del self._hashing[segment]
-
-    def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
-        """Grant what fits, after taking back what nobody reads any more. Call it with the lock held."""
-        offsets = self._arena.grant(owner, sizes)
-        if not offsets and self._still_read:
-            self._recycle()
-            offsets = self._arena.grant(owner, sizes)
-        return offsets
-
-    def _full(self, save_id: str, nbytes: int) -> StoreFullError:
-        with self._lock:
-            kept, filled = self._arena.used(kept=True), self._arena.used(kept=False)
-        return StoreFullError(
-            f"save {save_id}: expected room for {nbytes} bytes in shard {self._config.index}; of its "
-            f"{self._arena.capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
-            "the repository with more store_bytes"
-        )
-
-    def _views(self, blocks: Mapping[SegmentId, Block]) -> dict[SegmentId, np.ndarray]:
-        """Keep blocks in place while they are copied. Call it with the lock held."""
-        return {s: self._memory.read(b.handle) for s, b in blocks.items() if isinstance(b.handle, Part)}
-
-    def _exported(
-        self, blocks: Mapping[SegmentId, Block], views: Mapping[SegmentId, np.ndarray]
-    ) -> dict[SegmentId, Block]:
-        """Put blocks into the engine's object store for readers elsewhere; each stays there until it is idle."""
-        carried = dict(blocks)
-        for segment, view in views.items():
-            with self._lock:
-                known = self._exports.get(segment)
-            generation = blocks[segment].generation
-            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
-            with self._lock:
-                self._exports[segment] = (generation, handle, time.monotonic())
-            carried[segment] = replace(blocks[segment], handle=handle)
-        return carried
-
     async def _hold_elsewhere(self, holder: str, holds: Holds) -> None:
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
         for segment, slots in holds.items():
@@ -551,79 +388,36 @@ class Shard:
         """Do of it what concerns this shard only; give what is for others."""
         with self._lock:
             outbox, self._state.outbox = self._state.outbox, []
-            compactable, self._state.compactable = self._state.compactable, set()
-            freed, self._state.freed = self._state.freed, []
-            parts = [handle for handle in freed if isinstance(handle, Part)]
-            self._freed += len(parts)
-            self._still_read += parts
-            self._recycle()
-        for segment in compactable:
-            self._workers.submit(self._compact, segment)
+            self._holdings.settle()
         self._wake(_ROOM)
         return outbox
-
-    def _recycle(self) -> None:
-        """Take back the parts that nobody reads. The board shows their freeing first: see `memory`."""
-        self._memory.publish(self._state.epoch, self._freed)
-        still_read: list[Part] = []
-        for part in self._still_read:
-            if self._memory.is_read(part):
-                still_read.append(part)
-            else:
-                self._arena.free(part.offset)
-        self._still_read = still_read
-
-    def _compact(self, segment_id: SegmentId) -> None:
-        with self._lock:
-            segment = self._state.segment(segment_id)
-            if segment is None or not segment.wants_compaction:
-                return
-            handle, before = segment.handle, segment.offsets
-            sizes, (after, length) = segment.sizes, segment.compacted()
-            offsets = self._granted(_COMPACTION, [length]) if isinstance(handle, Part) else []
-            if isinstance(handle, Part) and not offsets:
-                log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
-                return
-            old = self._memory.read(handle) if isinstance(handle, Part) else np.frombuffer(handle, np.uint8)
-        part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
-        new = self._memory.part(part) if part is not None else np.zeros(length, np.uint8)
-        for slot, offset in enumerate(after):
-            if offset >= 0:
-                new[offset : offset + sizes[slot]] = old[before[slot] : before[slot] + sizes[slot]]
-        with self._lock:
-            moved = self._state.move(segment_id, part if part is not None else new.tobytes(), after, length)
-            if part is not None and moved:
-                self._arena.give(part.offset, KEPT)
-            elif part is not None:
-                self._arena.free(part.offset)
-        del old
-        self._settle_here()
 
     def _sweep(self) -> None:
         """End the sessions of clients that died or fell silent. Runs as long as the process."""
         pause = threading.Event()
         while not pause.wait(SWEEP_S):
-            self._start_hashing()
-            with self._lock:
-                ended = self._state.sweep(time.monotonic())
-                died = [client for client, (_, alive) in self._processes.items() if not alive()]
-            for client in {*ended, *died}:
-                log.info("client %s is gone: its pins and unfinished saves are dropped", client)
-                self._end(client, parts_too=client in died)
-            idle = time.monotonic() - EXPORT_IDLE_S
-            with self._lock:
-                for segment in [s for s, (_, _, used) in self._exports.items() if used < idle]:
-                    del self._exports[segment]
-            for shard, holder in self._settle_here():
-                self._engine.call(self._peer(shard), "release", holder)
+            try:
+                self._sweep_once()
+            except Exception:
+                log.exception("shard %d: a sweep failed; the next comes in %s s", self._config.index, SWEEP_S)
+
+    def _sweep_once(self) -> None:
+        self._holdings.start_hashing()
+        with self._lock:
+            ended = self._state.sweep(time.monotonic())
+            died = [client for client, (_, alive) in self._processes.items() if not alive()]
+        for client in {*ended, *died}:
+            log.info("client %s is gone: its pins and unfinished saves are dropped", client)
+            self._end(client, parts_too=client in died)
+        self._holdings.drop_idle_exports()
+        for shard, holder in self._settle_here():
+            self._engine.call(self._peer(shard), "release", holder)
 
     def _end(self, client: str, parts_too: bool = True) -> None:
         with self._lock:
             self._state.end(client)
             if parts_too:
-                for owner in self._arena.owners():
-                    if owner.startswith(f"{client}/"):
-                        self._arena.free_owner(owner)
+                self._holdings.drop_client(client)
                 watched = self._processes.pop(client, None)
                 if watched is not None:
                     os.close(watched[0])
@@ -659,13 +453,10 @@ class Shard:
     def _wake(self, topic: str | None) -> None:
         """Show the epoch, and let those who wait on `topic` look again. Loops differ: each group has its own."""
         with self._lock:
-            self._memory.publish(self._state.epoch, self._freed)
+            self._holdings.publish()
             waiting = self._waiting.pop(topic, []) if topic is not None else []
         for loop, event in waiting:
             loop.call_soon_threadsafe(event.set)
-
-    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     def _peer(self, shard: int) -> Any:
         if shard not in self._peers:
@@ -693,11 +484,3 @@ class Shard:
     async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
         future = self._engine.call(self._planner, "note", self._config.index, dict(news))
         await self._engine.awaitable(future, PEER_TIMEOUT_S, "planner")
-
-
-def _digests(block: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> list[str]:
-    """Hash a block's tensors; one that was compacted away before has no hash, and nobody who asks for it."""
-    return [
-        digest_of(block[offset : offset + size]) if offset >= 0 else ""
-        for offset, size in zip(offsets, sizes, strict=True)
-    ]

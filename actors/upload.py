@@ -21,9 +21,9 @@ from ..store.errors import StoreFullError
 from ..store.manifest import TensorEntry
 from ..store.segment import ALIGNMENT, SegmentId, layout, padded, split
 from .engine import Future
+from .holdings import INLINE_BYTES, Filled
 from .memory import MemoryView
 from .session import Session, time_left
-from .shard import INLINE_BYTES
 
 IN_FLIGHT = 2
 PIECE_BYTES = 4 << 20
@@ -67,8 +67,10 @@ class Upload:
         granted: Sequence[int] = (),
     ) -> None:
         self.save_id = save_id
-        self.blocks: list[tuple[SegmentId, Part | bytes, list[int]]] = []
+        self.blocks: list[Filled] = []
         """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
+        self.life = 0
+        """Process id of the shard whose memory was filled."""
         self.entries: dict[str, TensorEntry] = {}
         """The manifest's rows of what was written."""
         self._session = session
@@ -101,6 +103,7 @@ class Upload:
         runs = split([array.nbytes for array in values])
         blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
         sources = [[values[i] for i in run] for run in runs]
+        self.life = connection.hello.pid
         if connection.view is not None:
             self._fill_parts(blocks, sources, connection.view)
         else:

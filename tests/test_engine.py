@@ -19,9 +19,10 @@ from distributed import LocalCluster as DaskCluster
 from tensorvine.actors import engine_ray
 from tensorvine.actors.engine import Engine
 from tensorvine.actors.engine_ray import RayEngine
+from tensorvine.actors.messages import ShardConfig, actor_name, planner_name
 from tensorvine.actors.planner import Planner, Topology
 from tensorvine.actors.repository import Repository
-from tensorvine.actors.shard import Shard, ShardConfig, actor_name, planner_name
+from tensorvine.actors.shard import Shard
 from tensorvine.store.errors import (
     ModelLostError,
     ModelNotFoundError,

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: bytes stay where they were made, and readers elsewhere get them through the object store."""
+"""Two nodes on one machine: bytes stay where they were made; readers elsewhere get them through the object store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ SCRIPT = textwrap.dedent("""
     here = next(s for s, h in hellos.items() if h.node == ray.get_runtime_context().get_node_id())
     far = 1 - here
     print("homes of metadata:", sum(s.models > 0 for s in stats.values()))
-    print("bytes are where they were made:", stats[here].bytes_memory == 6 * (8 << 20) + 6 * 56, stats[far].bytes_memory)
+    made = 6 * ((8 << 20) + 56)
+    print("bytes are where they were made:", stats[here].bytes_memory == made, stats[far].bytes_memory)
 
     @ray.remote(num_cpus=1)
     def elsewhere(names):
@@ -41,7 +42,8 @@ SCRIPT = textwrap.dedent("""
             loaded = client.load(name)
             assert np.array_equal(loaded["a"], np.arange(1 << 20)) and loaded["b"].sum() == 7, name
             assert not loaded["a"].flags.writeable
-        mine = client.save("child", {**{k: v.copy() for k, v in loaded.items()}, "c": np.zeros(100_000)}, parent=names[0])
+        child = {**{k: v.copy() for k, v in loaded.items()}, "c": np.zeros(100_000)}
+        mine = client.save("child", child, parent=names[0])
         with client.longest_prefix(graph) as match:
             assert match.layers == {"in": "in"}
         node = ray.get_runtime_context().get_node_id()
