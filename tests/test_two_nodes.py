@@ -21,6 +21,7 @@ SCRIPT = textwrap.dedent("""
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, object_store_memory=STORE))
     other = cluster.add_node(num_cpus=1, object_store_memory=STORE)
     ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
     repo = Repository.start("pair", preallocate_bytes=0)
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
