@@ -59,6 +59,7 @@ class RayEngine:
 
     def find(self, name: str) -> Any:
         """Find a named actor."""
+        _check_running(name)
         try:
             return ray.get_actor(name, namespace=NAMESPACE)
         except ValueError as exc:
@@ -66,6 +67,8 @@ class RayEngine:
 
     def kill(self, name: str) -> None:
         """End a named actor for good."""
+        if not ray.is_initialized():
+            return
         try:
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         except ValueError:
@@ -77,6 +80,7 @@ class RayEngine:
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Send a call."""
+        _check_running(method)
         return getattr(actor, method).remote(*arguments)
 
     def result(self, future: Any, timeout: float, who: str) -> Any:
@@ -103,6 +107,14 @@ class RayEngine:
             return ray.get(list(handles), timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
+
+
+def _check_running(what: str) -> None:
+    """Refuse what would otherwise start a Ray: its calls do so by themselves where none is initialised."""
+    if not ray.is_initialized():
+        raise ShardUnavailableError(
+            f"{what}: expected the Ray that it was started on; Ray was shut down in this process"
+        )
 
 
 def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:

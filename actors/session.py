@@ -2,8 +2,8 @@
 
 Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
-- A session lasts as long as its heartbeat. One thread per client renews it, lets go of the pins of collected
-  matches, and drops idle caches; it starts with the first pin or load and ends with `close`.
+- A session lasts as long as its heartbeat. One thread per client renews it and lets go of the pins of collected
+  matches; it starts with the first save or prefix query and ends with `close`.
 - A connection maps the shard's memory when both are on one node: see `memory`.
 """
 
@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,6 @@ class Session:
         self._connections: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._dropped: deque[str] = deque()
-        self._chores: list[Callable[[], None]] = []
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -184,11 +183,9 @@ class Session:
         """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""
         self._dropped.append(lease)
 
-    def keep_alive(self, chore: Callable[[], None] | None = None) -> None:
-        """Have the session renewed from now on, and `chore` called about once a second."""
+    def keep_alive(self) -> None:
+        """Have the session renewed from now on."""
         with self._lock:
-            if chore is not None and chore not in self._chores:
-                self._chores.append(chore)
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
                 self._thread.start()
@@ -202,7 +199,7 @@ class Session:
             self._thread.join(timeout=5.0)
         farewells: list[tuple[int, Future]] = []
         for shard in list(self._connections):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(TensorVineError):
                 farewells.append((shard, self.send(shard, "goodbye", self.client)))
         for shard, farewell in farewells:
             try:
@@ -217,8 +214,6 @@ class Session:
             try:
                 dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
                 self.unpin(dropped)
-                for chore in self._chores:
-                    chore()
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
                     for shard in list(self._connections):

@@ -261,7 +261,7 @@ class TestLeases:
             graph = ModelGraph([Layer("in", {"class": "Input"}, tensors=["t"])])
             repo.save("m", {"t": np.ones(100_000)}, graph=graph)
             other = Repository.connect("lease")
-            other._session.keep_alive = lambda chore=None: None  # type: ignore[method-assign]  # it falls silent
+            other._session.keep_alive = lambda: None  # type: ignore[method-assign]  # it falls silent
             match = other.longest_prefix(graph)
             assert match is not None
             repo.retire("m")
@@ -270,3 +270,27 @@ class TestLeases:
             with pytest.raises(ModelNotFoundError):
                 other.load(match.ref)
             other.close()
+
+
+CLOSED_LATE = textwrap.dedent("""
+    import ray
+    from tensorvine.actors import Repository
+    from tensorvine.store.errors import ShardUnavailableError
+
+    repo = Repository.start("late", shards=1, store_bytes=1 << 20)
+    repo.save("m", {})
+    ray.shutdown()
+    try:
+        repo.load("m")
+    except ShardUnavailableError as exc:
+        print(exc)
+    repo.close()
+    print("a new Ray was started:", ray.is_initialized())
+""")
+
+
+def test_a_client_that_outlives_its_ray_says_so_and_starts_no_other() -> None:
+    run = subprocess.run([sys.executable, "-c", CLOSED_LATE], capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "Ray was shut down in this process" in run.stdout
+    assert "a new Ray was started: False" in run.stdout
