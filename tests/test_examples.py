@@ -49,7 +49,13 @@ def start(example: str, mark: str, out: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
+
+
+def hear_ctrl_c() -> None:
+    """Undo what a shell does to jobs in its background: they ignore Ctrl-C, and so do the tests that run as one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def started(mark: str) -> list[psutil.Process]:

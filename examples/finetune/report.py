@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.tree import Tree
 from tensorvine.actors import PrefixMatch
-from tensorvine.store import ModelRef
-from tensorvine.store.manifest import ModelInfo
+from tensorvine.store import ModelInfo, ModelRef
 
 WIDTH_OF_A_FILE = 120
 """Columns when the output is no terminal; tables would be cut to 80."""
