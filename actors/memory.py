@@ -36,7 +36,7 @@ from ..store.errors import StoreFullError
 BOARD_BYTES = mmap.PAGESIZE
 CHUNK_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
-_SETLK = 37  # fcntl.F_OFD_SETLK, which Python names from 3.9 on only where libc's headers do
+_SETLK = 37  # F_OFD_SETLK; builds of Python against old headers lack the name
 
 
 class SharedMemory:
@@ -96,19 +96,14 @@ class MemoryView:
     """
 
     def __init__(self, pid: int, fd: int, capacity: int) -> None:
-        self.capacity = capacity
-        self._pidfd = os.pidfd_open(pid)
-        try:
-            own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
-        except OSError:
-            os.close(self._pidfd)
-            raise
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        self._readers = ReadLocks(own)
         length = BOARD_BYTES + capacity
         self._readable = memoryview(mmap.mmap(own, length, prot=mmap.PROT_READ))
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
         self._pages = _Pages(writable[BOARD_BYTES:])
         self._board = np.frombuffer(self._readable[:16], np.uint64)
-        self._readers = ReadLocks(own)
+        self._pidfd = os.pidfd_open(pid)
         self._alive = process_watch(self._pidfd)
 
     def counters(self) -> tuple[int, int] | None:

@@ -37,10 +37,8 @@ class PendingSave:
     def committed(self, timeout: float | None = None) -> Saved:
         """Wait until the version exists; errors as in `staged`."""
         self._wait(self._ended, timeout, "committed")
-        if self._error is not None:
-            raise self._error
         if self._saved is None:
-            raise OperationTimeoutError(f"save of {self._name!r}: given up, its repository was closed")
+            raise self._error or OperationTimeoutError(f"save of {self._name!r}: ended without a result")
         return self._saved
 
     def run(self, work: Callable[[Callable[[], None]], Saved]) -> None:
@@ -52,11 +50,6 @@ class PendingSave:
         finally:
             self._staged.set()
             self._ended.set()
-
-    def give_up(self) -> None:
-        """Wake those who wait for a save that never began."""
-        self._staged.set()
-        self._ended.set()
 
     def _mark_staged(self) -> None:
         self._is_staged = True

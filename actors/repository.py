@@ -402,7 +402,8 @@ class Repository:
         if not graphs:
             return []
         self._session.keep_alive()
-        self._session.connection(self._session.shards[0])
+        for shard in self._session.shards:
+            self._session.connection(shard)  # so that each watches this process, which it will hold pins for
         queries = [PrefixQuery.of(graph) for graph in graphs]
         answers: list[tuple[list[Match | None], dict[bytes, str]]] = self._session.broadcast(
             "match", self._session.client, queries

@@ -216,10 +216,9 @@ class Session:
                 self.unpin(dropped)
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
-                    for shard in list(self._connections):
-                        self.call(shard, "renew", self.client, timeout=RENEW_S)
-            except (TensorVineError, OSError) as exc:
-                log.warning("housekeeping of client %s: %s", self.client, exc)
+                    self.broadcast("renew", self.client, timeout=RENEW_S)
+            except Exception:
+                log.exception("housekeeping of client %s failed; it goes on in %s s", self.client, TICK_S)
 
     # ---- within -----------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class _Block:
 
     @property
     def length(self) -> int:
-        return max(layout(self.sizes)[1], ALIGNMENT)
+        return _length(self.sizes)
 
 
 class Upload:
@@ -174,7 +174,12 @@ def announce(arrays: Sequence[np.ndarray]) -> list[int]:
     sizes = [array.nbytes for array in arrays]
     if sum(padded(size) for size in sizes) <= INLINE_BYTES:
         return []
-    return [max(layout([sizes[i] for i in run])[1], ALIGNMENT) for run in split(sizes)]
+    return [_length([sizes[i] for i in run]) for run in split(sizes)]
+
+
+def _length(sizes: Sequence[int]) -> int:
+    """Give the length of a block of tensors; never 0, which a kernel lock would take for all that follows."""
+    return max(layout(sizes)[1], ALIGNMENT)
 
 
 def _pieces(block: np.ndarray, arrays: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:

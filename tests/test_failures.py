@@ -255,6 +255,25 @@ class TestLeases:
         del match
         eventually(lambda: nothing_left(repo), "the pin of the collected match gone")
 
+    def test_a_pin_on_any_shard_outlives_the_session_time_while_its_client_lives(
+        self, cluster: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tensorvine.actors.launch.SESSION_S", 1.5)
+        monkeypatch.setattr("tensorvine.actors.session.RENEW_S", 0.2)
+        monkeypatch.setattr("tensorvine.actors.session.TICK_S", 0.1)
+        with Repository.start("renewed", shards=2, preallocate_bytes=0) as repo:
+            graph = ModelGraph([Layer("in", {"class": "Input"}, tensors=["t"])])
+            repo.save(name_at(repo, 1), {"t": np.ones(100_000)}, graph=graph)
+            other = Repository.connect("renewed")
+            with other.longest_prefix(graph) as match:
+                repo.retire(match.ref)
+                until = time.monotonic() + 4.0
+                while time.monotonic() < until:
+                    assert repo.stats().tensors == 1
+                assert other.load(match.ref)["t"].sum() == 100_000
+            assert nothing_left(repo)
+            other.close()
+
     def test_a_silent_client_loses_its_pins(self, cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tensorvine.actors.launch.SESSION_S", 1.0)
         with Repository.start("lease", shards=1, preallocate_bytes=0) as repo:
