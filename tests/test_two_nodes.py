@@ -22,6 +22,17 @@ SCRIPT = textwrap.dedent("""
     other = cluster.add_node(num_cpus=1, object_store_memory=STORE)
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
+
+    @ray.remote(num_cpus=1)
+    class Probe:
+        def ready(self):
+            return True
+
+    for row in ray.nodes():  # until actors can be placed there, Ray puts a shard that prefers a node elsewhere
+        here = NodeAffinitySchedulingStrategy(row["NodeID"], soft=False)
+        probe = Probe.options(scheduling_strategy=here).remote()
+        ray.get(probe.ready.remote(), timeout=60)
+        ray.kill(probe)
     repo = Repository.start("pair", preallocate_bytes=0)
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
