@@ -26,8 +26,8 @@ import numpy as np
 from ..store.arena import KEPT, Arena, Part
 from ..store.errors import ShardUnavailableError, StoreFullError
 from ..store.manifest import digest_of
-from ..store.segment import ALIGNMENT, SegmentId, layout
-from ..store.shard import Block, ShardState
+from ..store.segment import ALIGNMENT, Block, Segment, SegmentId, layout, padded
+from ..store.shard import ShardState
 from .engine import Engine
 from .memory import SharedMemory
 
@@ -91,12 +91,31 @@ class Holdings:
     # ---- taking -----------------------------------------------------------------------------------------
 
     def grant(self, owner: str, sizes: Sequence[int]) -> list[int]:
-        """Grant what fits, after taking back what nobody reads any more. Call it with the lock held."""
+        """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
+
+        Call it with the lock held.
+        """
         offsets = self._arena.grant(owner, sizes)
         if not offsets and self._still_read:
             self._recycle()
             offsets = self._arena.grant(owner, sizes)
+        if not offsets and sizes and padded(sizes[0]) <= self._arena.capacity:
+            for segment_id in self._state.evictable():
+                if self._evict(segment_id):
+                    offsets = self._arena.grant(owner, sizes)
+                if offsets:
+                    break
         return offsets
+
+    def _evict(self, segment_id: SegmentId) -> bool:
+        """Let a segment leave the memory, unless somebody reads it: then its place would not come back."""
+        segment = self._state.segment(segment_id)
+        if segment is None or not isinstance(segment.handle, Part) or self.memory.is_read(segment.handle):
+            return False
+        if not self._state.evict(segment_id):
+            return False
+        self._take_back()
+        return True
 
     def room_may_come(self, save_id: str) -> bool:
         """Tell whether others hold what may become free by itself. Call it with the lock held."""
@@ -138,6 +157,10 @@ class Holdings:
             self._arena.give(handle.offset, KEPT)
             self._unhashed.append(segment)
 
+    def keep(self, part: Part) -> None:
+        """Count a part that was granted as a segment's place. Call it with the lock held."""
+        self._arena.give(part.offset, KEPT)
+
     def give_back(self, part: Part, save_id: str) -> None:
         """Take back a part that a save did not come to use. Call it with the lock held."""
         if self._arena.owner_of(part.offset) == save_id:
@@ -160,9 +183,9 @@ class Holdings:
         with self._lock:
             for segment_id in self._unhashed:
                 segment = self._state.segment(segment_id)
-                if segment is not None:
-                    view = self.memory.read(segment.handle)
-                    work = (segment_id, view, segment.offsets, segment.sizes)
+                view = self.view(segment) if segment is not None else None
+                if segment is not None and view is not None and not segment.absent(segment.live_slots):
+                    work = (segment, view, segment.generation, segment.offsets)
                     self._hashing[segment_id] = self._hasher.submit(self._hash, *work)
             self._unhashed.clear()
 
@@ -172,13 +195,49 @@ class Holdings:
         with self._lock:
             return [self._hashing[segment] for segment in segments if segment in self._hashing]
 
-    def _hash(self, segment: SegmentId, view: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        digests = _digests(view, offsets, sizes)
+    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[int]) -> None:
+        digests = _digests(view, offsets, segment.sizes)
         with self._lock:
-            self._state.set_digests(segment, digests)
-            del self._hashing[segment]
+            if segment.generation == generation:
+                self._state.set_digests(segment.id, digests)
+            else:
+                self._unhashed.append(segment.id)
+            self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice
+
+    def hash_later(self, segment: SegmentId) -> None:
+        """Have a segment hashed that was read from disk. Call it with the lock held."""
+        self._unhashed.append(segment)
+
+    def check(self, segment_id: SegmentId, names: Mapping[int, str]) -> list[str]:
+        """Hold tensors in memory against their content hashes, where these are known, and say what is wrong.
+
+        Args:
+            segment_id: the segment.
+            names: slot -> tensor's name.
+        """
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            view = self.view(segment) if segment is not None else None
+            if segment is None or view is None or segment.digests is None:
+                return []
+            offsets, digests, sizes = segment.offsets, segment.digests, segment.sizes
+        problems: list[str] = []
+        for slot, name in names.items():
+            if offsets[slot] >= 0 and digests[slot]:
+                found = digest_of(view[offsets[slot] : offsets[slot] + sizes[slot]])
+                if found != digests[slot]:
+                    problems.append(f"tensor {name!r}: expected content {digests[slot]} in memory; found {found}")
+        return problems
 
     # ---- to other nodes ---------------------------------------------------------------------------------
+
+    def view(self, segment: Segment) -> np.ndarray | None:
+        """Give a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
+        if segment.handle is None:
+            return None
+        if isinstance(segment.handle, Part):
+            return self.memory.read(segment.handle)
+        return np.frombuffer(segment.handle, np.uint8)
 
     def views(self, blocks: Mapping[SegmentId, Block]) -> dict[SegmentId, np.ndarray]:
         """Keep blocks in place while they are copied. Call it with the lock held."""
@@ -211,13 +270,16 @@ class Holdings:
     def settle(self) -> None:
         """Free and compact what the state says. Call it with the lock held."""
         compactable, self._state.compactable = self._state.compactable, set()
+        self._take_back()
+        for segment in compactable:
+            self._workers.submit(self._compact, segment)
+
+    def _take_back(self) -> None:
         freed, self._state.freed = self._state.freed, []
         parts = [handle for handle in freed if isinstance(handle, Part)]
         self._freed += len(parts)
         self._still_read += parts
         self._recycle()
-        for segment in compactable:
-            self._workers.submit(self._compact, segment)
 
     def _recycle(self) -> None:
         """Take back the parts that nobody reads. The board shows their freeing first: see `memory`."""
@@ -234,7 +296,7 @@ class Holdings:
         """Copy the live slots of a segment into a smaller block."""
         with self._lock:
             segment = self._state.segment(segment_id)
-            if segment is None or not segment.wants_compaction:
+            if segment is None or segment.handle is None or not segment.wants_compaction:
                 return
             handle, before = segment.handle, segment.offsets
             sizes, (after, length) = segment.sizes, segment.compacted()

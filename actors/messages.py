@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..store.manifest import Header
-from ..store.segment import SegmentId
-from ..store.shard import Block
+from ..store.retention import Retention
+from ..store.segment import Block, SegmentId
+from ..store.segmentfile import Slot
 from .holdings import Counters
 
 PEER_TIMEOUT_S = 30.0
 """How long one actor of a repository waits for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """How a repository keeps its history."""
+
+    uri: str
+    codec: str | None
+    """What `store.codec.from_spec` reads; None: bytes as they are."""
+    bytes_behind: int
+    """Bytes that may wait in each shard to be written before savers wait."""
+    keep: Retention | None
+    """Which versions stay in memory; None: all, until room is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +41,29 @@ class ShardConfig:
     """How much of it to touch at the start."""
     session_s: float
     """How long a client's session lasts without a sign of life."""
+    disk: Disk | None = None
+    """None: memory only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that must be on disk."""
+
+    slot: int
+    name: str
+    layer: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    base: Slot | None
+    """The parent version's tensor of that name, which it may be encoded against."""
+
+
+ToStore = Mapping[SegmentId, Sequence[Wanted]]
+"""What must be on disk, by segment."""
+Chains = dict[Slot, tuple[Slot, ...]]
+"""Tensors that are encoded against others -> these, the nearest first, up to one that stands alone."""
+Places = Mapping[SegmentId, tuple[int, Sequence[int]]]
+"""What a reader wants: segment -> the generation of the block that it has, or -1, and the slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..store.archive import LOCK_NAME, Archive
 from ..store.errors import TensorVineError
 from ..store.refs import ModelRef
 from .engine import Engine, group
@@ -32,6 +33,8 @@ class Topology:
     shards: tuple[int, ...]
     started_by: str
     """Chosen by whoever started it: of two starters at once, one finds its own word here."""
+    path: str | None = None
+    """Where its history is; None: in memory only."""
 
 
 class Planner:
@@ -42,6 +45,8 @@ class Planner:
         self._topology = topology
         self._lock = threading.Lock()
         self._census: dict[int, Census] = {shard: {} for shard in topology.shards}
+        self._claim: int | None = None
+        """Keeps other repositories off the path for as long as this process lives."""
         if engine.restarted():
             self._recover()
 
@@ -49,6 +54,15 @@ class Planner:
     async def topology(self) -> Topology:
         """Give the shape of the repository."""
         return self._topology
+
+    @group("ctl")
+    async def claim(self) -> None:
+        """Take the path for this repository, and sweep what a crash left half-written there.
+
+        Raises:
+            StorageError: another repository runs on it.
+        """
+        self._take_path(sweep=True)
 
     @group("ctl")
     async def note(self, shard: int, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
@@ -65,7 +79,18 @@ class Planner:
         with self._lock:
             return dict(self._census[shard])
 
+    def _take_path(self, sweep: bool) -> None:
+        if self._topology.path is not None and self._claim is None:
+            archive = Archive(self._topology.path, len(self._topology.shards))
+            self._claim = archive.directory.claim(LOCK_NAME)
+            if sweep:
+                archive.sweep()
+
     def _recover(self) -> None:
+        try:
+            self._take_path(sweep=False)  # shards may be writing
+        except TensorVineError as exc:
+            log.error("planner started again: %s", exc)
         for shard in self._topology.shards:
             try:
                 actor = self._engine.find(actor_name(self._topology.repository, shard))

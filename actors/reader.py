@@ -22,13 +22,12 @@ import numpy as np
 from ..store.arena import Part
 from ..store.arrays import as_numpy, dtype_name, dtype_of
 from ..store.errors import ModelLostError, TensorMismatchError, TensorNotFoundError
-from ..store.manifest import TensorEntry
+from ..store.manifest import TensorEntry, slots_of
 from ..store.refs import ModelRef, split_ref
-from ..store.segment import SegmentId
-from ..store.shard import Block
+from ..store.segment import Block, SegmentId
 from .catalog import Catalog
 from .holdings import Counters
-from .messages import Fetched
+from .messages import Fetched, Places
 from .session import Session, time_left
 
 PLANS = 256
@@ -164,21 +163,22 @@ class Reader:
         home = self._session.home(name)
         have = {segment: block.generation for segment, (block, _) in held.items()}
         known = self._catalog.known(name, version)
-        wanted: dict[SegmentId, int] | None = None
+        wanted: dict[SegmentId, tuple[int, list[int]]] | None = None
         if known is not None:
             table = self._catalog.table(known, None)
             chosen = self._select(known, table, selection)
-            wanted = {e.segment: have.get(e.segment, -1) for e in chosen.values() if e.segment[0] == home}
+            at_home = slots_of(e for e in chosen.values() if e.segment[0] == home)
+            wanted = {segment: (have.get(segment, -1), slots) for segment, slots in at_home.items()}
         elif selection is not None:
             wanted = {}
         fetched = self._fetch(home, name, version, known, wanted, deadline, what)
         ref = fetched.header.ref
         chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
         asked = wanted.keys() if wanted else set[SegmentId]()
-        needed = {entry.segment for entry in chosen.values()}
-        missing: dict[int, dict[SegmentId, int]] = {}
-        for segment in needed - fetched.blocks.keys() - asked:
-            missing.setdefault(segment[0], {})[segment] = have.get(segment, -1)
+        needed = slots_of(chosen.values())
+        missing: dict[int, dict[SegmentId, tuple[int, list[int]]]] = {}
+        for segment in needed.keys() - fetched.blocks.keys() - asked:
+            missing.setdefault(segment[0], {})[segment] = (have.get(segment, -1), needed[segment])
         blocks = {**fetched.blocks, **{s: block for s, (block, _) in held.items() if s not in fetched.blocks}}
         counters = {home: fetched.counters}
         for shard, (more, at) in self._blocks(missing, ref, deadline, what).items():
@@ -191,7 +191,7 @@ class Reader:
         return _Plan(rows, {segment: blocks[segment] for segment in needed}, counters)
 
     def _blocks(
-        self, missing: Mapping[int, Mapping[SegmentId, int]], ref: ModelRef, deadline: float, what: str
+        self, missing: Mapping[int, Places], ref: ModelRef, deadline: float, what: str
     ) -> dict[int, tuple[dict[SegmentId, Block], Counters]]:
         questions = {shard: ("blocks", part, self._is_local(shard)) for shard, part in missing.items()}
         try:
@@ -207,7 +207,7 @@ class Reader:
         name: str,
         version: int | None,
         known: ModelRef | None,
-        wanted: dict[SegmentId, int] | None,
+        wanted: Places | None,
         deadline: float,
         what: str,
     ) -> Fetched:

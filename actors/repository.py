@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -20,29 +21,36 @@ from typing import Any, Literal
 import numpy as np
 
 from ..store.arrays import as_numpy
+from ..store.codec import Codec
 from ..store.errors import (
     GraphError,
     OperationTimeoutError,
+    StorageError,
     TensorMismatchError,
+    TensorVineError,
 )
 from ..store.graph import ModelGraph
 from ..store.index import PrefixQuery
 from ..store.manifest import Header, ModelInfo, TensorEntry
 from ..store.pattern import check_pattern
 from ..store.refs import ModelRef, check_name, split_ref
+from ..store.retention import Retention
 from ..store.shard import Match, ShardStats
-from . import frameworks
+from . import files, frameworks
 from .catalog import Catalog
 from .engine import Engine
-from .launch import Launched, default_engine, launch
+from .launch import DiskOptions, Launched, default_engine, launch
 from .match import PrefixMatch
 from .pending import PendingSave
 from .reader import Reader
 from .saver import Inherit, Saved, Saver, SaveRequest, metadata_text
 from .session import CONTROL_TIMEOUT_S, Session
+from .verifier import Problem, Verifier
 
 log = logging.getLogger(__name__)
 
+FLUSH_TIMEOUT_S = 600.0
+"""How long `close` waits for the disk."""
 Model = ModelRef | str
 """A version: a reference, `"name@3"`, or `"name"` for the latest version."""
 
@@ -56,8 +64,9 @@ class RepositoryStats:
     tensors: int
     """Stored tensors, each once however many versions share it."""
     bytes_memory: int
-    """Bytes of those tensors."""
+    """Bytes of those tensors that are in memory."""
     bytes_disk: int
+    """Bytes of the files that hold tensors."""
     shards: tuple[ShardStats, ...]
 
 
@@ -78,6 +87,8 @@ class Repository:
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
         self._saver = Saver(self._session, self._catalog)
+        self._verifier = Verifier(self._session)
+        self._disk = self._session.path is not None
         self._saves: queue.SimpleQueue[tuple[PendingSave, SaveRequest] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -91,11 +102,13 @@ class Repository:
         name: str = "default",
         *,
         shards: int | None = None,
-        path: str | None = None,
-        codec: object | None = None,
+        path: str | os.PathLike[str] | None = None,
+        codec: Codec | None = None,
         replicas: int = 1,
         store_bytes: int | None = None,
         preallocate_bytes: int | None = None,
+        keep: Retention | None = None,
+        lag_bytes: int | None = None,
     ) -> Repository:
         """Start a repository on the running Ray, or on one embedded in this process where there is none.
 
@@ -104,25 +117,36 @@ class Repository:
         Args:
             name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`.
             shards: how many; None: one per node.
-            path: directory for persistence; not available yet, must be None.
-            codec: codec for persistence; not available yet, must be None.
+            path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
+                reach it. What is there is brought back. None: nothing outlives the shards.
+            codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
+                as `Quantize(8) | Zstd()`, a version answers exactly while it is in memory, and within the codec's
+                error once it was read back.
             replicas: nodes that must hold a version; more than 1 is not available yet.
             store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
                 the shards of the node. Memory is taken from the system as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
                 capacity where that is less. 0: none (DStore-OnDemand).
+            keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
+                None: all, until room is needed. Others answer from disk.
+            lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
 
         Raises:
-            NotImplementedError: `path`, `codec` or `replicas` ask for what is not built yet.
-            ValueError: `shards` is not positive, or differs from the running repository's.
+            NotImplementedError: `replicas` asks for what is not built yet.
+            ValueError: `shards` is not positive, it or `path` differs from the running repository's, or an option that
+                only means something with `path` is given without.
+            StorageError: `path` cannot be used, or another repository runs on it.
+            CorruptDataError: `path` holds a repository of a newer format.
+            CodecUnavailableError: `codec` needs a package that is not installed.
         """
         check_name(name)
-        for option, given, only in (("path", path, None), ("codec", codec, None), ("replicas", replicas, 1)):
-            if given != only:
-                raise NotImplementedError(
-                    f"Repository.start: {option}: expected {only}, the only choice yet; found {given!r}"
-                )
-        engine, launched = launch(name, shards, store_bytes, preallocate_bytes)
+        if replicas != 1:
+            raise NotImplementedError(
+                f"Repository.start: replicas: expected 1, the only choice yet; found {replicas!r}"
+            )
+        engine, launched = launch(
+            name, shards, store_bytes, preallocate_bytes, _disk_options(path, codec, keep, lag_bytes)
+        )
         try:
             return cls(engine, name, launched)
         except BaseException:
@@ -139,7 +163,10 @@ class Repository:
         return cls(default_engine(), check_name(name))
 
     def close(self) -> None:
-        """Finish pending saves and disconnect; stops what `start` started. A second call is no error."""
+        """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
+
+        Who started a repository with a path waits here until all of it is on disk; what could not be written is logged.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -148,6 +175,11 @@ class Repository:
         if self._thread is not None:
             self._thread.join(timeout=CONTROL_TIMEOUT_S)
         self._saver.close()
+        if self._launched is not None and self._launched.names and self._disk:
+            try:
+                self.flush(FLUSH_TIMEOUT_S)
+            except TensorVineError as exc:
+                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
         self._session.close()
         if self._launched is not None:
             self._launched.stop()
@@ -190,13 +222,15 @@ class Repository:
                 None: everything is written.
             quality: orders equal answers of prefix queries, higher first.
             metadata: a mapping of JSON values to keep with the version.
-            durability: "memory": committed when shards own the bytes. "disk" is not available yet.
+            durability: "memory": committed when shards own the bytes; on disk soon after, where the repository has a
+                path. "disk": committed when it is on the path and synced; nobody sees it before.
             timeout: seconds for all of it.
 
         Raises:
             InvalidNameError, GraphError, TensorMismatchError, TensorNotFoundError: an argument is wrong.
             ModelNotFoundError: there is no such parent.
             StoreFullError: the tensors are larger than the store.
+            StorageError: the disk does not take it, or takes nothing of what waits: the version does not exist.
             ShardUnavailableError, OperationTimeoutError: the version may or may not exist; nothing of it leaks.
         """
         return self.save_async(
@@ -441,6 +475,57 @@ class Repository:
         name, version = split_ref(model)
         self._session.call(self._session.home(name), "retire", name, version)
 
+    def flush(self, timeout: float = 60.0) -> None:
+        """Wait until all that is committed now is on disk, too.
+
+        Raises:
+            StorageError: the repository has no path, or the disk does not take it.
+            OperationTimeoutError: it took longer than `timeout` seconds.
+        """
+        self._session.broadcast("flush", timeout, timeout=timeout + CONTROL_TIMEOUT_S)
+
+    def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
+        """Check a version, or all: every checksum, in memory and on disk, and every owner.
+
+        Args:
+            model: the version; None: all live ones.
+            timeout: seconds for each.
+
+        Returns:
+            What is wrong, by name; empty when nothing is.
+        """
+        refs = self.models() if model is None else [self._header(model).ref]
+        return [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+
+    def export(self, model: Model, path: str | os.PathLike[str]) -> None:
+        """Write a version's tensors to a file that other tools read.
+
+        Args:
+            model: the version.
+            path: `.safetensors`, `.arrow`, or, of a Keras model, `.weights.h5`; it is replaced where it exists.
+
+        Raises:
+            StorageError: the file cannot be written, or its suffix is none of these.
+            TensorMismatchError: the format cannot hold a tensor's dtype.
+            GraphError: `.weights.h5` of a version that was not saved from Keras.
+        """
+        files.export(self, model, path)
+
+    def import_(self, path: str | os.PathLike[str], name: str, **as_save: Any) -> Saved:
+        """Save the tensors of a file that `export`, or another tool, wrote.
+
+        Args:
+            path: `.safetensors`, `.arrow` or `.weights.h5`.
+            name: the model's name.
+            as_save: the keyword arguments of `save`. `graph`, `quality` and `metadata` are the file's, where it has
+                them and they are not given.
+
+        Raises:
+            StorageError: the file cannot be read.
+            CorruptDataError: it is damaged.
+        """
+        return files.import_(self, path, name, **as_save)
+
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
         """Wait for a version of `name` above `after`; pushed by the shard, not polled.
 
@@ -479,10 +564,10 @@ class Repository:
             raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
         if isinstance(inherit, Mapping) and graph is None and inherit:
             raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
-        if durability == "disk":
-            raise NotImplementedError(f"{where}: durability: expected 'memory', the only choice yet; found 'disk'")
-        if durability != "memory":
+        if durability not in ("memory", "disk"):
             raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
+        if durability == "disk" and not self._disk:
+            raise StorageError(f"{where}: durability 'disk': expected a repository with path=; {self.name!r} has none")
         request = SaveRequest(
             name,
             _arrays(tensors, where),
@@ -493,6 +578,7 @@ class Repository:
             metadata_text(name, metadata),
             recipe,
             timeout,
+            durability == "disk",
         )
         pending = PendingSave(name)
         with self._lock:
@@ -530,6 +616,28 @@ class Repository:
         return header.ref, self._catalog.table(header.ref, None)
 
 
+def _disk_options(
+    path: str | os.PathLike[str] | None, codec: Codec | None, keep: Retention | None, lag_bytes: int | None
+) -> DiskOptions | None:
+    where = "Repository.start"
+    if path is None:
+        for option, given in (("codec", codec), ("keep", keep), ("lag_bytes", lag_bytes)):
+            if given is not None:
+                raise ValueError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
+        return None
+    if codec is not None:
+        if not isinstance(codec, Codec):
+            raise ValueError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
+        codec.decode(codec.encode(np.zeros(1, np.float32)))  # what it needs must be installed
+    if keep is not None and not isinstance(keep, Retention):
+        raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
+    if lag_bytes is not None and lag_bytes < 0:
+        raise ValueError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
+    text = os.fspath(path)
+    uri = text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+    return DiskOptions(uri, codec.spec if codec is not None else None, keep, lag_bytes)
+
+
 def _arrays(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
     if not isinstance(tensors, Mapping):
         raise TensorMismatchError(
@@ -537,7 +645,16 @@ def _arrays(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
         )
     arrays: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
-        if not isinstance(name, str) or not name:
-            raise TensorMismatchError(f"{where}: tensors: expected non-empty strings as names; found {name!r}")
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
         arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
     return arrays
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

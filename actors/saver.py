@@ -42,6 +42,8 @@ from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
 
+GRACE_S = 5.0
+"""How much longer than its shard a saver waits: the shard knows why the disk is late."""
 Inherit = Mapping[str, str] | Literal["auto"] | None
 
 
@@ -70,6 +72,8 @@ class SaveRequest:
     metadata: str
     recipe: str | None
     timeout: float
+    durable: bool = False
+    """On disk before it is committed."""
 
 
 @dataclass(slots=True)
@@ -141,7 +145,7 @@ class Saver:
         self._session.connection(shard)
         question = (self._session.client, name, version, optional, known, request.inherit == "auto", save_id)
         lengths = lengths if shard == home else []
-        begun: Begun = self._session.call(shard, "begin", *question, lengths, timeout=left, again=True)
+        begun: Begun = self._session.call(shard, "begin", *question, lengths, left, timeout=left + 1.0, again=True)
         if begun.lease is not None:
             leases.append(begun.lease)
         if begun.header is None:
@@ -258,9 +262,8 @@ class Saver:
         )
         mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
         left = time_left(deadline, f"save of {request.name!r}")
-        ref, _ = self._session.call(
-            home, "commit", draft, self._session.client, upload.life, upload.blocks, mine, timeout=left
-        )
+        arguments = (draft, self._session.client, upload.life, upload.blocks, mine, request.durable, left)
+        ref, _ = self._session.call(home, "commit", *arguments, timeout=left + GRACE_S * request.durable)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)

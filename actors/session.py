@@ -78,6 +78,7 @@ class Session:
             ) from exc
         topology: Topology = engine.result(engine.call(planner, "topology"), CONTROL_TIMEOUT_S, "planner")
         self.shards = topology.shards
+        self.path = topology.path
         self._actors: dict[int, Actor] = {}
         self._connections: dict[int, Connection] = {}
         self._lock = threading.Lock()

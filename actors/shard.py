@@ -22,16 +22,30 @@ import numpy as np
 
 from ..planner.placement import home_of
 from ..store.arena import Part
-from ..store.errors import TensorVineError
+from ..store.errors import StorageError, TensorVineError
 from ..store.index import PrefixQuery
 from ..store.manifest import Header
 from ..store.refs import ModelRef
-from ..store.segment import SegmentId
-from ..store.shard import Block, Draft, Holds, Match, ShardState, ShardStats
+from ..store.segment import Block, Holds, SegmentId
+from ..store.shard import Draft, Match, ShardState, ShardStats
 from .engine import Engine, group
+from .history import History, claims_on
 from .holdings import Counters, Filled, Holdings
 from .memory import process_watch
-from .messages import PEER_TIMEOUT_S, Begun, Fetched, Hello, ShardConfig, actor_name, planner_name
+from .messages import (
+    PEER_TIMEOUT_S,
+    Begun,
+    Chains,
+    Disk,
+    Fetched,
+    Hello,
+    Places,
+    ShardConfig,
+    ToStore,
+    actor_name,
+    planner_name,
+)
+from .persister import Job
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +66,12 @@ class Shard:
         self._processes: dict[str, tuple[int, Any]] = {}
         self._peers: dict[int, Any] = {}
         self._planner = engine.find(planner_name(config.repository))
-        if engine.restarted():
+        again = engine.restarted()
+        self._history = self._open_history(config.disk, again) if config.disk is not None else None
+        if again:
             self._recover()
+        self._stale = again and self._history is not None
+        """What other homes name here must still be asked."""
         self._sweeper = threading.Thread(target=self._sweep, name="tensorvine-sweep", daemon=True)
         self._sweeper.start()
 
@@ -98,11 +116,17 @@ class Shard:
         digests: bool,
         save_id: str,
         sizes: Sequence[int],
+        timeout: float,
     ) -> Begun:
         """Start a save: pin the parent, unless it is `optional` and there is none.
 
-        Grants memory for blocks of `sizes`, as far as there is some, unless `digests` can make them needless.
+        Waits first for as long as too much waits to be written to disk. Grants memory for blocks of `sizes`, as far
+        as there is some, unless `digests` can make them needless.
+
+        Raises:
+            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
         """
+        await self._keep_pace(f"save of {name!r}", time.monotonic() + timeout)
         with self._lock:
             self._state.open(client, time.monotonic())
             absent = optional and self._state.newer(name, 0) is None
@@ -116,6 +140,8 @@ class Shard:
     @group("ctl")
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         """Give the content hashes of segments, waiting for those that are being computed."""
+        if self._history is not None:
+            await self._history.digests(segments, self._granted)
         for future in self._holdings.hashing(segments):
             await asyncio.wrap_future(future)
         with self._lock:
@@ -128,16 +154,30 @@ class Shard:
         Raises:
             StoreFullError: there is no room, and none can be expected in time.
         """
+        with self._lock:
+            self._state.open(client, time.monotonic())
+        return await self._granted(save_id, sizes, timeout)
+
+    async def _granted(self, owner: str, sizes: Sequence[int], timeout: float = PEER_TIMEOUT_S) -> list[int]:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
-                self._state.open(client, time.monotonic())
-                offsets = self._holdings.grant(save_id, sizes)
-                waiter = self._waiter(_ROOM) if not offsets and self._holdings.room_may_come(save_id) else None
+                offsets = self._holdings.grant(owner, sizes)
+                behind = self._history is not None and self._history.persister.behind()[0] > 0
+                hope = not offsets and (behind or self._holdings.room_may_come(owner))
+                waiter = self._waiter(_ROOM) if hope else None
             if offsets:
                 return offsets
             if waiter is None or not await self._woken(_ROOM, waiter, deadline):
-                raise self._holdings.full(save_id, sizes[0])
+                raise self._holdings.full(owner, sizes[0])
+
+    async def _keep_pace(self, what: str, deadline: float) -> None:
+        """Wait while too much waits to be written to disk."""
+        while self._history is not None and self._history.persister.is_full():
+            with self._lock:
+                waiter = self._waiter(_ROOM)
+            if self._history.persister.is_full() and not await self._woken(_ROOM, waiter, deadline):
+                raise self._history.persister.late(what)
 
     @group("ctl")
     async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
@@ -169,19 +209,25 @@ class Shard:
         life: int,
         blocks: Sequence[Filled],
         leases: Sequence[str],
+        durable: bool,
+        timeout: float,
     ) -> tuple[ModelRef, int]:
         """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
 
-        Gives its reference and its time (UTC, ns).
+        A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
         """
+        deadline = time.monotonic() + timeout
         with self._lock:
             self._state.open(client, time.monotonic())
+            draft = self._history.drafted(draft) if self._history is not None else draft
             self._holdings.adopt(draft.save_id, life, blocks)
             ref = self._state.begin_commit(draft)
+        created_ns = time.time_ns()
         try:
             await self._hold_elsewhere(str(ref), draft.holds)
-            created_ns = time.time_ns()
             await self._tell_planner({ref: (draft.parent, True)})
+            if durable:
+                await self._write_now(draft, draft.header(ref, created_ns), deadline)
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
@@ -192,9 +238,26 @@ class Shard:
             self._state.publish(ref, draft, created_ns)
             self._state.unpin(leases)
             self._holdings.drop_save(draft.save_id)
+            others: list[tuple[int, ModelRef]] = []
+            if self._history is not None:
+                if not durable:
+                    self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
+                others = self._history.retain(ref.name)
         self._wake(ref.name)
         await self._settle()
+        for shard, cold in others:
+            await self._tell_gently(shard, "cool", cold)
         return ref, created_ns
+
+    async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
+        """Write a version to disk before it exists in memory."""
+        if self._history is None:
+            raise StorageError(
+                f"save of {draft.name!r}: durability 'disk': expected a repository with path=; it has none"
+            )
+        job = Job(header, draft.body, urgent=True)
+        self._history.persister.add(job)
+        await self._history.written(job, deadline - time.monotonic())
 
     @group("ctl")
     async def abort(self, save_id: str, leases: Sequence[str]) -> None:
@@ -214,34 +277,59 @@ class Shard:
         name: str,
         version: int | None,
         known: ModelRef | None,
-        wanted: Mapping[SegmentId, int] | None,
+        wanted: Places | None,
         local: bool,
     ) -> Fetched:
         """Give a version's manifest, unless `known`, and blocks: those `wanted`, or all that lie here when None.
 
-        A client that is not `local`, one that cannot map this shard's memory, gets blocks that the engine carries.
+        What is on disk only is read first. A client that is not `local`, one that cannot map this shard's memory,
+        gets blocks that the engine carries.
         """
-        with self._lock:
-            record = self._state.record(name, version, client)
-            if wanted is None:
-                wanted = {segment: -1 for segment in record.segments if segment[0] == self._config.index}
-            blocks = self._state.blocks(wanted)
-            body = None if record.header.ref == known else record.body
-            counters = self._holdings.counters
-            views = {} if local else self._holdings.views(blocks)
+        while True:
+            with self._lock:
+                record = self._state.record(name, version, client)
+                places = wanted
+                if places is None:
+                    places = {segment: (-1, slots) for segment, slots in self._state.held(record.header.ref).items()}
+                found = self._found(places, local)
+            if found is not None:
+                break
+            await self._load(places)
+        blocks, counters, views = found
+        body = None if record.header.ref == known else record.body
         if not local:
             blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
         return Fetched(record.header, body, blocks, counters)
 
     @group("ctl")
-    async def blocks(self, wanted: Mapping[SegmentId, int], local: bool) -> tuple[dict[SegmentId, Block], Counters]:
-        """Give blocks of this shard's segments, and the counters at which the answer holds."""
-        with self._lock:
-            blocks, counters = self._state.blocks(wanted), self._holdings.counters
-            views = {} if local else self._holdings.views(blocks)
+    async def blocks(self, wanted: Places, local: bool) -> tuple[dict[SegmentId, Block], Counters]:
+        """Give blocks of this shard's segments, read from disk where need be, and the counters at which this holds."""
+        while True:
+            with self._lock:
+                found = self._found(wanted, local)
+            if found is not None:
+                break
+            await self._load(wanted)
+        blocks, counters, views = found
         if not local:
             blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
         return blocks, counters
+
+    def _found(
+        self, wanted: Places, local: bool
+    ) -> tuple[dict[SegmentId, Block], Counters, dict[SegmentId, np.ndarray]] | None:
+        """Give what is wanted if all of it is in memory. Call it with the lock held."""
+        if self._state.absent({segment: slots for segment, (_, slots) in wanted.items()}):
+            return None
+        blocks = self._state.blocks({segment: generation for segment, (generation, _) in wanted.items()})
+        return blocks, self._holdings.counters, {} if local else self._holdings.views(blocks)
+
+    async def _load(self, wanted: Places) -> None:
+        """Read into the memory what is wanted and on disk only."""
+        if self._history is not None:
+            with self._lock:
+                absent = self._state.absent({segment: slots for segment, (_, slots) in wanted.items()})
+            await self._history.load(absent, self._granted)
 
     @group("ctl")
     async def header(self, client: str, name: str, version: int | None) -> Header:
@@ -304,7 +392,29 @@ class Shard:
     async def stats(self) -> ShardStats:
         """Sum up what is here."""
         with self._lock:
-            return replace(self._state.stats(), bytes_staged=self._holdings.bytes_filling)
+            versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
+            filling = self._holdings.bytes_filling
+            return replace(self._state.stats(), bytes_staged=filling, versions_behind=versions, bytes_behind=nbytes)
+
+    @group("watch")
+    async def flush(self, timeout: float) -> None:
+        """Wait until all that waits now is on disk."""
+        await self._disk().flush(timeout)
+
+    @group("data")
+    async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
+        """Hold a version's manifest on disk against what is answered here."""
+        with self._lock:
+            record = self._state.record(ref.name, ref.version, client)
+        return await self._disk().check_manifest(record.header, record.body)
+
+    @group("data")
+    async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        """Read tensors of this shard's segments, in memory and from disk, and say what is wrong with them."""
+        problems: list[str] = []
+        for segment, slots in names.items():
+            problems += await self._holdings.in_thread(self._holdings.check, segment, slots)
+        return problems + (await self._history.check_tensors(names) if self._history is not None else [])
 
     @group("ctl")
     async def check(self) -> None:
@@ -332,6 +442,10 @@ class Shard:
         """Make a version cease to exist."""
         with self._lock:
             ref = self._state.resolve(name, version)
+            header = self._state.record(ref.name, ref.version, "").header
+        if self._history is not None:
+            await self._history.bury(header)
+        with self._lock:
             self._state.retire(ref)
         self._wake(None)
         await self._tell_planner_gently({ref: (None, False)})
@@ -354,11 +468,29 @@ class Shard:
         await self._settle()
 
     @group("ctl")
-    async def release_homes(self, home: int) -> None:
-        """Forget what a shard that lost its memory held here."""
+    async def release_homes(self, home: int, keep: Sequence[str]) -> None:
+        """Forget what a shard that lost its memory held here, but for the versions that are on disk."""
         with self._lock:
-            self._state.release_homes(home)
+            self._state.release_homes(home, keep)
         await self._settle()
+
+    @group("ctl")
+    async def cool(self, ref: ModelRef) -> None:
+        """Let a version whose home is elsewhere go from memory."""
+        with self._lock:
+            self._state.cool(str(ref))
+        await self._settle()
+
+    @group("data")
+    async def store(self, wanted: ToStore) -> Chains:
+        """Write segments for a version whose home is elsewhere."""
+        return await self._disk().store(wanted)
+
+    @group("ctl")
+    async def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+        """Tell a shard that started again what this home's versions name there."""
+        with self._lock:
+            return claims_on(self._state, shard)
 
     @group("ctl")
     async def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
@@ -389,6 +521,8 @@ class Shard:
         with self._lock:
             outbox, self._state.outbox = self._state.outbox, []
             self._holdings.settle()
+            if self._history is not None:
+                self._history.tidy()
         self._wake(_ROOM)
         return outbox
 
@@ -402,6 +536,9 @@ class Shard:
                 log.exception("shard %d: a sweep failed; the next comes in %s s", self._config.index, SWEEP_S)
 
     def _sweep_once(self) -> None:
+        if self._stale and self._history is not None:
+            self._stale = False
+            self._history.reconcile()
         self._holdings.start_hashing()
         with self._lock:
             ended = self._state.sweep(time.monotonic())
@@ -410,6 +547,10 @@ class Shard:
             log.info("client %s is gone: its pins and unfinished saves are dropped", client)
             self._end(client, parts_too=client in died)
         self._holdings.drop_idle_exports()
+        self._settle_from_thread()
+
+    def _settle_from_thread(self) -> None:
+        """Do what `_settle` does, without waiting for other shards."""
         for shard, holder in self._settle_here():
             self._engine.call(self._peer(shard), "release", holder)
 
@@ -427,10 +568,33 @@ class Shard:
         index = self._config.index
         census = self._engine.call(self._planner, "census_of", index)
         self._state.restore(self._engine.result(census, PEER_TIMEOUT_S, "planner"))
+        kept = [str(ref) for ref in self._state.models()]
         for shard in self._config.shards:
             if shard != index:
-                self._engine.call(self._peer(shard), "release_homes", index)
+                self._engine.call(self._peer(shard), "release_homes", index, kept)
         log.warning("shard %d started again: what was only in its memory is lost", index)
+
+    def _open_history(self, disk: Disk, again: bool) -> History:
+        """Bring back what is on disk."""
+        return History(
+            self._config,
+            disk,
+            self._state,
+            self._lock,
+            self._holdings,
+            self._ask_from_thread,
+            self._settle_from_thread,
+            again,
+        )
+
+    def _disk(self) -> History:
+        if self._history is None:
+            raise StorageError(f"shard {self._config.index}: expected a repository with path=; it has none")
+        return self._history
+
+    def _ask_from_thread(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        future = self._engine.call(self._peer(shard), method, *arguments)
+        return self._engine.result(future, timeout, f"shard {shard}")
 
     def _waiter(self, topic: str) -> asyncio.Event:
         """Join those who are woken when `topic` changes: a name, or the room in the memory."""

@@ -26,6 +26,7 @@ from .memory import MemoryView
 from .session import Session, time_left
 
 IN_FLIGHT = 2
+SERIAL_MASK = (1 << 60) - 1
 PIECE_BYTES = 4 << 20
 """Copies are dealt out to the threads in pieces of about this size."""
 
@@ -115,7 +116,9 @@ class Upload:
             self._wait()
 
     def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
-        identity = (self._shard, uuid.uuid4().int & ((1 << 60) - 1))
+        shards = len(self._session.shards)
+        serial = (uuid.uuid4().int & SERIAL_MASK) // shards * shards + self._shard  # its owner follows from it
+        identity = (self._shard, serial)
         for slot, (name, array) in enumerate(zip(names, arrays, strict=True)):
             self.entries[name] = TensorEntry(dtype_name(array.dtype), array.shape, array.nbytes, None, identity, slot)
         return _Block(identity, [array.nbytes for array in arrays])

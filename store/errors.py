@@ -12,6 +12,9 @@ and where.
     ├── TensorMismatchError(ValueError)        another shape, dtype or kind of array than expected
     ├── StoreFullError(MemoryError)            a save that cannot fit in the store
     ├── CorruptDataError(OSError)              stored bytes that are not what was written
+    ├── StorageError(OSError)                  a path, file or disk that cannot be used
+    ├── CodecError(ValueError)                 codecs that do not fit together, or not with a tensor
+    ├── CodecUnavailableError(ImportError)     a codec whose package is not installed
     ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
     ├── ModelLostError(LookupError)            was held only by a shard that died
     ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
@@ -55,6 +58,18 @@ class StoreFullError(MemoryError, TensorVineError):
 
 class CorruptDataError(TensorVineError, OSError):
     """Stored bytes are not what was written."""
+
+
+class StorageError(TensorVineError, OSError):
+    """A path, a file or a disk cannot be used: full, no permission, read-only, in use, not a directory."""
+
+
+class CodecError(TensorVineError, ValueError):
+    """Codecs do not fit together, or a codec does not fit what it is given."""
+
+
+class CodecUnavailableError(TensorVineError, ImportError):
+    """A codec needs a package that is not installed."""
 
 
 class ShardUnavailableError(TensorVineError, ConnectionError):

@@ -59,6 +59,8 @@ class Header:
     bytes_owned: int
     """Bytes of the tensors that this version wrote."""
     bytes_total: int
+    codec: str | None = None
+    """Codec of the bytes that this version has on disk; None: as they are, or not on disk at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class ModelInfo:
     bytes_total: int
     """Bytes of all its tensors, inherited ones included."""
     codec: str | None
-    """Codec of the stored bytes; None: stored as they are."""
+    """Codec of the bytes on disk; None: stored as they are. A lossy one says so by its name: `quantize(8)|zstd(3)`."""
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
@@ -89,7 +91,7 @@ class ModelInfo:
             datetime.fromtimestamp(header.created_ns / 1e9, UTC),
             header.bytes_owned,
             header.bytes_total,
-            None,
+            header.codec,
         )
 
 

@@ -7,11 +7,13 @@ Rules
 - A slot is freed when no holder names it. A segment whose slots are all free goes; one that is mostly free is
   compacted: it keeps its id and its slot numbers, and gets a smaller block and new offsets.
 - Counts are derived from the holders at any time (`Segment.check`).
+- A segment lies in memory, in a file, or in both. In memory it may have a part of its slots only: what a reader asked
+  for of a segment that was on disk. A slot is never dropped from memory before it is in the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +23,15 @@ ALIGNMENT = 64
 SEGMENT_BYTES = 32 << 20
 COMPACT_WHEN_DEAD = 0.25
 """A segment is compacted when more than this share of its bytes is dead."""
+REWRITE_WHEN_DEAD = 0.5
+"""The same for its file, which costs more to write."""
 
 SegmentId = tuple[int, int]
 """(index of the shard that owns it, serial number there)."""
 GONE = -1
 """Offset of a slot whose bytes were compacted away."""
+ABSENT = -2
+"""Offset of a slot whose bytes are on disk only."""
 
 
 def padded(nbytes: int) -> int:
@@ -69,17 +75,49 @@ def split(sizes: Sequence[int], limit: int = SEGMENT_BYTES) -> list[range]:
     return runs
 
 
+Holds = Mapping[SegmentId, Sequence[int]]
+"""Segment -> the slots of it that a manifest names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where the bytes of a segment are now."""
+
+    handle: Any
+    """What the engine calls the block, or its bytes."""
+    offsets: tuple[int, ...]
+    """Where each slot starts; negative for a slot that is not there."""
+    generation: int
+    """Counts the moves: compactions, and readings from disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A segment's file."""
+
+    name: str
+    generation: int
+    """Counts the files that this segment had before."""
+    nbytes: int
+    """Length of the file."""
+    slots: frozenset[int]
+    """Slots that it has."""
+    bases: Mapping[int, tuple[tuple[SegmentId, int], ...]] = field(default_factory=dict[int, Any])
+    """Slots that are encoded against others -> these, the nearest first, up to one that stands alone."""
+
+
 @dataclass(slots=True)
 class Segment:
     """A block of bytes and who needs which part of it."""
 
     id: SegmentId
     handle: Any
-    """What the engine calls the block: an object reference, or the bytes themselves where they are few."""
+    """What the engine calls the block: an object reference, or the bytes themselves where they are few. None: the
+    segment is on disk only."""
     sizes: tuple[int, ...]
     """Bytes of each slot, without padding."""
     offsets: tuple[int, ...] = ()
-    """Where each slot starts in the block; GONE after it was compacted away."""
+    """Where each slot starts in the block; GONE after it was compacted away, ABSENT when it is on disk only."""
     allocated: int = 0
     """Length of the block in bytes, dead slots and padding included."""
     generation: int = 0
@@ -89,7 +127,10 @@ class Segment:
     counts: list[int] = field(default_factory=list[int])
     """How many holders name each slot."""
     holders: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """Holder -> the slots that it names. A holder is a version, `name@3`, or a save in flight."""
+    """Holder -> the slots that it names. A holder is a version, `name@3`, a save in flight, or a segment file with
+    tensors that are encoded against these."""
+    stored: Stored | None = None
+    """Its file; None: it is in memory only."""
 
     def __post_init__(self) -> None:
         if not self.offsets:
@@ -123,14 +164,32 @@ class Segment:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the live slots, without padding."""
-        return sum(size for size, count in zip(self.sizes, self.counts, strict=True) if count)
+        """Bytes, without padding, of the live slots that are in memory."""
+        return sum(self.sizes[slot] for slot in self.live_slots if self.offsets[slot] >= 0)
+
+    @property
+    def is_safe(self) -> bool:
+        """True when all live slots are on disk."""
+        return self.stored is not None and self.stored.slots.issuperset(self.live_slots)
+
+    def absent(self, slots: Iterable[int]) -> list[int]:
+        """Give those of `slots` that are on disk only."""
+        return [slot for slot in slots if self.offsets[slot] == ABSENT]
 
     @property
     def wants_compaction(self) -> bool:
         """True when enough of the block is dead that a copy of the rest pays."""
-        live = sum(padded(self.sizes[slot]) for slot in self.live_slots)
+        live = sum(padded(self.sizes[slot]) for slot in self.live_slots if self.offsets[slot] >= 0)
         return bool(self.holders) and self.allocated - live > COMPACT_WHEN_DEAD * self.allocated
+
+    @property
+    def wants_rewriting(self) -> bool:
+        """True when most of the file's tensors, by their bytes, are dead."""
+        if self.stored is None or not self.holders:
+            return False
+        live = set(self.live_slots)
+        dead = sum(self.sizes[slot] for slot in self.stored.slots - live)
+        return dead > REWRITE_WHEN_DEAD * sum(self.sizes[slot] for slot in self.stored.slots)
 
     def move(self, handle: Any, offsets: tuple[int, ...], allocated: int) -> None:
         """Take the new block that a compaction made."""
@@ -138,11 +197,15 @@ class Segment:
         self.generation += 1
 
     def compacted(self) -> tuple[tuple[int, ...], int]:
-        """Offsets and length of a block that holds the live slots only."""
-        live = self.live_slots
-        new, length = layout([self.sizes[slot] for slot in live])
-        offsets = [GONE] * len(self.sizes)
-        for slot, offset in zip(live, new, strict=True):
+        """Offsets and length of a block that holds the live slots only, of those that are in memory."""
+        return self.arranged(slot for slot in self.live_slots if self.offsets[slot] >= 0)
+
+    def arranged(self, slots: Iterable[int]) -> tuple[tuple[int, ...], int]:
+        """Offsets and length of a block that holds these live slots, the other live ones being on disk."""
+        chosen = sorted(slots)
+        new, length = layout([self.sizes[slot] for slot in chosen])
+        offsets = [ABSENT if count else GONE for count in self.counts]
+        for slot, offset in zip(chosen, new, strict=True):
             offsets[slot] = offset
         return tuple(offsets), length
 

@@ -9,10 +9,11 @@ Rules
 - A retired version that is still pinned becomes a ghost: nobody sees it but the clients that pinned it, and its
   holds stay until the last pin goes.
 - Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
-- What must be told to other shards is put into `outbox`, what should be compacted into `compactable`, and blocks
-  that became free into `freed`; the shell takes all three after each call.
-- A shard that starts again learns from the planner's census what it held: those versions are answered as lost,
-  by name, until they are saved anew under a higher version.
+- What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
+  `segments.SegmentTable` leaves.
+- A shard that starts again learns from the manifests on disk what is still there, and from the planner's census what
+  it held: versions that were only in its memory are answered as lost, by name, until they are saved anew under a
+  higher version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import (
-    CorruptDataError,
     GraphError,
     ModelLostError,
     ModelNotFoundError,
@@ -35,12 +35,12 @@ from .errors import (
 from .graph import ModelGraph
 from .index import PrefixIndex, PrefixQuery, Rank, rank_of
 from .manifest import Header
+from .manifestfile import Manifest
 from .pattern import PatternIndex
 from .refs import ModelRef, check_name
-from .segment import Segment, SegmentId
-
-Holds = Mapping[SegmentId, Sequence[int]]
-"""Segment -> the slots of it that a manifest names."""
+from .retention import Candidate, Retention
+from .segment import SegmentId
+from .segments import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,21 @@ class Draft:
     holds: dict[SegmentId, list[int]]
     bytes_owned: int
     bytes_total: int
+    codec: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Where the bytes of a segment are now."""
-
-    handle: Any
-    """What the engine calls the block, or its bytes."""
-    offsets: tuple[int, ...]
-    """Where each slot starts; negative for a slot that is gone."""
-    generation: int
-    """Counts the compactions."""
+    def header(self, ref: ModelRef, created_ns: int) -> Header:
+        """Give the header of the version that this becomes."""
+        return Header(
+            ref,
+            self.parent,
+            self.quality,
+            self.metadata,
+            created_ns,
+            self.graph_key,
+            self.bytes_owned,
+            self.bytes_total,
+            self.codec,
+        )
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class Record:
     segments: tuple[SegmentId, ...]
     pins: dict[str, str] = field(default_factory=dict[str, str])
     """Lease id -> client."""
+    warm: bool = True
+    """False once retention let it go from memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +119,21 @@ class ShardStats:
     tensors: int
     """Tensors stored here, each once however many versions share it."""
     bytes_memory: int
-    """Bytes of those tensors."""
+    """Bytes of those tensors that are in memory."""
     bytes_allocated: int
     """Bytes of the blocks that hold them, with padding and what awaits compaction."""
     bytes_disk: int
+    """Bytes of the segments' files."""
     bytes_metadata: int
     """Bytes of manifests and graphs."""
     pins: int
     """Leases on versions."""
     bytes_staged: int = 0
     """Bytes of memory that savers are filling."""
+    versions_behind: int = 0
+    """Versions that wait to be written to disk."""
+    bytes_behind: int = 0
+    """Bytes of these versions' own tensors."""
 
 
 @dataclass(slots=True)
@@ -148,7 +158,7 @@ class _Session:
     leases: dict[str, ModelRef] = field(default_factory=dict[str, ModelRef])
 
 
-class ShardState:
+class ShardState(SegmentTable):
     """All that one shard knows.
 
     Args:
@@ -170,15 +180,10 @@ class ShardState:
     """
 
     def __init__(self, index: int, home_of: Callable[[str], int], session_s: float = 60.0) -> None:
-        self.index = index
+        super().__init__(index)
         self.session_s = session_s
-        self.epoch = 0
-        """Counts what changed since the start: an answer given at an epoch holds until the next."""
-        self.freed: list[Any] = []
-        """Handles of blocks that no segment lies in any more."""
         self.outbox: list[tuple[int, str]] = []
         """(shard, holder): releases for other shards."""
-        self.compactable: set[SegmentId] = set()
         self._home_of = home_of
         self._life = uuid.uuid4().hex[:8]
         """Part of every lease: one of an earlier life of this shard must not release another's pin."""
@@ -191,18 +196,15 @@ class ShardState:
         self._begun: dict[ModelRef, bytes] = {}
         """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile."""
         self._graphs: dict[bytes, _Graph] = {}
-        self._segments: dict[SegmentId, Segment] = {}
-        self._held: dict[str, dict[SegmentId, None]] = {}
         self._sessions: dict[str, _Session] = {}
         self._index = PrefixIndex()
         self._patterns: PatternIndex[bytes] = PatternIndex()
-        self._totals = [0, 0, 0]
         self._metadata_bytes = 0
 
     # ---- bytes ------------------------------------------------------------------------------------------
 
     def adopt(self, holder: str, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
-        """Take a block into this shard's care, all its slots held by `holder`.
+        """Take a block of a save into this shard's care, all its slots held by `holder`.
 
         Raises:
             OperationTimeoutError: the saver's session ended meanwhile.
@@ -210,111 +212,14 @@ class ShardState:
         """
         if holder.partition("/")[0] not in self._sessions:
             raise OperationTimeoutError(f"shard {self.index}: expected save {holder} to be open; its session ended")
-        if segment_id in self._segments:
-            raise CorruptDataError(f"shard {self.index}: expected a new segment id; {segment_id} is taken")
-        segment = Segment(segment_id, handle, tuple(sizes))
-        self._segments[segment_id] = segment
-        self.hold(holder, {segment_id: range(len(sizes))})
-        self._totals[2] += segment.allocated
-
-    def hold(self, holder: str, holds: Holds) -> None:
-        """Count `holder` on slots of this shard's segments.
-
-        Raises:
-            ModelLostError: a segment is not here (any more); nothing changes.
-        """
-        missing = [segment for segment in holds if segment not in self._segments]
-        if missing:
-            raise ModelLostError(
-                f"shard {self.index}: expected segments that it holds; {holder} names {missing}, which went with "
-                "an earlier life of this shard or with their last holder"
-            )
-        for segment_id, slots in holds.items():
-            segment = self._segments[segment_id]
-            self._count(segment, -1)
-            try:
-                segment.hold(holder, slots)
-            finally:
-                self._count(segment, +1)
-            self._held.setdefault(holder, {})[segment_id] = None
-
-    def release(self, holder: str) -> None:
-        """Forget a holder, and free what only it held."""
-        for segment_id in self._held.pop(holder, {}):
-            segment = self._segments[segment_id]
-            self._count(segment, -1)
-            segment.release(holder)
-            self._count(segment, +1)
-            if not segment.holders:
-                del self._segments[segment_id]
-                self._totals[2] -= segment.allocated
-                self.compactable.discard(segment_id)
-                self.freed.append(segment.handle)
-            elif segment.wants_compaction:
-                self.compactable.add(segment_id)
+        super().adopt(holder, segment_id, handle, sizes)
 
     def release_homes(self, home: int, keep: Iterable[str] = ()) -> None:
         """Forget the versions of a home that lost its memory, all but `keep`."""
         kept = set(keep)
-        for holder in [h for h in self._held if "@" in h and h not in kept]:
-            if self._home_of(ModelRef.parse(holder).name) == home:
+        for holder in self.version_holders():
+            if holder not in kept and self._home_of(ModelRef.parse(holder).name) == home:
                 self.release(holder)
-
-    def blocks(self, wanted: Mapping[SegmentId, int]) -> dict[SegmentId, Block]:
-        """Give the blocks of segments, but those that the asker has.
-
-        Args:
-            wanted: segment -> the generation of its block that the asker has, or -1.
-
-        Raises:
-            ModelLostError: one is not here.
-        """
-        found: dict[SegmentId, Block] = {}
-        for segment_id, generation in wanted.items():
-            segment = self._segments.get(segment_id)
-            if segment is None:
-                raise ModelLostError(
-                    f"shard {self.index}: expected segment {segment_id}; it went with an earlier life of this shard"
-                )
-            if segment.generation != generation:
-                found[segment_id] = Block(segment.handle, segment.offsets, segment.generation)
-        return found
-
-    def segment(self, segment_id: SegmentId) -> Segment | None:
-        """Look a segment up, for a compaction."""
-        return self._segments.get(segment_id)
-
-    def set_digests(self, segment_id: SegmentId, digests: Sequence[str]) -> None:
-        """Take a segment's content hashes; it may have gone meanwhile."""
-        segment = self._segments.get(segment_id)
-        if segment is not None:
-            segment.digests = tuple(digests)
-
-    def digests(self, segments: Iterable[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
-        """Give the content hashes of those of `segments` that are here and hashed."""
-        found = {
-            segment_id: self._segments[segment_id].digests for segment_id in segments if segment_id in self._segments
-        }
-        return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
-
-    def move(self, segment_id: SegmentId, handle: Any, offsets: tuple[int, ...], allocated: int) -> bool:
-        """Take a compacted block; False when the segment went, or took new holders of slots, meanwhile.
-
-        A segment that lost more holders meanwhile is compactable again.
-        """
-        self.compactable.discard(segment_id)
-        segment = self._segments.get(segment_id)
-        if segment is None:
-            return False
-        fits = all(offsets[slot] >= 0 for slot in segment.live_slots)
-        if fits:
-            self._totals[2] += allocated - segment.allocated
-            self.freed.append(segment.handle)
-            segment.move(handle, offsets, allocated)
-            self.epoch += 1
-        if segment.wants_compaction:
-            self.compactable.add(segment_id)
-        return fits
 
     # ---- versions ---------------------------------------------------------------------------------------
 
@@ -328,7 +233,7 @@ class ShardState:
             GraphError: the draft brings no graph and the shard keeps none of that key.
         """
         check_name(draft.name)
-        self._use_graph(draft)
+        self._use_graph(draft.graph_key, draft.architecture, f"save of {draft.name!r}")
         name = self._names.setdefault(draft.name, _Name())
         ref = ModelRef(draft.name, name.next_version)
         self._begun[ref] = draft.graph_key
@@ -349,25 +254,41 @@ class ShardState:
         """Make the version exist."""
         key = self._begun.pop(ref)
         entry = self._graphs[key]
-        header = Header(
-            ref,
-            draft.parent,
-            draft.quality,
-            draft.metadata,
-            created_ns,
-            key,
-            draft.bytes_owned,
-            draft.bytes_total,
-        )
-        self._records[ref] = Record(header, draft.body, tuple(draft.holds))
-        self._names[ref.name].live[ref.version] = None
-        self._remember(ref, draft.parent)
-        entry.refs[ref] = None
-        self._index.add(ref, entry.query, draft.quality, created_ns)
-        self._metadata_bytes += len(draft.body)
+        self._enter(draft.header(ref, created_ns), draft.body, tuple(draft.holds), entry)
         self.release(draft.save_id)
         self.epoch += 1
         return ref
+
+    def restore_version(self, manifest: Manifest, body: bytes) -> None:
+        """Learn of a version of this home that is on disk. Its segments are restored, and held, apart from this.
+
+        Args:
+            manifest: what is on disk; of a retired version, its header.
+            body: its table of tensors, as `encode_body` writes it.
+        """
+        header = manifest.header
+        name = self._names.setdefault(header.ref.name, _Name())
+        name.next_version = max(name.next_version, header.ref.version + 1)
+        if manifest.retired:
+            self._remember(header.ref, header.parent)
+            return
+        self._use_graph(header.graph_key, manifest.architecture, str(header.ref))
+        segments = tuple(dict.fromkeys(entry.segment for entry in manifest.entries.values()))
+        self._enter(header, body, segments, self._graphs[header.graph_key])
+        self.epoch += 1
+
+    def retain(self, policy: Retention, name: str) -> list[tuple[ModelRef, set[int]]]:
+        """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards."""
+        known = self._names.get(name)
+        records = [self._records[ModelRef(name, version)] for version in (known.live if known else ())]
+        candidates = [
+            Candidate(r.header.ref, r.header.quality, r.header.created_ns, r.header.bytes_owned) for r in records
+        ]
+        kept = policy.keep(candidates)
+        cold = [record for record in records if record.warm and record.header.ref not in kept]
+        for record in cold:
+            record.warm = False
+        return [(record.header.ref, {shard for shard, _ in record.segments}) for record in cold]
 
     def retire(self, ref: ModelRef) -> None:
         """Make a version cease to exist. Its tensors go when nothing else holds them.
@@ -385,7 +306,7 @@ class ShardState:
         if record.pins:
             self._ghosts[ref] = record
         else:
-            self._drop(ref, record)
+            self._let_go(ref, record)
         self.epoch += 1
 
     def resolve(self, name: str, version: int | None) -> ModelRef:
@@ -413,6 +334,14 @@ class ShardState:
             if ghost is not None and client in ghost.pins.values():
                 return ghost
         return self._records[self.resolve(name, version)]
+
+    def known(self, ref: ModelRef) -> Record | None:
+        """Give the record of a live version or a ghost."""
+        return self._records.get(ref) or self._ghosts.get(ref)
+
+    def records(self) -> list[Record]:
+        """List the records of live versions and ghosts."""
+        return [*self._records.values(), *self._ghosts.values()]
 
     def architecture(self, key: bytes) -> tuple[str, str | None]:
         """Give a stored graph's JSON text and the framework's recipe for it."""
@@ -488,14 +417,14 @@ class ShardState:
         for lease in leases:
             session = self._sessions.get(lease.partition("/")[0])
             ref = session.leases.pop(lease, None) if session else None
-            record = (self._records.get(ref) or self._ghosts.get(ref)) if ref else None
+            record = self.known(ref) if ref else None
             if ref is None or record is None:
                 continue
             record.pins.pop(lease, None)
             if ref in self._ghosts:
                 self.epoch += 1  # one client fewer sees the ghost
             if not record.pins and self._ghosts.pop(ref, None):
-                self._drop(ref, record)
+                self._let_go(ref, record)
 
     def renew(self, client: str, now: float) -> bool:
         """Keep a session alive; False when it has none here (any more)."""
@@ -534,28 +463,26 @@ class ShardState:
         }
 
     def restore(self, census: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
-        """Learn, after a restart, what an earlier life held: names stay, live versions count as lost."""
+        """Learn, after a restart, what an earlier life held: names stay; what is not on disk counts as lost."""
         for ref, (parent, live) in census.items():
             name = self._names.setdefault(ref.name, _Name())
             name.next_version = max(name.next_version, ref.version + 1)
-            self._remember(ref, parent)
-            if live:
+            if live and ref not in self._parents:  # else the disk knows what became of it
                 name.lost[ref.version] = None
+            self._remember(ref, parent)
 
     def stats(self) -> ShardStats:
         """Sum up what is here."""
-        tensors, live, allocated = self._totals
-        pins = sum(len(session.leases) for session in self._sessions.values())
-        return ShardStats(self.index, len(self._records), tensors, live, allocated, 0, self._metadata_bytes, pins)
-
-    def check(self) -> None:
-        """Derive all counts anew and hold the kept ones against them.
-
-        Raises:
-            CorruptDataError: a segment's counts are not its holders'.
-        """
-        for segment in self._segments.values():
-            segment.check()
+        return ShardStats(
+            self.index,
+            len(self._records),
+            self._tensors,
+            self._live_bytes,
+            self._allocated,
+            self._file_bytes,
+            self._metadata_bytes,
+            sum(len(session.leases) for session in self._sessions.values()),
+        )
 
     def _live(self, ref: ModelRef) -> Record:
         record = self._records.get(ref)
@@ -574,21 +501,27 @@ class ShardState:
             f"{ref} is lost: it was held only in the memory of shard {self.index}, which died and started again"
         )
 
-    def _drop(self, ref: ModelRef, record: Record) -> None:
+    def _let_go(self, ref: ModelRef, record: Record) -> None:
         """Let a version's holds go, here and elsewhere, and its graph when no other version has it."""
         self.release(str(ref))
         self.outbox += [(shard, str(ref)) for shard in {s for s, _ in record.segments} - {self.index}]
         self._leave_graph(record.header.graph_key)
 
-    def _use_graph(self, draft: Draft) -> None:
-        key = draft.graph_key
+    def _enter(self, header: Header, body: bytes, segments: tuple[SegmentId, ...], graph: _Graph) -> None:
+        ref = header.ref
+        self._records[ref] = Record(header, body, segments)
+        self._names[ref.name].live[ref.version] = None
+        self._remember(ref, header.parent)
+        graph.refs[ref] = None
+        self._index.add(ref, graph.query, header.quality, header.created_ns)
+        self._metadata_bytes += len(body)
+
+    def _use_graph(self, key: bytes, architecture: tuple[str, str | None] | None, what: str) -> None:
         if key not in self._graphs:
-            if draft.architecture is None:
-                raise GraphError(
-                    f"save of {draft.name!r}: expected a graph that shard {self.index} keeps; found no such key"
-                )
-            graph = ModelGraph.from_json(draft.architecture[0])
-            packed = zlib.compress(json.dumps(draft.architecture).encode(), 1)
+            if architecture is None:
+                raise GraphError(f"{what}: expected a graph that shard {self.index} keeps; found no such key")
+            graph = ModelGraph.from_json(architecture[0])
+            packed = zlib.compress(json.dumps(architecture).encode(), 1)
             self._graphs[key] = _Graph(packed, PrefixQuery.of(graph))
             self._patterns.add(key, graph)
             self._metadata_bytes += len(packed)
@@ -615,7 +548,3 @@ class ShardState:
         self._parents[ref] = parent
         if parent is not None:
             self._children.setdefault(parent, {})[ref] = None
-
-    def _count(self, segment: Segment, sign: int) -> None:
-        self._totals[0] += sign * len(segment.live_slots)
-        self._totals[1] += sign * segment.live_bytes

@@ -1,0 +1,313 @@
+"""One shard's share of the repository on disk: brought back at the start, kept up in the background.
+
+Rules
+- With a path, the committed manifests on it are the truth; memory is the faster copy of the newest part.
+- A shard that starts reads all manifests: of its own names it takes the versions, of its own segments the holders.
+- What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier life had only
+  in memory is lost, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from ..planner.placement import home_of
+from ..store.archive import Archive
+from ..store.arena import Part
+from ..store.codec import from_spec
+from ..store.errors import ModelLostError, TensorVineError
+from ..store.manifest import Header, decode_body, slots_of
+from ..store.manifestfile import Manifest
+from ..store.recovery import Recovered, recover
+from ..store.refs import ModelRef
+from ..store.segment import ALIGNMENT, SegmentId
+from ..store.shard import Draft, ShardState
+from .holdings import INLINE_BYTES, Holdings
+from .messages import Chains, Disk, ShardConfig, ToStore
+from .persister import Job, Persister
+from .tiers import Tiers
+
+log = logging.getLogger(__name__)
+
+READERS = 8
+"""Threads that read manifests, and segments for readers: an object store answers slowly, but many at once."""
+STORE_TIMEOUT_S = 600.0
+"""How long a home waits for another shard to write segments."""
+_LOADING = "loading"
+
+Ask = Callable[[int, str, tuple[Any, ...], float], Any]
+"""Calls a method of another shard and waits: (shard, method, arguments, seconds)."""
+
+
+class History:
+    """The disk of one shard.
+
+    Args:
+        config: the shard's.
+        disk: the repository's.
+        state: the shard's.
+        lock: guards it.
+        holdings: the shard's memory.
+        ask: see `Ask`.
+        settle: called after the state changed, without the lock.
+        again: the shard had an earlier life in this repository.
+    """
+
+    def __init__(
+        self,
+        config: ShardConfig,
+        disk: Disk,
+        state: ShardState,
+        lock: threading.RLock,
+        holdings: Holdings,
+        ask: Ask,
+        settle: Callable[[], None],
+        again: bool,
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._state = state
+        self._lock = lock
+        self._holdings = holdings
+        self._ask = ask
+        self._settle = settle
+        self._archive = Archive(disk.uri, len(config.shards), create=False)
+        codec = from_spec(disk.codec) if disk.codec else None
+        self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle)
+        self._workers = ThreadPoolExecutor(READERS, thread_name_prefix="tensorvine-disk")
+        self._loading: dict[SegmentId, asyncio.Lock] = {}
+        self._recover(again)
+        self.persister = Persister(
+            config.index, self._archive, disk.bytes_behind, self._body_of, self._architecture, self._store, self._settle
+        )
+
+    # ---- to disk ----------------------------------------------------------------------------------------
+
+    def drafted(self, draft: Draft) -> Draft:
+        """Note in a draft how the version will be stored."""
+        return replace(draft, codec=self._disk.codec)
+
+    async def written(self, job: Job, timeout: float) -> None:
+        """Wait until an urgent version is on disk.
+
+        Raises:
+            StorageError: the disk does not take it; nothing of it will be there.
+            OperationTimeoutError: it took longer; nothing of it will be there.
+        """
+        done = asyncio.wrap_future(job.done)
+        try:
+            await asyncio.wait_for(asyncio.shield(done), timeout)
+        except TimeoutError:
+            if self.persister.cancel(job):
+                done.add_done_callback(lambda future: future.cancelled() or future.exception())
+                raise self.persister.late(f"save of {job.header.ref}") from None
+            await done  # its manifest is being written: it will be known soon whether it exists
+
+    async def store(self, wanted: ToStore) -> Chains:
+        """Write segments of this shard for a version whose home is elsewhere."""
+        return await self._in_thread(self._tiers.store, wanted)
+
+    async def bury(self, header: Header) -> None:
+        """Retire a version on disk."""
+        await self._in_thread(self.persister.bury, header)
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until all that waits is on disk."""
+        await self._in_thread(self.persister.flush, timeout)
+
+    def retain(self, name: str) -> list[tuple[int, ModelRef]]:
+        """Let go from memory what the policy does not keep; give (shard, version) for others to do the same.
+
+        Call it with the lock held.
+        """
+        if self._disk.keep is None:
+            return []
+        others: list[tuple[int, ModelRef]] = []
+        for ref, shards in self._state.retain(self._disk.keep, name):
+            self._state.cool(str(ref))
+            others += [(shard, ref) for shard in shards - {self._config.index}]
+        return others
+
+    def tidy(self) -> None:
+        """Carry out what the state left for the disk. Call it with the lock held."""
+        dead, self._state.dead_files = self._state.dead_files, []
+        rewritable, self._state.rewritable = self._state.rewritable, set()
+        if dead:
+            self.persister.delete(dead)
+        for segment in rewritable:
+            self._workers.submit(self._tiers.rewrite, segment)
+
+    # ---- to memory --------------------------------------------------------------------------------------
+
+    async def load(self, absent: dict[SegmentId, list[int]], grant: Callable[[str, list[int]], Any]) -> None:
+        """Read what is on disk only into the memory.
+
+        Args:
+            absent: the slots, by segment.
+            grant: gives a part of the memory to an owner, waiting for room.
+
+        Raises:
+            CorruptDataError, StorageError: a file cannot be read; names it.
+            StoreFullError: there is no room.
+        """
+        await asyncio.gather(*(self._load(segment, slots, grant) for segment, slots in absent.items()))
+
+    async def _load(self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any]) -> None:
+        async with self._loading.setdefault(segment, asyncio.Lock()):
+            with self._lock:
+                if segment not in self._state.absent({segment: slots}):
+                    return
+            chosen, length = self._tiers.plan(segment, slots)
+            part: Part | None = None
+            if length > INLINE_BYTES:
+                (offset,) = await grant(_LOADING, [length])
+                part = Part(offset, -(-length // ALIGNMENT) * ALIGNMENT)
+            taken = False
+            try:
+                taken = await self._in_thread(self._tiers.load, segment, chosen, part)
+            finally:
+                with self._lock:
+                    if part is not None and taken:
+                        self._holdings.keep(part)
+                    elif part is not None:
+                        self._holdings.give_back(part, _LOADING)
+                    if taken:
+                        self._holdings.hash_later(segment)
+                    self._loading.pop(segment, None)
+            self._settle()
+
+    async def digests(self, segments: Iterable[SegmentId], grant: Callable[[str, list[int]], Any]) -> None:
+        """Learn the content hashes of segments that are on disk: from their files, or by reading them."""
+        for segment_id in segments:
+            with self._lock:
+                segment = self._state.segment(segment_id)
+                absent = segment.absent(segment.live_slots) if segment and segment.digests is None else []
+            if not absent:
+                continue
+            known = await self._in_thread(self._tiers.digests, segment_id)
+            if known is None:
+                await self._load(segment_id, absent, grant)
+                continue
+            with self._lock:
+                self._state.set_digests(segment_id, known)
+
+    # ---- checking ---------------------------------------------------------------------------------------
+
+    async def check_manifest(self, header: Header, body: bytes) -> list[str]:
+        """Hold a version's manifest on disk against what this shard answers; nothing when it is not due there yet."""
+        return await self._in_thread(self._check_manifest, header, body)
+
+    async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        """Read tensors of this shard's segments, and say what is wrong with them."""
+        found = [await self._in_thread(self._tiers.check, segment, slots) for segment, slots in names.items()]
+        return [problem for problems in found for problem in problems]
+
+    def _check_manifest(self, header: Header, body: bytes) -> list[str]:
+        if self.persister.waits(header.ref):
+            return []
+        try:
+            manifest = self._archive.read_manifest(header.ref)
+        except TensorVineError as exc:
+            return [str(exc)]
+        expected = decode_body(body, header.ref)
+        found = {n: replace(e, owner=e.owner or header.ref) for n, e in manifest.entries.items()}
+        if manifest.header != header:
+            return [f"its manifest on disk: expected {header}; found {manifest.header}"]
+        return [
+            f"its manifest on disk: tensor {name!r}: expected {expected.get(name)}; found {found.get(name)}"
+            for name in expected.keys() | found.keys()
+            if expected.get(name) != found.get(name)
+        ]
+
+    # ---- starting ---------------------------------------------------------------------------------------
+
+    def _recover(self, again: bool) -> None:
+        began = time.monotonic()
+        index, shards = self._config.index, self._config.shards
+        names = self._archive.manifests()
+        files = self._archive.segments()
+        manifests = [manifest for manifest in self._workers.map(self._read, names) if manifest is not None]
+        found = recover(self._state, manifests, files, lambda name: home_of(name, shards))
+        for holder, segment in found.missing:
+            log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
+        if not again:  # nobody else can be about to name these
+            self._archive.delete_segments(found.garbage)
+        self._log(found, len(names), time.monotonic() - began)
+
+    def _log(self, found: Recovered, manifests: int, seconds: float) -> None:
+        if manifests or found.garbage:
+            log.info(
+                "shard %d: read %d manifests in %.2f s; %d files that nobody needs",
+                self._config.index,
+                manifests,
+                seconds,
+                len(found.garbage),
+            )
+
+    def _read(self, name: str) -> Manifest | None:
+        try:
+            return self._archive.read_manifest(name)
+        except TensorVineError as exc:
+            log.error("shard %d: a version cannot be brought back: %s", self._config.index, exc)
+            return None
+
+    def reconcile(self) -> None:
+        """After starting again: hold what other homes' versions name here, and release what they retired meanwhile."""
+        index = self._config.index
+        for shard in self._config.shards:
+            if shard == index:
+                continue
+            try:
+                claims: dict[str, dict[SegmentId, list[int]]] = self._ask(shard, "claims", (index,), 30.0)
+            except TensorVineError as exc:
+                log.warning("shard %d: shard %d did not say what it holds here: %s", index, shard, exc)
+                continue
+            with self._lock:
+                for holder in self._state.version_holders():
+                    mine = home_of(ModelRef.parse(holder).name, self._config.shards) == shard
+                    if mine and holder not in claims:
+                        self._state.release(holder)
+                for holder, holds in claims.items():
+                    for segment, slots in holds.items():
+                        try:
+                            self._state.hold(holder, {segment: slots})
+                        except (ModelLostError, TensorVineError) as exc:
+                            log.warning("shard %d: %s is lost in part: %s", index, holder, exc)
+            self._settle()
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _store(self, shard: int, wanted: ToStore) -> Chains:
+        if shard == self._config.index:
+            return self._tiers.store(wanted)
+        return self._ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
+
+    def _body_of(self, ref: ModelRef) -> bytes | None:
+        with self._lock:
+            record = self._state.known(ref)
+            return record.body if record is not None else None
+
+    def _architecture(self, key: bytes) -> tuple[str, str | None]:
+        with self._lock:
+            return self._state.architecture(key)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+
+def claims_on(state: ShardState, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+    """Give what this home's versions name of another shard's segments. Call it with the lock held."""
+    claims: dict[str, dict[SegmentId, list[int]]] = {}
+    for record in state.records():
+        if any(segment[0] == shard for segment in record.segments):
+            ref = record.header.ref
+            entries = decode_body(record.body, ref).values()
+            claims[str(ref)] = slots_of(entry for entry in entries if entry.segment[0] == shard)
+    return claims

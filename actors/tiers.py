@@ -1,0 +1,307 @@
+"""Moving one shard's tensors between its memory and the disk.
+
+Rules
+- To disk: a segment is written when a version that is to be on disk names slots that its file lacks; a file that is
+  mostly dead is written anew. One segment at a time, by whichever thread comes; nobody else writes segments.
+- To memory: what a reader asks for of a segment that is on disk only, and no more: one tensor of a large segment is
+  one read. When more of the same segment is asked for, all of it comes.
+- What is read is checked (`store.encoding`); what a reader gets lies in the shard's memory like everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..store.archive import Archive, StoredFile
+from ..store.arena import Part
+from ..store.arrays import as_bytes
+from ..store.codec import Codec, Encoded
+from ..store.encoding import DENSE_EVERY, Tensor, decode_slot, encode_tensors
+from ..store.errors import CorruptDataError, ModelLostError, TensorVineError
+from ..store.manifest import digest_of
+from ..store.segment import Segment, SegmentId, Stored, layout
+from ..store.segmentfile import Row, SegmentFile, Slot
+from ..store.shard import ShardState
+from .holdings import Holdings
+from .messages import Chains, ToStore, Wanted
+
+log = logging.getLogger(__name__)
+
+OPEN_FILES = 64
+
+
+class Tiers:
+    """Memory and disk of one shard.
+
+    Args:
+        state: the shard's.
+        lock: guards it.
+        holdings: its memory.
+        archive: the repository's files.
+        codec: how tensors are stored; None: as they are.
+        settle: called after the state changed, without the lock.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        lock: threading.RLock,
+        holdings: Holdings,
+        archive: Archive,
+        codec: Codec | None,
+        settle: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._lock = lock
+        self._holdings = holdings
+        self._archive = archive
+        self._codec = codec
+        self._settle = settle
+        self._writing = threading.Lock()
+        """Held while a segment's file is written."""
+        self._open: OrderedDict[str, SegmentFile] = OrderedDict()
+        self._open_lock = threading.Lock()
+
+    # ---- to disk ----------------------------------------------------------------------------------------
+
+    def store(self, wanted: ToStore) -> Chains:
+        """Bring tensors to disk, those that are not there yet, and tell what they were encoded against.
+
+        Raises:
+            ModelLostError: a segment is not here any more.
+            StorageError, CodecError: it could not be written.
+        """
+        chains: Chains = {}
+        for segment_id, tensors in wanted.items():
+            with self._writing:
+                stored = self._store_segment(segment_id, tensors)
+            for tensor in tensors:
+                if tensor.slot in stored.bases:
+                    chains[segment_id, tensor.slot] = stored.bases[tensor.slot]
+            self._settle()
+        return chains
+
+    def rewrite(self, segment_id: SegmentId) -> None:
+        """Write a file anew that is mostly dead."""
+        try:
+            with self._writing:
+                with self._lock:
+                    segment = self._state.segment(segment_id)
+                    if segment is None or not segment.wants_rewriting:
+                        return
+                self._write(segment_id, [])
+            self._settle()
+        except TensorVineError as exc:
+            log.warning("segment %s: its file keeps its dead tensors for now: %s", segment_id, exc)
+
+    def _store_segment(self, segment_id: SegmentId, wanted: Sequence[Wanted]) -> Stored:
+        with self._lock:
+            segment = self._segment(segment_id)
+            stored = segment.stored
+            missing = [t for t in wanted if stored is None or t.slot not in stored.slots]
+        return self._write(segment_id, missing) if missing or stored is None else stored
+
+    def _write(self, segment_id: SegmentId, new: Sequence[Wanted]) -> Stored:
+        """Write the next generation of a segment's file: its live old rows as they are, and these new ones."""
+        with self._lock:
+            segment = self._segment(segment_id)
+            before = segment.stored
+            live = set(segment.live_slots)
+            sources, chains = self._sources(segment, new)
+        old_rows, old_parts = self._old(before, live)
+        rows, parts = encode_tensors(self._codec, sources)
+        del sources
+        bases = {slot: chain for slot, chain in (before.bases if before else {}).items() if slot in live}
+        bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
+        rows, parts = [*old_rows, *rows], [*old_parts, *parts]
+        generation = before.generation + 1 if before is not None else 0
+        file = self._archive.write_segment(segment_id, generation, rows, parts)
+        slots = frozenset(row.slot for row in rows)
+        stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
+        try:
+            with self._lock:
+                taken = self._state.store(segment_id, stored)
+        except (ModelLostError, CorruptDataError) as exc:
+            log.info("segment %s: it is written again without bases, of which one went meanwhile: %s", segment_id, exc)
+            return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
+        if not taken:
+            raise ModelLostError(f"segment {segment_id}: expected it to be held still; its last holder let it go")
+        return stored
+
+    def _sources(self, segment: Segment, wanted: Sequence[Wanted]) -> tuple[list[Tensor], dict[int, tuple[Slot, ...]]]:
+        """Give the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""
+        if not wanted:
+            return [], {}
+        view = self._holdings.view(segment)
+        tensors: list[Tensor] = []
+        chains: dict[int, tuple[Slot, ...]] = {}
+        for t in sorted(wanted, key=lambda t: t.slot):
+            offset = segment.offsets[t.slot]
+            if view is None or offset < 0:
+                raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; it is not")
+            data = view[offset : offset + segment.sizes[t.slot]]
+            digest = segment.digests[t.slot] if segment.digests is not None else digest_of(data)
+            chain = self._chain(t.base)
+            base = self._base(chain[0]) if chain else None
+            if base is not None:
+                chains[t.slot] = chain
+            found = (chain[0], base) if base is not None else None
+            tensors.append(Tensor(t.slot, t.name, t.layer, t.dtype, t.shape, data, digest or digest_of(data), found))
+        return tensors, chains
+
+    def _chain(self, base: Slot | None) -> tuple[Slot, ...]:
+        """Give a base and what it is encoded against itself; nothing where it cannot serve as one."""
+        if base is None or self._codec is None or not self._codec.needs_base or base[0][0] != self._state.index:
+            return ()
+        segment = self._state.segment(base[0])
+        if segment is None or segment.stored is None or base[1] not in segment.stored.slots:
+            return ()
+        chain = (base, *segment.stored.bases.get(base[1], ()))
+        return chain if len(chain) < DENSE_EVERY else ()
+
+    def _base(self, base: Slot) -> np.ndarray | None:
+        """Give a base's bytes, if it is in memory and held: reading it back would cost more than it saves."""
+        segment = self._state.segment(base[0])
+        if segment is None or segment.offsets[base[1]] < 0 or not segment.counts[base[1]]:
+            return None
+        view = self._holdings.view(segment)
+        offset = segment.offsets[base[1]]
+        return view[offset : offset + segment.sizes[base[1]]] if view is not None else None
+
+    def _old(self, stored: Stored | None, live: set[int]) -> tuple[list[Row], list[Encoded]]:
+        """Give the rows of a file that are still needed, and their stored bytes."""
+        if stored is None:
+            return [], []
+        file = self._file(stored)
+        slots = sorted(live & file.rows.keys())
+        return [file.rows[slot] for slot in slots], [file.encoded(slot) for slot in slots]
+
+    # ---- to memory --------------------------------------------------------------------------------------
+
+    def plan(self, segment_id: SegmentId, slots: Sequence[int]) -> tuple[list[int], int]:
+        """Say which slots a new block should have so that it has `slots`, and its length in bytes."""
+        with self._lock:
+            segment = self._segment(segment_id)
+            here = [slot for slot in segment.live_slots if segment.offsets[slot] >= 0]
+            chosen = sorted(segment.live_slots if here else set(slots) & set(segment.live_slots))
+            return chosen, layout([segment.sizes[slot] for slot in chosen])[1]
+
+    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> bool:
+        """Read slots into a part of the memory, or, where they are few bytes, None: into the heap.
+
+        Returns:
+            False when the segment changed meanwhile: the part is not used.
+
+        Raises:
+            CorruptDataError, StorageError: a file cannot be read; names it.
+        """
+        with self._lock:
+            segment = self._segment(segment_id)
+            offsets, length = segment.arranged(chosen)
+            before, sizes, view = segment.offsets, segment.sizes, self._holdings.view(segment)
+            generation = segment.generation
+        block = self._holdings.memory.part(part) if part is not None else np.zeros(length, np.uint8)
+        for slot in chosen:
+            target = block[offsets[slot] : offsets[slot] + sizes[slot]]
+            if view is not None and before[slot] >= 0:
+                target[:] = view[before[slot] : before[slot] + sizes[slot]]
+            else:
+                found = as_bytes(decode_slot((segment_id, slot), self._file_of))
+                if found.nbytes != sizes[slot]:
+                    raise CorruptDataError(
+                        f"segment {segment_id}: slot {slot}: expected {sizes[slot]} bytes; found {found.nbytes}"
+                    )
+                target[:] = found
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            if segment is None or segment.generation != generation:
+                return False
+            return self._state.move(segment_id, part if part is not None else block.tobytes(), offsets, length)
+
+    def digests(self, segment_id: SegmentId) -> tuple[str, ...] | None:
+        """Give a segment's content hashes from its file; None where it has no file, or does not know one."""
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            if segment is None or segment.stored is None:
+                return None
+            live, count, stored = segment.live_slots, len(segment.sizes), segment.stored
+        known = {slot: row.digest for slot, row in self._file(stored).rows.items()}
+        if not all(known.get(slot) for slot in live):
+            return None
+        return tuple(known.get(slot, "") for slot in range(count))
+
+    def check(self, segment_id: SegmentId, names: dict[int, str]) -> list[str]:
+        """Read tensors from disk and hold them against their checksums and against what is in memory.
+
+        Args:
+            segment_id: the segment.
+            names: slot -> tensor's name.
+
+        Returns:
+            What is wrong, one sentence each.
+        """
+        problems: list[str] = []
+        for slot, name in names.items():
+            try:
+                problems += self._check_slot(segment_id, slot)
+            except TensorVineError as exc:
+                problems.append(f"tensor {name!r}: {exc}")
+        return problems
+
+    def _check_slot(self, segment_id: SegmentId, slot: int) -> list[str]:
+        with self._lock:
+            segment = self._segment(segment_id)
+            stored, offset, view = segment.stored, segment.offsets[slot], self._holdings.view(segment)
+            size = segment.sizes[slot]
+        resident = view[offset : offset + size] if view is not None and offset >= 0 else None
+        if stored is None or slot not in stored.slots:
+            return []
+        array = decode_slot((segment_id, slot), self._file_of)
+        file = self._file(stored)
+        if resident is None:
+            return []
+        return _difference(file.where, file.rows[slot], resident.view(array.dtype).reshape(array.shape), array)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _segment(self, segment_id: SegmentId) -> Segment:
+        segment = self._state.segment(segment_id)
+        if segment is None:
+            raise ModelLostError(f"segment {segment_id}: expected it to be held still; its last holder let it go")
+        return segment
+
+    def _file_of(self, segment_id: SegmentId) -> SegmentFile:
+        with self._lock:
+            stored = self._segment(segment_id).stored
+        if stored is None:
+            raise ModelLostError(f"segment {segment_id}: expected a file; it was only in memory")
+        return self._file(stored)
+
+    def _file(self, stored: Stored) -> SegmentFile:
+        """Give an open file; the ones used last are kept open."""
+        with self._open_lock:
+            file = self._open.get(stored.name)
+            if file is None:
+                file = self._open[stored.name] = self._archive.open_segment(
+                    StoredFile(stored.name, stored.generation, stored.nbytes)
+                )
+                if len(self._open) > OPEN_FILES:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(stored.name)
+            return file
+
+
+def _difference(where: str, row: Row, original: np.ndarray, decoded: np.ndarray) -> list[str]:
+    """Hold what a file gives against what is in memory; a lossy codec may differ by the error that it noted."""
+    if np.array_equal(as_bytes(original), as_bytes(decoded)):
+        return []
+    worst = float(np.max(np.abs(original.astype(np.float64) - decoded.astype(np.float64)))) if row.error else np.inf
+    if worst <= row.error * (1 + 1e-6):
+        return []
+    return [f"{where}: tensor {row.name!r}: expected to differ from memory by at most {row.error}; it does by {worst}"]

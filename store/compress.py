@@ -1,0 +1,155 @@
+"""General compressors: Zstandard, and gzip as Check-QZP's reference.
+
+Rules
+- A payload is one standard frame, which other tools read, too: `zstd -d`, `gzip -d`, pyarrow.decompress.
+- The length of what was compressed is checked by whoever decodes; a frame that expands beyond it is stopped
+  at the first block that does not fit.
+- Both release the GIL while they work.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .codec import Blocks, Bytes, ByteStage
+from .errors import CodecError, CodecUnavailableError, CorruptDataError
+
+CHUNK = 1 << 19
+"""Bytes that a decompressor gives at once."""
+_GZIP = 16 + zlib.MAX_WBITS
+"""Tells zlib to use gzip's header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zstd(ByteStage):
+    """Zstandard (RFC 8878), from the package `zstandard`.
+
+    Args:
+        level: 1 (fastest) to 22 (smallest).
+
+    Raises:
+        CodecError: another level.
+
+    >>> Zstd().encode(np.zeros(100_000)).nbytes < 200
+    True
+    """
+
+    level: int = 3
+
+    name = "zstd"
+    shrinks = True
+
+    def __post_init__(self) -> None:
+        _check_level(self.name, self.level, 22)
+
+    def pack(self, blocks: Blocks) -> Blocks:
+        """Compress."""
+        return Blocks(self._compressed(blocks))
+
+    def _compressed(self, blocks: Blocks) -> Iterator[Bytes]:
+        zstandard = _zstandard()
+        size = -1 if blocks.nbytes is None else blocks.nbytes
+        compressor = zstandard.ZstdCompressor(level=self.level).compressobj(size=size)
+        for block in blocks.parts:
+            yield np.frombuffer(compressor.compress(block), np.uint8)
+        yield np.frombuffer(compressor.flush(), np.uint8)
+
+    def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
+        """Decompress."""
+        zstandard = _zstandard()
+        out = np.empty(CHUNK, np.uint8)
+        source = _Source(parts)
+        # Bytes behind the frame are taken for another frame, so that they do not go unnoticed.
+        reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+        try:
+            while (length := reader.readinto(out)) > 0:
+                yield out[:length]
+        except zstandard.ZstdError as exc:
+            raise CorruptDataError(f"{where}: expected a Zstandard frame; found {exc}") from exc
+
+
+class _Source:
+    """Bytes in parts as a file that can be read."""
+
+    def __init__(self, parts: Iterable[Bytes]) -> None:
+        self._parts = iter(parts)
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> memoryview:
+        """Give the next bytes, at most `size`; none at the end."""
+        while not self._rest:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            self._rest = memoryview(part)
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Gzip(ByteStage):
+    """The compressor that Check-QZP uses (section 3.1).
+
+    Args:
+        level: 1 (fastest) to 9 (smallest).
+
+    Raises:
+        CodecError: another level.
+
+    >>> import gzip
+    >>> len(gzip.decompress(Gzip().encode(np.zeros(100_000)).data))
+    800000
+    """
+
+    level: int = 6
+
+    name = "gzip"
+    shrinks = True
+
+    def __post_init__(self) -> None:
+        _check_level(self.name, self.level, 9)
+
+    def pack(self, blocks: Blocks) -> Blocks:
+        """Compress."""
+        return Blocks(self._compressed(blocks.parts))
+
+    def _compressed(self, parts: Iterable[Bytes]) -> Iterator[Bytes]:
+        compressor = zlib.compressobj(self.level, wbits=_GZIP)
+        for block in parts:
+            yield np.frombuffer(compressor.compress(block), np.uint8)
+        yield np.frombuffer(compressor.flush(), np.uint8)
+
+    def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
+        """Decompress."""
+        source = _Source(parts)
+        decompressor = zlib.decompressobj(wbits=_GZIP)
+        expected = f"{where}: expected a gzip file"
+        try:
+            while not decompressor.eof:
+                given = decompressor.unconsumed_tail or source.read(CHUNK)
+                if not (out := decompressor.decompress(given, CHUNK)) and not given:
+                    raise CorruptDataError(f"{expected}; found its end missing")
+                yield np.frombuffer(out, np.uint8)
+        except zlib.error as exc:
+            raise CorruptDataError(f"{expected}; found {exc}") from exc
+        if decompressor.unused_data or source.read(1):
+            raise CorruptDataError(f"{expected}; found other bytes behind it")
+
+
+def _check_level(name: str, level: object, most: int) -> None:
+    if type(level) is not int or not 1 <= level <= most:
+        raise CodecError(f"codec {name!r}: expected a level from 1 to {most}; found {level!r}")
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as exc:
+        message = "codec 'zstd': expected the package zstandard (pip install zstandard); found none"
+        raise CodecUnavailableError(message) from exc
+    return zstandard

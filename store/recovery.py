@@ -1,0 +1,107 @@
+"""Bringing a shard's state back from the manifests on disk.
+
+Rules
+- The committed manifests say all: which versions there are, which segments they name, and what these need to be read.
+  No tensor is touched.
+- A shard becomes home to the names that the placement gives it, and owner of the segments whose number says so; both
+  follow from the number of shards, which may be another than when the files were written.
+- A file that no manifest needs is garbage; so is an older generation of one that has a newer.
+- A manifest that names a missing file is reported; its other tensors stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .archive import StoredFile
+from .manifest import encode_body, slots_of
+from .manifestfile import Manifest
+from .segment import SegmentId, Stored
+from .segmentfile import Slot
+from .segments import FILE_HOLDER
+from .shard import ShardState
+
+
+@dataclass(slots=True)
+class _Need:
+    """What manifests say of one segment."""
+
+    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    bases: dict[int, tuple[Slot, ...]] = field(default_factory=dict[int, tuple[Slot, ...]])
+    holders: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What `recover` found."""
+
+    garbage: list[str]
+    """Files of this shard's segments that nobody needs."""
+    missing: list[tuple[str, SegmentId]]
+    """(version, segment): files of this shard's segments that should be there."""
+
+
+def recover(
+    state: ShardState,
+    manifests: Iterable[Manifest],
+    files: Mapping[SegmentId, Sequence[StoredFile]],
+    home_of: Callable[[str], int],
+) -> Recovered:
+    """Restore versions and segments into a new state.
+
+    Args:
+        state: of the shard that starts.
+        manifests: all that are on disk, of every home.
+        files: all segments' files, the newest generation of each first.
+        home_of: name -> number of the shard that is its home.
+    """
+    needs: dict[SegmentId, _Need] = {}
+    for manifest in manifests:
+        if home_of(manifest.header.ref.name) == state.index:
+            state.restore_version(manifest, encode_body(manifest.entries))
+        _note(state.index, manifest, needs)
+    kept = {segment for segment in needs if segment in files}
+    for segment in kept:
+        _restore(state, segment, needs[segment], files[segment][0])
+    for segment in kept:
+        _hold(state, segment, needs[segment], kept)
+    kept -= state.drop_unheld()
+    mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
+    garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
+    missing = [(holder, s) for s, need in needs.items() if s not in kept for holder in need.holders]
+    return Recovered(garbage, missing)
+
+
+def _note(index: int, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
+    """Gather what a manifest says of the segments that shard `index` owns."""
+    for entry in manifest.entries.values():
+        if entry.segment[0] == index:
+            needs.setdefault(entry.segment, _Need()).sizes[entry.slot] = entry.nbytes
+    for segment, slots in slots_of(e for e in manifest.entries.values() if e.segment[0] == index).items():
+        needs[segment].holders[str(manifest.header.ref)] = slots
+    sizes = {(entry.segment, entry.slot): entry.nbytes for entry in manifest.entries.values()}
+    for place, chain in manifest.bases.items():
+        for position, (segment, slot) in enumerate((place, *chain)):
+            if segment[0] != index:
+                continue
+            need = needs.setdefault(segment, _Need())
+            need.sizes[slot] = sizes[place]  # a base has the size of what is encoded against it
+            if position < len(chain):
+                need.bases[slot] = chain[position:]
+
+
+def _restore(state: ShardState, segment: SegmentId, need: _Need, file: StoredFile) -> None:
+    sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes) + 1)]
+    slots = frozenset(need.sizes)
+    state.recover(segment, sizes, Stored(file.name, file.generation, file.nbytes, slots, need.bases))
+
+
+def _hold(state: ShardState, segment: SegmentId, need: _Need, kept: set[SegmentId]) -> None:
+    for holder, slots in need.holders.items():
+        state.hold(holder, {segment: slots})
+    bases: dict[SegmentId, set[int]] = {}
+    for chain in need.bases.values():
+        if chain[0][0] in kept:
+            bases.setdefault(chain[0][0], set()).add(chain[0][1])
+    state.hold(f"{FILE_HOLDER}{segment[1]:x}", {base: sorted(slots) for base, slots in bases.items()})

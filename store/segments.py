@@ -1,0 +1,326 @@
+"""The segments in one shard's care: who holds which slots, what lies in memory, what on disk. No engine, no clock.
+
+Rules
+- A holder is a version (`name@3`), a save in flight (`client/s7`), or a segment's file (`~serial`) that has tensors
+  encoded against slots of this segment. Holding or releasing twice is no change: messages may be repeated.
+- A segment without holders goes, from memory and from disk. What must happen outside is left here for the shell, which
+  takes it after each call: blocks that became free in `freed`, files in `dead_files`, segments that are mostly dead in
+  memory in `compactable` and on disk in `rewritable`.
+- Memory is the faster place, never the only one without need: a segment may leave it (`evict`) only when all its live
+  slots are on disk. Those that only versions which retention let go still hold leave at once, others when room is
+  needed, least recently used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .errors import CorruptDataError, ModelLostError
+from .refs import ModelRef
+from .segment import ABSENT, GONE, Block, Holds, Segment, SegmentId, Stored
+
+FILE_HOLDER = "~"
+
+
+class SegmentTable:
+    """Segments of one shard.
+
+    Args:
+        index: the shard's number.
+
+    >>> table = SegmentTable(0)
+    >>> table.adopt("m@1", (0, 1), b"abcd", [4])
+    >>> table.store((0, 1), Stored("segments/1.0.arrow", 0, 900, frozenset({0})))
+    >>> [table.evict(segment) for segment in list(table.evictable())], table.freed
+    ([True], [b'abcd'])
+    >>> table.absent({(0, 1): [0]})
+    {(0, 1): [0]}
+    >>> table.release("m@1")
+    >>> table.dead_files
+    ['segments/1.0.arrow']
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.epoch = 0
+        """Counts what changed since the start: an answer given at an epoch holds until the next."""
+        self.freed: list[Any] = []
+        """Handles of blocks that no segment lies in any more."""
+        self.dead_files: list[str] = []
+        """Files that no segment needs any more."""
+        self.compactable: set[SegmentId] = set()
+        self.rewritable: set[SegmentId] = set()
+        self._segments: dict[SegmentId, Segment] = {}
+        self._held: dict[str, dict[SegmentId, None]] = {}
+        self._cold: set[str] = set()
+        """Versions that retention let go from memory."""
+        self._recent: OrderedDict[SegmentId, None] = OrderedDict()
+        """Segments in memory, the least recently used first."""
+        self._tensors = self._live_bytes = self._allocated = self._file_bytes = 0
+
+    # ---- holders ----------------------------------------------------------------------------------------
+
+    def adopt(self, holder: str, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+        """Take a block into care, all its slots held by `holder`.
+
+        Raises:
+            CorruptDataError: the id is taken.
+        """
+        self._add(Segment(segment_id, handle, tuple(sizes)))
+        self._recent[segment_id] = None
+        self.hold(holder, {segment_id: range(len(sizes))})
+
+    def hold(self, holder: str, holds: Holds) -> None:
+        """Count `holder` on slots of segments.
+
+        Raises:
+            ModelLostError: a segment is not here (any more); nothing changes.
+        """
+        missing = [segment for segment in holds if segment not in self._segments]
+        if missing:
+            raise ModelLostError(
+                f"shard {self.index}: expected segments that it holds; {holder} names {missing}, which went with "
+                "an earlier life of this shard or with their last holder"
+            )
+        for segment_id, slots in holds.items():
+            segment = self._segments[segment_id]
+            self._count(segment, -1)
+            try:
+                segment.hold(holder, slots)
+            finally:
+                self._count(segment, +1)
+            self._held.setdefault(holder, {})[segment_id] = None
+
+    def release(self, holder: str) -> None:
+        """Forget a holder, and free what only it held."""
+        self._cold.discard(holder)
+        for segment_id in self._held.pop(holder, {}):
+            segment = self._segments[segment_id]
+            self._count(segment, -1)
+            segment.release(holder)
+            self._count(segment, +1)
+            if not segment.holders:
+                self._drop(segment)
+                continue
+            if segment.wants_compaction:
+                self.compactable.add(segment_id)
+            if segment.wants_rewriting:
+                self.rewritable.add(segment_id)
+            self._evict_if_cold(segment)
+
+    def held(self, ref: ModelRef) -> dict[SegmentId, list[int]]:
+        """Give the slots that a version names here."""
+        holder = str(ref)
+        return {segment: sorted(self._segments[segment].holders[holder]) for segment in self._held.get(holder, ())}
+
+    def version_holders(self) -> list[str]:
+        """List the versions that hold something here."""
+        return [holder for holder in self._held if "@" in holder]
+
+    # ---- memory -----------------------------------------------------------------------------------------
+
+    def blocks(self, wanted: Mapping[SegmentId, int]) -> dict[SegmentId, Block]:
+        """Give the blocks of segments, but those that the asker has.
+
+        Args:
+            wanted: segment -> the generation of its block that the asker has, or -1.
+
+        Raises:
+            ModelLostError: one is not here.
+        """
+        found: dict[SegmentId, Block] = {}
+        for segment_id, generation in wanted.items():
+            segment = self._known(segment_id)
+            if segment.generation != generation and segment.handle is not None:
+                found[segment_id] = Block(segment.handle, segment.offsets, segment.generation)
+            if segment_id in self._recent:
+                self._recent.move_to_end(segment_id)
+        return found
+
+    def absent(self, wanted: Mapping[SegmentId, Iterable[int]]) -> dict[SegmentId, list[int]]:
+        """Give the slots among these that are on disk only; errors as in `blocks`."""
+        missing = {segment_id: self._known(segment_id).absent(slots) for segment_id, slots in wanted.items()}
+        return {segment_id: slots for segment_id, slots in missing.items() if slots}
+
+    def segment(self, segment_id: SegmentId) -> Segment | None:
+        """Look a segment up."""
+        return self._segments.get(segment_id)
+
+    def move(self, segment_id: SegmentId, handle: Any, offsets: tuple[int, ...], allocated: int) -> bool:
+        """Take a new block of a segment, compacted or with more slots read from disk.
+
+        False when the segment went, took new holders of slots, or moved in another way meanwhile. A segment that lost
+        more holders meanwhile is compactable again.
+        """
+        self.compactable.discard(segment_id)
+        segment = self._segments.get(segment_id)
+        if segment is None:
+            return False
+        stored = segment.stored.slots if segment.stored is not None else frozenset[int]()
+        fits = all(offsets[slot] >= 0 or slot in stored for slot in segment.live_slots)
+        if fits:
+            self._count(segment, -1)
+            if segment.handle is not None:
+                self.freed.append(segment.handle)
+            segment.move(handle, offsets, allocated)
+            self._count(segment, +1)
+            self._recent[segment_id] = None
+            self.epoch += 1
+        if segment.wants_compaction:
+            self.compactable.add(segment_id)
+        return fits
+
+    def evictable(self) -> Iterator[SegmentId]:
+        """Name the segments that could leave the memory, least recently used first."""
+        return (s for s in list(self._recent) if s in self._segments and self._segments[s].is_safe)
+
+    def evict(self, segment_id: SegmentId) -> bool:
+        """Let a segment leave the memory; False when it is not there, or not on disk."""
+        segment = self._segments.get(segment_id)
+        if segment is None or segment.handle is None or not segment.is_safe:
+            return False
+        self._count(segment, -1)
+        self.freed.append(segment.handle)
+        segment.move(None, segment.arranged(())[0], 0)
+        segment.digests = None  # a lossy codec gives other bytes back
+        self._count(segment, +1)
+        del self._recent[segment_id]
+        self.compactable.discard(segment_id)
+        self.epoch += 1
+        return True
+
+    def cool(self, holder: str) -> None:
+        """Retention let a version go: what only such versions hold leaves the memory as soon as it is on disk."""
+        if holder in self._held:
+            self._cold.add(holder)
+            for segment_id in list(self._held[holder]):
+                self._evict_if_cold(self._segments[segment_id])
+
+    def set_digests(self, segment_id: SegmentId, digests: Sequence[str]) -> None:
+        """Take a segment's content hashes; it may have gone meanwhile."""
+        segment = self._segments.get(segment_id)
+        if segment is not None:
+            segment.digests = tuple(digests)
+
+    def digests(self, segments: Iterable[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Give the content hashes of those of `segments` that are here and hashed."""
+        found = {
+            segment_id: self._segments[segment_id].digests for segment_id in segments if segment_id in self._segments
+        }
+        return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
+
+    # ---- disk -------------------------------------------------------------------------------------------
+
+    def recover(self, segment_id: SegmentId, sizes: Sequence[int], stored: Stored) -> None:
+        """Learn of a segment that is on disk; errors as in `adopt`. Its holders and bases come next."""
+        segment = Segment(segment_id, None, tuple(sizes))
+        segment.offsets, segment.allocated = (ABSENT,) * len(sizes), 0
+        segment.stored = stored
+        self._add(segment)
+
+    def drop_unheld(self) -> set[SegmentId]:
+        """End a recovery: drop the segments that got no holder, bases of tensors that are not there."""
+        dropped: set[SegmentId] = set()
+        while unheld := [segment for segment in self._segments.values() if not segment.holders]:
+            for segment in unheld:
+                dropped.add(segment.id)
+                self._drop(segment)
+        return dropped
+
+    def store(self, segment_id: SegmentId, stored: Stored) -> bool:
+        """Take note of a segment's new file; False when it came too late, and is dead.
+
+        Too late: the segment went, or took holders of slots that the file lacks.
+
+        The slots that its tensors are encoded against are held for as long as the file is the segment's.
+
+        Raises:
+            ModelLostError: such a slot is gone; nothing changes but that the file is dead.
+        """
+        segment = self._segments.get(segment_id)
+        self.rewritable.discard(segment_id)
+        if segment is None or not stored.slots.issuperset(segment.absent(segment.live_slots)):
+            self.dead_files.append(stored.name)
+            return False
+        nearest: dict[SegmentId, set[int]] = {}
+        for chain in stored.bases.values():
+            nearest.setdefault(chain[0][0], set()).add(chain[0][1])
+        holder = f"{FILE_HOLDER}{segment_id[1]:x}"
+        before = self._held.get(holder)
+        try:
+            self.hold(holder, {base: sorted(slots) for base, slots in nearest.items()})
+        except (ModelLostError, CorruptDataError):
+            self.dead_files.append(stored.name)
+            raise
+        if before is not None and not nearest:
+            self.release(holder)
+        self._count(segment, -1)
+        if segment.stored is not None and segment.stored.name != stored.name:
+            self.dead_files.append(segment.stored.name)
+        segment.stored = stored
+        segment.offsets = tuple(
+            GONE if offset == ABSENT and slot not in stored.slots else offset
+            for slot, offset in enumerate(segment.offsets)
+        )
+        self._count(segment, +1)
+        if segment.wants_rewriting:
+            self.rewritable.add(segment_id)
+        self._evict_if_cold(segment)
+        return True
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Derive all counts anew and hold the kept ones against them.
+
+        Raises:
+            CorruptDataError: a segment's counts are not its holders', or a total is not the segments'.
+        """
+        for segment in self._segments.values():
+            segment.check()
+        kept = (self._tensors, self._live_bytes, self._allocated, self._file_bytes)
+        self._tensors = self._live_bytes = self._allocated = self._file_bytes = 0
+        for segment in self._segments.values():
+            self._count(segment, +1)
+        derived = (self._tensors, self._live_bytes, self._allocated, self._file_bytes)
+        if derived != kept:
+            raise CorruptDataError(f"shard {self.index}: expected totals {derived}; found {kept}")
+
+    def _known(self, segment_id: SegmentId) -> Segment:
+        segment = self._segments.get(segment_id)
+        if segment is None:
+            raise ModelLostError(
+                f"shard {self.index}: expected segment {segment_id}; it went with an earlier life of this shard"
+            )
+        return segment
+
+    def _add(self, segment: Segment) -> None:
+        if segment.id in self._segments:
+            raise CorruptDataError(f"shard {self.index}: expected a new segment id; {segment.id} is taken")
+        self._segments[segment.id] = segment
+        self._count(segment, +1)
+
+    def _drop(self, segment: Segment) -> None:
+        """Let a segment go that nobody holds, and what only its file held."""
+        self._count(segment, -1)
+        del self._segments[segment.id]
+        self._recent.pop(segment.id, None)
+        self.compactable.discard(segment.id)
+        self.rewritable.discard(segment.id)
+        if segment.handle is not None:
+            self.freed.append(segment.handle)
+        if segment.stored is not None:
+            self.dead_files.append(segment.stored.name)
+            self.release(f"{FILE_HOLDER}{segment.id[1]:x}")
+
+    def _evict_if_cold(self, segment: Segment) -> None:
+        if all(holder in self._cold or holder.startswith(FILE_HOLDER) for holder in segment.holders):
+            self.evict(segment.id)
+
+    def _count(self, segment: Segment, sign: int) -> None:
+        self._tensors += sign * len(segment.live_slots)
+        self._live_bytes += sign * segment.live_bytes
+        self._allocated += sign * segment.allocated
+        self._file_bytes += sign * (segment.stored.nbytes if segment.stored is not None else 0)
