@@ -18,19 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..planner.placement import home_of
 from ..store.archive import Archive
 from ..store.arena import Part
-from ..store.codec import from_spec
+from ..store.codec import Codec, from_spec
 from ..store.errors import ModelLostError, TensorVineError
 from ..store.manifest import Header, decode_body, slots_of
 from ..store.manifestfile import Manifest
 from ..store.recovery import Recovered, recover
 from ..store.refs import ModelRef
-from ..store.segment import ALIGNMENT, SegmentId
+from ..store.segment import ALIGNMENT, SegmentId, Stored
 from ..store.shard import Draft, ShardState
 from .holdings import INLINE_BYTES, Holdings
-from .messages import Chains, Disk, ShardConfig, ToStore
+from .messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, ToStore
 from .persister import Job, Persister
 from .tiers import Tiers
 
@@ -80,10 +82,12 @@ class History:
         self._settle = settle
         self._archive = Archive(disk.uri, len(config.shards), create=False)
         codec = from_spec(disk.codec) if disk.codec else None
-        self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle)
+        self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = ThreadPoolExecutor(READERS, thread_name_prefix="tensorvine-disk")
         self._loading: dict[SegmentId, asyncio.Lock] = {}
         self._recover(again)
+        if codec is not None:
+            self._workers.submit(_warm, codec)
         self.persister = Persister(
             config.index, self._archive, disk.bytes_behind, self._body_of, self._architecture, self._store, self._settle
         )
@@ -289,6 +293,13 @@ class History:
             return self._tiers.store(wanted)
         return self._ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
 
+    def stored(self, segment: SegmentId) -> Stored:
+        """Give the file of a segment of this shard, for another one that has tensors encoded against it."""
+        return self._tiers.stored(segment)
+
+    def _stored_elsewhere(self, segment: SegmentId) -> Stored:
+        return self._ask(segment[0], "stored", (segment,), PEER_TIMEOUT_S)
+
     def _body_of(self, ref: ModelRef) -> bytes | None:
         with self._lock:
             record = self._state.known(ref)
@@ -311,3 +322,8 @@ def claims_on(state: ShardState, shard: int) -> dict[str, dict[SegmentId, list[i
             entries = decode_body(record.body, ref).values()
             claims[str(ref)] = slots_of(entry for entry in entries if entry.segment[0] == shard)
     return claims
+
+
+def _warm(codec: Codec) -> None:
+    """Have a codec's kernels compiled before the first version comes."""
+    codec.decode(codec.encode(np.linspace(0, 1, 1024, dtype=np.float32)))

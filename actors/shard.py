@@ -26,7 +26,7 @@ from ..store.errors import StorageError, TensorVineError
 from ..store.index import PrefixQuery
 from ..store.manifest import Header
 from ..store.refs import ModelRef
-from ..store.segment import Block, Holds, SegmentId
+from ..store.segment import Block, Holds, SegmentId, Stored
 from ..store.shard import Draft, Match, ShardState, ShardStats
 from .engine import Engine, group
 from .history import History, claims_on
@@ -485,6 +485,11 @@ class Shard:
     async def store(self, wanted: ToStore) -> Chains:
         """Write segments for a version whose home is elsewhere."""
         return await self._disk().store(wanted)
+
+    @group("ctl")
+    async def stored(self, segment: SegmentId) -> Stored:
+        """Give the file of a segment of this shard."""
+        return self._disk().stored(segment)
 
     @group("ctl")
     async def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:

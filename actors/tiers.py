@@ -46,6 +46,7 @@ class Tiers:
         archive: the repository's files.
         codec: how tensors are stored; None: as they are.
         settle: called after the state changed, without the lock.
+        stored_elsewhere: asks another shard for the file of its segment.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Tiers:
         archive: Archive,
         codec: Codec | None,
         settle: Callable[[], None],
+        stored_elsewhere: Callable[[SegmentId], Stored],
     ) -> None:
         self._state = state
         self._lock = lock
@@ -63,6 +65,7 @@ class Tiers:
         self._archive = archive
         self._codec = codec
         self._settle = settle
+        self._stored_elsewhere = stored_elsewhere
         self._writing = threading.Lock()
         """Held while a segment's file is written."""
         self._open: OrderedDict[str, SegmentFile] = OrderedDict()
@@ -276,12 +279,21 @@ class Tiers:
             raise ModelLostError(f"segment {segment_id}: expected it to be held still; its last holder let it go")
         return segment
 
-    def _file_of(self, segment_id: SegmentId) -> SegmentFile:
+    def stored(self, segment_id: SegmentId) -> Stored:
+        """Give the file of a segment of this shard.
+
+        Raises:
+            ModelLostError: it has none, or is not here.
+        """
         with self._lock:
             stored = self._segment(segment_id).stored
         if stored is None:
             raise ModelLostError(f"segment {segment_id}: expected a file; it was only in memory")
-        return self._file(stored)
+        return stored
+
+    def _file_of(self, segment_id: SegmentId) -> SegmentFile:
+        mine = segment_id[0] == self._state.index
+        return self._file(self.stored(segment_id) if mine else self._stored_elsewhere(segment_id))
 
     def _file(self, stored: Stored) -> SegmentFile:
         """Give an open file; the ones used last are kept open."""

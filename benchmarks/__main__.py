@@ -16,6 +16,7 @@ NAMES = {
     "incremental": "saves that change 25 to 100% of the tensors, beside h5py",
     "prefix_query": "longest-common-prefix queries over 60,000 graphs, beside Redis-Queries",
     "staging": "cold against preallocated shared memory",
+    "checkpoint": "checkpoints of a training that goes on, beside Check-QZP's variants, Keras and torch.save",
     "growth": "save, load and query times at 1,000 to 100,000 models",
 }
 

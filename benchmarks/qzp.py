@@ -115,6 +115,7 @@ class Synchronous(Variant):
         self._quantise = quantise
         self._compress = compress
         self._timings: list[Timing] = []
+        self._paths: list[Path] = []
 
     def checkpoint(self, step: int, state: State) -> None:
         """Write everything before returning."""
@@ -125,10 +126,11 @@ class Synchronous(Variant):
         self._timings.append(
             Timing(took, took, 0.0, stages.quantise_s, stages.compress_s, stages.write_s, stages.nbytes)
         )
-        path.unlink()
+        self._paths.append(path)
 
     def finish(self) -> list[Timing]:
         """Give the timings: nothing is under way."""
+        _remove(self._paths)
         timings, self._timings = self._timings, []
         return timings
 
@@ -212,6 +214,7 @@ class Parallel(Variant):
         self._places: list[Place] = []
         self._under_way: _UnderWay | None = None
         self._timings: list[Timing] = []
+        self._paths: list[Path] = []
 
     def checkpoint(self, step: int, state: State) -> None:
         """Wait for the checkpoint before, copy the tensors, start the child."""
@@ -232,6 +235,7 @@ class Parallel(Variant):
     def finish(self) -> list[Timing]:
         """Wait for the child, then give the timings."""
         self._join()
+        _remove(self._paths)
         timings, self._timings = self._timings, []
         return timings
 
@@ -277,7 +281,7 @@ class Parallel(Variant):
                 *(stages.quantise_s, stages.compress_s, stages.write_s, stages.nbytes),
             )
         )
-        under_way.path.unlink()
+        self._paths.append(under_way.path)
 
 
 def variants(folder: Path, *, keras: bool) -> list[Variant]:
@@ -359,6 +363,11 @@ def _sync(file: Any) -> None:
 def _unstaged(path: Path, start: float) -> Stages:
     ended = time.perf_counter()
     return Stages(0.0, 0.0, ended - start, path.stat().st_size, ended)
+
+
+def _remove(paths: list[Path]) -> None:
+    while paths:
+        paths.pop().unlink()
 
 
 def _lay_out(state: State) -> tuple[list[Place], int]:

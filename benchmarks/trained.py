@@ -91,7 +91,8 @@ def fine_tuning(name: Task, versions: int, *, quick: bool = False) -> list[Tenso
     paths = [_cached(recipe, f"version-{place}") for place in range(1, versions)]
     if not all(path.exists() for path in paths):
         progress(f"fine-tuning {name}: {versions} versions")
-        run = tuned(recipe, start)
+        run = resumed(recipe, start)
+        run.fine_tune()
         for path in paths:
             for _ in range(STEPS_BETWEEN):
                 run.step()
@@ -99,13 +100,12 @@ def fine_tuning(name: Task, versions: int, *, quick: bool = False) -> list[Tenso
     return [start, *(_read(path) for path in paths)]
 
 
-def tuned(recipe: Recipe, weights: Mapping[str, NDArray[Any]]) -> Training:
-    """Set a fine-tuning up that begins at the weights given."""
+def resumed(recipe: Recipe, weights: Mapping[str, NDArray[Any]]) -> Training:
+    """Set a training up that goes on from the weights given, with an optimizer that remembers nothing."""
     import torch
 
     run = training(recipe)
     run.model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()})
-    run.fine_tune()
     return run
 
 

@@ -56,7 +56,7 @@ class Zstd(ByteStage):
         size = -1 if blocks.nbytes is None else blocks.nbytes
         compressor = zstandard.ZstdCompressor(level=self.level).compressobj(size=size)
         for block in blocks.parts:
-            yield np.frombuffer(compressor.compress(block), np.uint8)
+            yield np.frombuffer(compressor.compress(block.data), np.uint8)
         yield np.frombuffer(compressor.flush(), np.uint8)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
@@ -86,7 +86,7 @@ class _Source:
             part = next(self._parts, None)
             if part is None:
                 break
-            self._rest = memoryview(part)
+            self._rest = part.data
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
@@ -121,7 +121,7 @@ class Gzip(ByteStage):
     def _compressed(self, parts: Iterable[Bytes]) -> Iterator[Bytes]:
         compressor = zlib.compressobj(self.level, wbits=_GZIP)
         for block in parts:
-            yield np.frombuffer(compressor.compress(block), np.uint8)
+            yield np.frombuffer(compressor.compress(block.data), np.uint8)
         yield np.frombuffer(compressor.flush(), np.uint8)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:

@@ -1,12 +1,13 @@
 """Files that other tools read and write: safetensors, Keras `.weights.h5`, Arrow.
 
 Rules
-- The suffix says the format. A file is written under another name beside it, synced and renamed: what stood there
-  before stays whole until then, and nothing half-written is left.
+- The suffix says the format. A file is written under another name beside it, synced and renamed (`LocalDirectory`):
+  what stood there before stays whole until then, and nothing half-written is left.
 - Values are stored as they are, without codecs. A dtype that a format has no name for is refused, never converted.
 - What is read was read whole and checked: by safetensors' own parser, HDF5's, or a checksum per tensor. It does
   not depend on the file any more.
 - A Keras file is laid out by Keras, which needs the model; without one, `read` gives its tensors by HDF5 path.
+  HDF5 works in memory only: it crashes the process when it closes a file on a full disk.
 - The Arrow file is one batch, one row per tensor: name, layer, dtype, shape, nbytes, checksum (xxh3-128 of the bytes,
   hexadecimal), data. Facts are the schema's metadata. Columns that were added, other widths of the types, more
   batches and compression, as other tools write them, are read as well.
@@ -18,12 +19,11 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import io
 import json
 import os
-import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from .arrays import Array, as_bytes, as_numpy, dtype_name, from_bytes, read_only
-from .directory import TEMPORARY, _naming, _sync_folder
+from .directory import Fill, LocalDirectory, _naming
 from .errors import CodecUnavailableError, CorruptDataError, StorageError, TensorMismatchError
 from .manifest import digest_of
 from .segmentfile import METADATA_KEY
@@ -154,11 +154,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
     """
     path = Path(path)
     form = format_of(path)
-    if form == "keras":
-        return _read_hdf5(path), {}
-    with _naming(path, "read"):
-        content = path.read_bytes()
-    return _read_safetensors(path, content) if form == "safetensors" else _read_arrow(path, content)
+    content = _content(path)
+    if form == "safetensors":
+        return _read_safetensors(path, content)
+    return _read_arrow(path, content) if form == "arrow" else (_read_hdf5(path, content), {})
 
 
 def write_keras(path: str | os.PathLike[str], model: Any) -> None:
@@ -173,11 +172,12 @@ def write_keras(path: str | os.PathLike[str], model: Any) -> None:
         StorageError: the file cannot be written, or its name has another suffix.
     """
     path = _keras_path(path)
-    with _replacing(path, ".weights.h5") as temporary:
-        try:
-            model.save_weights(temporary)
-        except ValueError as exc:
-            raise TensorMismatchError(f"{path}: expected a model whose weights Keras can save; {exc}") from exc
+    content = _NamedBuffer()
+    try:
+        model.save_weights(content)
+    except ValueError as exc:
+        raise TensorMismatchError(f"{path}: expected a model whose weights Keras can save; {exc}") from exc
+    _replace(path, lambda sink: sink.write(content.getbuffer()))
 
 
 def read_keras(path: str | os.PathLike[str], model: Any) -> None:
@@ -193,12 +193,12 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
         StorageError: there is no such file, or it cannot be read.
     """
     path = _keras_path(path)
-    _check_readable(path)
+    content = _NamedBuffer(_content(path))
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     before = [as_numpy(variable, variable.path).copy() for variable in variables]
     try:
-        model.load_weights(path)
+        model.load_weights(content)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as exc:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
@@ -222,10 +222,14 @@ def _write_safetensors(path: Path, arrays: Mapping[str, Array], facts: Mapping[s
         header[name] = {"dtype": _SAFETENSORS[dtype], "shape": array.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with _replacing(path) as temporary, open(temporary, "xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+
+    def fill(sink: Any) -> None:
+        sink.write(len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
-            file.write(as_bytes(array).data)
+            if array.nbytes:
+                sink.write(as_bytes(array))
+
+    _replace(path, fill)
 
 
 def _read_safetensors(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
@@ -266,12 +270,12 @@ def _write_arrow(path: Path, arrays: Mapping[str, Array], layers: Mapping[str, s
     buffers: Any = [None, pa.py_buffer(cast(Any, starts)), pa.py_buffer(cast(Any, data))]
     columns.append(pa.Array.from_buffers(pa.large_binary(), len(arrays), buffers))
     batch: Any = pa.record_batch(columns, schema=_ARROW.with_metadata(dict(facts)))
-    with (
-        _replacing(path) as temporary,
-        pa.OSFile(str(temporary), "wb") as file,
-        pa.ipc.new_file(file, batch.schema) as writer,
-    ):
-        cast(Any, writer).write_batch(batch)
+
+    def fill(sink: Any) -> None:
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            cast(Any, writer).write_batch(batch)
+
+    _replace(path, fill)
 
 
 def _read_arrow(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
@@ -321,7 +325,7 @@ def _tensors_of(path: Path, columns: Mapping[str, Any]) -> dict[str, Array]:
     return tensors
 
 
-def _read_hdf5(path: Path) -> dict[str, Array]:
+def _read_hdf5(path: Path, content: bytes) -> dict[str, Array]:
     library = _package("h5py", path)
     tensors: dict[str, Array] = {}
 
@@ -329,9 +333,8 @@ def _read_hdf5(path: Path) -> dict[str, Array]:
         if isinstance(item, library.Dataset):
             tensors[name] = read_only(_hdf5_array(f"{path}: tensor {name!r}", item))
 
-    _check_readable(path)
     try:
-        with library.File(path, "r") as file:
+        with library.File(io.BytesIO(content), "r") as file:
             file.visititems(visit)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as exc:
         if isinstance(exc, (CorruptDataError, TensorMismatchError)):
@@ -360,12 +363,6 @@ def _keras_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _check_readable(path: Path) -> None:
-    """Tell a file that cannot be read from one that HDF5 does not understand: its own errors do not."""
-    with _naming(path, "read"), open(path, "rb"):
-        pass
-
-
 def _check_text(path: Path, what: str, *texts: object) -> None:
     """Refuse what is no text of UTF-8: lone surrogates have no place in these formats."""
     for text in texts:
@@ -375,21 +372,22 @@ def _check_text(path: Path, what: str, *texts: object) -> None:
             raise TensorMismatchError(f"{path}: {what}: expected text that UTF-8 can express; found {text!r}") from exc
 
 
-@contextlib.contextmanager
-def _replacing(path: Path, suffix: str = TEMPORARY) -> Generator[Path]:
-    """Give a name to write to; what is there at the end is synced and becomes `path`, unless something went wrong."""
-    temporary = path.with_name(f".{uuid.uuid4().hex}{suffix}")
-    with _naming(path, "write"):
-        try:
-            yield temporary
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(path.parent)
+class _NamedBuffer(io.BytesIO):
+    """Memory that Keras takes for a path: it looks at the suffix of its name, and opens it as a file."""
+
+    def __str__(self) -> str:
+        return "model.weights.h5"
+
+
+def _content(path: Path) -> bytes:
+    with _naming(path, "read"):
+        return path.read_bytes()
+
+
+def _replace(path: Path, fill: Fill) -> None:
+    if not os.path.isdir(path.parent):
+        raise StorageError(f"{path}: expected a folder to write it to; found none at {path.parent}")
+    LocalDirectory(path.parent, create=False).write(path.name, fill)
 
 
 def _package(name: str, path: Path) -> Any:

@@ -147,7 +147,7 @@ def _slack(scales: Scales) -> Floats:
     the product, which may be twice as large: together less than 2.5 units.
     """
     largest = np.maximum(np.abs(scales.low), np.abs(scales.low + 255 * scales.step))
-    return 2.5 * np.finfo(np.float32).eps * largest
+    return 2.5 * float(np.finfo(np.float32).eps) * largest
 
 
 def _along(numbers: Floats, axis: int) -> Floats:

@@ -19,7 +19,7 @@ from .manifest import encode_body, slots_of
 from .manifestfile import Manifest
 from .segment import SegmentId, Stored
 from .segmentfile import Slot
-from .segments import FILE_HOLDER
+from .segments import file_holder
 from .shard import ShardState
 
 
@@ -30,6 +30,8 @@ class _Need:
     sizes: dict[int, int] = field(default_factory=dict[int, int])
     bases: dict[int, tuple[Slot, ...]] = field(default_factory=dict[int, tuple[Slot, ...]])
     holders: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    dependents: dict[SegmentId, set[int]] = field(default_factory=dict[SegmentId, set[int]])
+    """Segments, on any shard, with tensors that are encoded against slots of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,11 @@ def recover(
     for segment in kept:
         _restore(state, segment, needs[segment], files[segment][0])
     for segment in kept:
-        _hold(state, segment, needs[segment], kept)
+        for holder, slots in needs[segment].holders.items():
+            state.hold(holder, {segment: slots})
+        for dependent, slots in needs[segment].dependents.items():
+            if dependent in files:
+                state.hold(file_holder(dependent), {segment: sorted(slots)})
     kept -= state.drop_unheld()
     mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
@@ -89,19 +95,12 @@ def _note(index: int, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None
             need.sizes[slot] = sizes[place]  # a base has the size of what is encoded against it
             if position < len(chain):
                 need.bases[slot] = chain[position:]
+            if position > 0:
+                dependent = (place, *chain)[position - 1][0]
+                need.dependents.setdefault(dependent, set()).add(slot)
 
 
 def _restore(state: ShardState, segment: SegmentId, need: _Need, file: StoredFile) -> None:
     sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes) + 1)]
     slots = frozenset(need.sizes)
     state.recover(segment, sizes, Stored(file.name, file.generation, file.nbytes, slots, need.bases))
-
-
-def _hold(state: ShardState, segment: SegmentId, need: _Need, kept: set[SegmentId]) -> None:
-    for holder, slots in need.holders.items():
-        state.hold(holder, {segment: slots})
-    bases: dict[SegmentId, set[int]] = {}
-    for chain in need.bases.values():
-        if chain[0][0] in kept:
-            bases.setdefault(chain[0][0], set()).add(chain[0][1])
-    state.hold(f"{FILE_HOLDER}{segment[1]:x}", {base: sorted(slots) for base, slots in bases.items()})

@@ -48,6 +48,8 @@ class SegmentTable:
         """Counts what changed since the start: an answer given at an epoch holds until the next."""
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
+        self.outbox: list[tuple[int, str]] = []
+        """(shard, holder): releases for other shards."""
         self.dead_files: list[str] = []
         """Files that no segment needs any more."""
         self.compactable: set[SegmentId] = set()
@@ -245,9 +247,10 @@ class SegmentTable:
             self.dead_files.append(stored.name)
             return False
         nearest: dict[SegmentId, set[int]] = {}
-        for chain in stored.bases.values():
-            nearest.setdefault(chain[0][0], set()).add(chain[0][1])
-        holder = f"{FILE_HOLDER}{segment_id[1]:x}"
+        for (base, slot), *_ in stored.bases.values():
+            if base[0] == self.index:  # others came with a recovery, which had their shards hold them
+                nearest.setdefault(base, set()).add(slot)
+        holder = file_holder(segment_id)
         before = self._held.get(holder)
         try:
             self.hold(holder, {base: sorted(slots) for base, slots in nearest.items()})
@@ -313,7 +316,10 @@ class SegmentTable:
             self.freed.append(segment.handle)
         if segment.stored is not None:
             self.dead_files.append(segment.stored.name)
-            self.release(f"{FILE_HOLDER}{segment.id[1]:x}")
+            holder = file_holder(segment.id)
+            others = {chain[0][0][0] for chain in segment.stored.bases.values()} - {self.index}
+            self.outbox += [(shard, holder) for shard in others]
+            self.release(holder)
 
     def _evict_if_cold(self, segment: Segment) -> None:
         if all(holder in self._cold or holder.startswith(FILE_HOLDER) for holder in segment.holders):
@@ -324,3 +330,12 @@ class SegmentTable:
         self._live_bytes += sign * segment.live_bytes
         self._allocated += sign * segment.allocated
         self._file_bytes += sign * (segment.stored.nbytes if segment.stored is not None else 0)
+
+
+def file_holder(segment_id: SegmentId) -> str:
+    """Give the name under which a segment's file holds what its tensors are encoded against.
+
+    >>> file_holder((0, 255))
+    '~ff'
+    """
+    return f"{FILE_HOLDER}{segment_id[1]:x}"

@@ -182,8 +182,6 @@ class ShardState(SegmentTable):
     def __init__(self, index: int, home_of: Callable[[str], int], session_s: float = 60.0) -> None:
         super().__init__(index)
         self.session_s = session_s
-        self.outbox: list[tuple[int, str]] = []
-        """(shard, holder): releases for other shards."""
         self._home_of = home_of
         self._life = uuid.uuid4().hex[:8]
         """Part of every lease: one of an earlier life of this shard must not release another's pin."""

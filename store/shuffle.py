@@ -51,7 +51,12 @@ def to_planes(block: Bytes, itemsize: int) -> Bytes:
     >>> to_planes(np.arange(7, dtype=np.uint8), 3).tolist()
     [0, 3, 1, 4, 2, 5, 6]
     """
-    return _transposed(block, itemsize, len(block) // itemsize)
+    out = np.empty_like(block)
+    for place, plane in enumerate(_planes(out, itemsize)):
+        plane[...] = block[place : len(plane) * itemsize : itemsize]
+    whole = len(block) // itemsize * itemsize
+    out[whole:] = block[whole:]
+    return out
 
 
 def from_planes(block: Bytes, itemsize: int) -> Bytes:
@@ -60,15 +65,17 @@ def from_planes(block: Bytes, itemsize: int) -> Bytes:
     >>> from_planes(np.array([0, 3, 1, 4, 2, 5, 6], np.uint8), 3).tolist()
     [0, 1, 2, 3, 4, 5, 6]
     """
-    return _transposed(block, len(block) // itemsize, itemsize)
-
-
-def _transposed(block: Bytes, rows: int, columns: int) -> Bytes:
     out = np.empty_like(block)
-    whole = rows * columns
-    out[:whole].reshape(rows, columns)[...] = block[:whole].reshape(columns, rows).T
+    for place, plane in enumerate(_planes(block, itemsize)):
+        out[place : len(plane) * itemsize : itemsize] = plane
+    whole = len(block) // itemsize * itemsize
     out[whole:] = block[whole:]
     return out
+
+
+def _planes(block: Bytes, itemsize: int) -> Bytes:
+    items = len(block) // itemsize
+    return block[: items * itemsize].reshape(itemsize, items)
 
 
 def recut(parts: Iterable[Bytes], step: int) -> Iterator[Bytes]:

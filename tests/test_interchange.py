@@ -485,8 +485,6 @@ class TestTrouble:
             write_any(tmp_path / name)
         assert sorted(entry.name for entry in tmp_path.rglob("*")) == sorted([name, "inside"])
 
-    # Keras leaves the HDF5 file open when it fails; closing it later fails as well, and only says so.
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.parametrize("part", [0, 0.5, 0.95])
     def test_a_full_disk_leaves_the_old_file_whole_and_nothing_else(
         self, tmp_path: Path, name: str, part: float
