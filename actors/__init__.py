@@ -4,5 +4,6 @@ from .match import PrefixMatch
 from .pending import PendingSave
 from .repository import Repository, RepositoryStats
 from .saver import Saved
+from .verifier import Problem
 
-__all__ = ["PendingSave", "PrefixMatch", "Repository", "RepositoryStats", "Saved"]
+__all__ = ["PendingSave", "PrefixMatch", "Problem", "Repository", "RepositoryStats", "Saved"]

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..planner.placement import home_of
 from ..store.arena import Part
-from ..store.errors import StorageError, TensorVineError
+from ..store.errors import StorageError
 from ..store.index import PrefixQuery
 from ..store.manifest import Header
 from ..store.refs import ModelRef
@@ -42,10 +42,10 @@ from .messages import (
     Places,
     ShardConfig,
     ToStore,
-    actor_name,
-    planner_name,
 )
+from .peers import Peers
 from .persister import Job
+from .waiters import Waiters
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +62,9 @@ class Shard:
         self._lock = threading.RLock()
         self._state = ShardState(config.index, lambda name: home_of(name, config.shards), config.session_s)
         self._holdings = Holdings(self._state, self._lock, engine, config.capacity, config.preallocate_bytes)
-        self._waiting: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._waiters = Waiters(self._lock)
         self._processes: dict[str, tuple[int, Any]] = {}
-        self._peers: dict[int, Any] = {}
-        self._planner = engine.find(planner_name(config.repository))
+        self._peers = Peers(engine, config)
         again = engine.restarted()
         self._history = self._open_history(config.disk, again) if config.disk is not None else None
         if again:
@@ -165,18 +164,18 @@ class Shard:
                 offsets = self._holdings.grant(owner, sizes)
                 behind = self._history is not None and self._history.persister.behind()[0] > 0
                 hope = not offsets and (behind or self._holdings.room_may_come(owner))
-                waiter = self._waiter(_ROOM) if hope else None
+                waiter = self._waiters.join(_ROOM) if hope else None
             if offsets:
                 return offsets
-            if waiter is None or not await self._woken(_ROOM, waiter, deadline):
+            if waiter is None or not await self._waiters.woken(_ROOM, waiter, deadline):
                 raise self._holdings.full(owner, sizes[0])
 
     async def _keep_pace(self, what: str, deadline: float) -> None:
         """Wait while too much waits to be written to disk."""
         while self._history is not None and self._history.persister.is_full():
             with self._lock:
-                waiter = self._waiter(_ROOM)
-            if self._history.persister.is_full() and not await self._woken(_ROOM, waiter, deadline):
+                waiter = self._waiters.join(_ROOM)
+            if self._history.persister.is_full() and not await self._waiters.woken(_ROOM, waiter, deadline):
                 raise self._history.persister.late(what)
 
     @group("ctl")
@@ -224,15 +223,15 @@ class Shard:
             ref = self._state.begin_commit(draft)
         created_ns = time.time_ns()
         try:
-            await self._hold_elsewhere(str(ref), draft.holds)
-            await self._tell_planner({ref: (draft.parent, True)})
+            await self._peers.hold(str(ref), draft.holds)
+            await self._peers.note({ref: (draft.parent, True)})
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
-            await self._tell_planner_gently({ref: (draft.parent, False)})
-            await self._release_elsewhere(str(ref), {s for s, _ in draft.holds})
+            await self._peers.note_gently({ref: (draft.parent, False)})
+            await self._peers.release(str(ref), {s for s, _ in draft.holds})
             raise
         with self._lock:
             self._state.publish(ref, draft, created_ns)
@@ -246,7 +245,7 @@ class Shard:
         self._wake(ref.name)
         await self._settle()
         for shard, cold in others:
-            await self._tell_gently(shard, "cool", cold)
+            await self._peers.tell_gently(shard, "cool", cold)
         return ref, created_ns
 
     async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
@@ -429,10 +428,10 @@ class Shard:
         while True:
             with self._lock:
                 newest = self._state.newer(name, after)
-                waiter = self._waiter(name) if newest is None else None
+                waiter = self._waiters.join(name) if newest is None else None
             if waiter is None:
                 return newest
-            if not await self._woken(name, waiter, deadline):
+            if not await self._waiters.woken(name, waiter, deadline):
                 return None
 
     # ---- retiring ---------------------------------------------------------------------------------------
@@ -448,7 +447,7 @@ class Shard:
         with self._lock:
             self._state.retire(ref)
         self._wake(None)
-        await self._tell_planner_gently({ref: (None, False)})
+        await self._peers.note_gently({ref: (None, False)})
         await self._settle()
         return ref
 
@@ -505,21 +504,10 @@ class Shard:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    async def _hold_elsewhere(self, holder: str, holds: Holds) -> None:
-        by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
-        for segment, slots in holds.items():
-            if segment[0] != self._config.index:
-                by_shard.setdefault(segment[0], {})[segment] = slots
-        await asyncio.gather(*(self._tell(shard, "hold", holder, part) for shard, part in by_shard.items()))
-
-    async def _release_elsewhere(self, holder: str, shards: set[int]) -> None:
-        for shard in shards - {self._config.index}:
-            await self._tell_gently(shard, "release", holder)
-
     async def _settle(self) -> None:
         """Carry out what the state left: free memory, start compactions, tell other shards."""
         for shard, holder in self._settle_here():
-            await self._tell_gently(shard, "release", holder)
+            await self._peers.tell_gently(shard, "release", holder)
 
     def _settle_here(self) -> list[tuple[int, str]]:
         """Do of it what concerns this shard only; give what is for others."""
@@ -557,7 +545,7 @@ class Shard:
     def _settle_from_thread(self) -> None:
         """Do what `_settle` does, without waiting for other shards."""
         for shard, holder in self._settle_here():
-            self._engine.call(self._peer(shard), "release", holder)
+            self._peers.send(shard, "release", holder)
 
     def _end(self, client: str, parts_too: bool = True) -> None:
         with self._lock:
@@ -570,14 +558,11 @@ class Shard:
 
     def _recover(self) -> None:
         """Learn what an earlier life held, so that it is answered as lost by name and no version is used twice."""
-        index = self._config.index
-        census = self._engine.call(self._planner, "census_of", index)
-        self._state.restore(self._engine.result(census, PEER_TIMEOUT_S, "planner"))
+        self._state.restore(self._peers.census())
         kept = [str(ref) for ref in self._state.models()]
-        for shard in self._config.shards:
-            if shard != index:
-                self._engine.call(self._peer(shard), "release_homes", index, kept)
-        log.warning("shard %d started again: what was only in its memory is lost", index)
+        for shard in self._peers.others:
+            self._peers.send(shard, "release_homes", self._config.index, kept)
+        log.warning("shard %d started again: what was only in its memory is lost", self._config.index)
 
     def _open_history(self, disk: Disk, again: bool) -> History:
         """Bring back what is on disk."""
@@ -587,7 +572,7 @@ class Shard:
             self._state,
             self._lock,
             self._holdings,
-            self._ask_from_thread,
+            self._peers.ask,
             self._settle_from_thread,
             again,
         )
@@ -597,59 +582,9 @@ class Shard:
             raise StorageError(f"shard {self._config.index}: expected a repository with path=; it has none")
         return self._history
 
-    def _ask_from_thread(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
-        future = self._engine.call(self._peer(shard), method, *arguments)
-        return self._engine.result(future, timeout, f"shard {shard}")
-
-    def _waiter(self, topic: str) -> asyncio.Event:
-        """Join those who are woken when `topic` changes: a name, or the room in the memory."""
-        event = asyncio.Event()
-        self._waiting.setdefault(topic, []).append((asyncio.get_running_loop(), event))
-        return event
-
-    async def _woken(self, topic: str, event: asyncio.Event, deadline: float) -> bool:
-        try:
-            await asyncio.wait_for(event.wait(), max(deadline - time.monotonic(), 0.0))
-        except TimeoutError:
-            return False
-        finally:
-            with self._lock:
-                left = [waiter for waiter in self._waiting.pop(topic, []) if waiter[1] is not event]
-                if left:
-                    self._waiting[topic] = left
-        return True
-
     def _wake(self, topic: str | None) -> None:
-        """Show the epoch, and let those who wait on `topic` look again. Loops differ: each group has its own."""
+        """Show the epoch, and let those who wait on `topic` look again."""
         with self._lock:
             self._holdings.publish()
-            waiting = self._waiting.pop(topic, []) if topic is not None else []
-        for loop, event in waiting:
-            loop.call_soon_threadsafe(event.set)
-
-    def _peer(self, shard: int) -> Any:
-        if shard not in self._peers:
-            self._peers[shard] = self._engine.find(actor_name(self._config.repository, shard))
-        return self._peers[shard]
-
-    async def _tell(self, shard: int, method: str, *arguments: Any) -> Any:
-        future = self._engine.call(self._peer(shard), method, *arguments)
-        return await self._engine.awaitable(future, PEER_TIMEOUT_S, f"shard {shard}")
-
-    async def _tell_gently(self, shard: int, method: str, *arguments: Any) -> None:
-        """Tell a shard something that it need not hear if it died: then it forgot all of it anyway."""
-        try:
-            await self._tell(shard, method, *arguments)
-        except TensorVineError as exc:
-            log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
-
-    async def _tell_planner_gently(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
-        """Tell the planner what is over: if it does not hear, the worst is that a loss is reported that was none."""
-        try:
-            await self._tell_planner(news)
-        except TensorVineError as exc:
-            log.warning("the planner did not hear of %s: %s", list(news), exc)
-
-    async def _tell_planner(self, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
-        future = self._engine.call(self._planner, "note", self._config.index, dict(news))
-        await self._engine.awaitable(future, PEER_TIMEOUT_S, "planner")
+        if topic is not None:
+            self._waiters.wake(topic)

@@ -128,11 +128,18 @@ class Ours(Variant):
             if self._newest is not None:
                 self._repo.retire(self._newest.ref)
             self._newest = saved
+        wait_until(self._only_live_ones, "the memory of older checkpoints to be free")
         return [Timing(stall, end - start, stall, None, None, None, nbytes) for start, stall, _, end in ended]
 
     def close(self) -> None:
         """End the thread that waits for commits."""
         self._waiter.shutdown()
+
+    def _only_live_ones(self) -> bool:
+        if self._newest is None:
+            return True
+        stats = self._repo.stats()
+        return stats.bytes_memory <= stats.models * self._repo.info(self._newest.ref).bytes_total
 
     def _files(self) -> dict[Path, int]:
         found: dict[Path, int] = {}

@@ -326,9 +326,9 @@ def quantised(value: NDArray[Any], bounds: tuple[float, float] | None = None) ->
     Returns:
         (codes uint8 of the same shape, minimum, scale): a value is minimum + code * scale.
 
-    >>> codes, low, scale = quantised(np.array([0, 0.5, 1], np.float32))
+    >>> codes, low, scale = quantised(np.array([0, 0.25, 1], np.float32))
     >>> codes.tolist(), low, round(1 / scale)
-    ([0, 128, 255], 0.0, 255)
+    ([0, 64, 255], 0.0, 255)
     """
     if not np.issubdtype(value.dtype, np.floating) or not value.size:
         return value

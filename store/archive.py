@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .codec import Encoded
-from .directory import Directory, open_directory
+from .directory import TEMPORARY, Directory, open_directory
 from .encoding import block_of
 from .errors import CorruptDataError, StorageError
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name
@@ -87,8 +87,18 @@ class Archive:
         return StoredFile(name, generation, write_segment(self.directory, name, segment, rows, block_of(encoded)))
 
     def open_segment(self, file: StoredFile) -> SegmentFile:
-        """Open a segment's file."""
-        return SegmentFile(self.directory, file.name, self._shards)
+        """Open a segment's file.
+
+        Raises:
+            CorruptDataError: it is damaged, or under another segment's name.
+            StorageError: it cannot be read.
+        """
+        opened = SegmentFile(self.directory, file.name, self._shards)
+        expected, found = file.name.rpartition("/")[2].partition(".")[0], segment_text(opened.segment)
+        if found != expected:
+            opened.close()
+            raise CorruptDataError(f"{opened.where}: expected segment {expected}; found {found}")
+        return opened
 
     def delete_segments(self, names: Iterable[str]) -> None:
         """Delete segments' files."""
@@ -135,15 +145,15 @@ class Archive:
 
     def sweep(self) -> list[str]:
         """Remove half-written files, and name them. Nobody may be writing: it is done when a repository starts."""
-        return [name for folder in ("manifests", "segments") for name in self.directory.sweep(folder)]
+        return self.directory.sweep("")
 
     def _check_mark(self, create: bool) -> None:
         where = f"{self.directory.uri}/{_MARK}"
-        top = self.directory.list("") if not self._has_mark() else {_MARK: 0}
-        if _MARK not in top:
-            if top:
+        if not self._has_mark():
+            others = sorted(name for name in self.directory.list("") if not _is_left_of_a_start(name))
+            if others:
                 raise StorageError(
-                    f"{self.directory.uri}: expected an empty directory or a repository; found {sorted(top)[:3]}"
+                    f"{self.directory.uri}: expected an empty directory or a repository; found {others[:3]}"
                 )
             if not create:
                 raise StorageError(f"{self.directory.uri}: expected a repository; found an empty directory")
@@ -152,7 +162,7 @@ class Archive:
         try:
             mark: Any = json.loads(self.directory.read(_MARK).to_pybytes())
             version = mark["format"]
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise CorruptDataError(f"{where}: expected a format version; found {exc}") from exc
         if version != FORMAT:
             raise CorruptDataError(f"{where}: expected format {FORMAT}; found {version!r}: a newer TensorVine wrote it")
@@ -164,3 +174,8 @@ class Archive:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return False
             raise
+
+
+def _is_left_of_a_start(name: str) -> bool:
+    """Tell whether a start that was killed before it wrote the mark may have left this file."""
+    return name == LOCK_NAME or ("/" not in name and name.endswith(TEMPORARY))

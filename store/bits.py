@@ -1,7 +1,7 @@
-"""Codes of 2 to 7 bits without the bits between them.
+"""Codes of 1 to 8 bits without the bits between them.
 
 Rules
-- Eight codes become one 64-bit word, from which three shifts take the unused bits: in pairs, in fours, in eights.
+- Eight codes become one 64-bit word, from which three shifts take the unused bits: of pairs, of fours, of eights.
 - Lowest bit first: code i has the bits i * bits to (i + 1) * bits - 1 of the result.
 """
 
@@ -17,6 +17,12 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 CHUNK = 1 << 16
 """Codes that are packed at once; a multiple of 8."""
+SAMPLES, SAMPLE = 16, 1 << 13
+"""How many runs of how many codes are counted to estimate what compressing all gives."""
+TABLE_BITS, TABLE_SPAN = 4, 1 << 17
+"""What a compressor's table costs per value in it, in bits, and how many bytes share a table."""
+EVEN_MARGIN = 1.1
+"""Blocks differ: some have a smaller largest share than the whole."""
 _FIELDS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 """Bits of a field that holds 1, 2 or 4 codes, and where every other such field is."""
 
@@ -30,29 +36,29 @@ def packed_bytes(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def pack_bits(codes: Bytes, bits: int) -> int:
-    """Pack codes in place.
+def pack_bits(codes: Bytes, bits: int) -> Bytes:
+    """Pack codes.
 
     Args:
-        codes: one per byte, each below 2 ** bits; its start is overwritten.
-        bits: 2 to 7.
+        codes: one per byte, each below 2 ** bits.
+        bits: 1 to 8.
 
-    Returns:
-        How many bytes the packed codes take.
-
-    >>> codes = np.array([1, 2, 3], np.uint8)
-    >>> pack_bits(codes, 4), codes[:2].tolist()
-    (2, [33, 3])
+    >>> pack_bits(np.array([1, 2, 3], np.uint8), 4).tolist()
+    [33, 3]
     """
+    if bits == 1:
+        return np.packbits(codes, bitorder="little")
+    packed = np.empty(packed_bytes(len(codes), bits), np.uint8)
     for start in range(0, len(codes), CHUNK):
         words = _as_words(codes[start : start + CHUNK], 8)
         for width, mask in _FIELDS:
-            words = (words & np.uint64(mask)) | ((words & ~np.uint64(mask)) >> np.uint64(width - width // 8 * bits))
-        packed = words.view(np.uint8).reshape(-1, 8)[:, :bits].reshape(-1)
-        at = start // 8 * bits
-        length = packed_bytes(min(CHUNK, len(codes) - start), bits)
-        codes[at : at + length] = packed[:length]
-    return packed_bytes(len(codes), bits)
+            high = words & ~np.uint64(mask)
+            high >>= np.uint64(width - width // 8 * bits)
+            words &= np.uint64(mask)
+            words |= high
+        out = packed[start // 8 * bits :][: CHUNK // 8 * bits]
+        out[:] = _first_bytes(words, bits)[: len(out)]
+    return packed
 
 
 def unpack_bits(packed: Bytes, count: int, bits: int) -> Bytes:
@@ -61,11 +67,13 @@ def unpack_bits(packed: Bytes, count: int, bits: int) -> Bytes:
     Args:
         packed: exactly `packed_bytes(count, bits)` bytes.
         count: of codes.
-        bits: per code, 2 to 7.
+        bits: per code, 1 to 8.
 
     >>> unpack_bits(np.array([33, 3], np.uint8), 3, 4).tolist()
     [1, 2, 3]
     """
+    if bits == 1:
+        return np.unpackbits(packed, count=count, bitorder="little")
     codes = np.empty(count, np.uint8)
     for start in range(0, count, CHUNK):
         at = start // 8 * bits
@@ -73,9 +81,49 @@ def unpack_bits(packed: Bytes, count: int, bits: int) -> Bytes:
         for width, mask in reversed(_FIELDS):
             used = width // 8 * bits
             low = np.uint64(mask & ((1 << used) - 1) * _ones(2 * width))
-            words = (words & low) | ((words >> np.uint64(used) & low) << np.uint64(width))
+            high = words >> np.uint64(used)
+            high &= low
+            high <<= np.uint64(width)
+            words &= low
+            words |= high
         codes[start : start + CHUNK] = words.view(np.uint8)[: min(CHUNK, count - start)]
     return codes
+
+
+def noise_bits(codes: Bytes, bits: int, even_share: float) -> int:
+    """Choose how many low bits of each code to pack, when a compressor gets the rest.
+
+    What a choice costs is estimated from a sample: the entropy of the bits above, the compressor's table for
+    them, and the packed bits. All bits packed is one of the choices.
+
+    Args:
+        codes: below 2 ** bits.
+        bits: 2 to 8.
+        even_share: the compressor stores bytes as they are if no value has a larger share.
+
+    >>> rng = np.random.default_rng(0)
+    >>> even, uneven = rng.integers(0, 200, 9999, np.uint8), rng.binomial(20, 0.1, 9999).astype(np.uint8)
+    >>> noise_bits(even, 8, 1 / 128), noise_bits(uneven, 8, 1 / 128)
+    (3, 0)
+    """
+    counts = _histogram(codes, 1 << bits)
+    total = int(counts.sum())
+
+    def cost(low: int) -> float:
+        merged = counts.reshape(-1, 1 << low).sum(axis=1)
+        share = merged[merged > 0] / total
+        entropy = -float((share * np.log2(share)).sum())
+        skipped = share.max() <= EVEN_MARGIN * even_share
+        return low + (8 if skipped else entropy + TABLE_BITS * len(share) / min(len(codes), TABLE_SPAN))
+
+    # Where it is equal, fewer bits are packed: the compressor may find more than the estimate knows of.
+    return min(range(bits + 1), key=lambda low: cost(low) if low < bits else bits)
+
+
+def _histogram(codes: Bytes, size: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """Count the codes of a sample, evenly spaced."""
+    starts = range(0, len(codes), max(SAMPLE, len(codes) // SAMPLES))
+    return sum((np.bincount(codes[at : at + SAMPLE], minlength=size) for at in starts), np.zeros(size, np.intp))
 
 
 def _ones(distance: int) -> int:
@@ -84,9 +132,18 @@ def _ones(distance: int) -> int:
 
 def _as_words(data: Bytes, size: int) -> Words:
     """Spread bytes over 64-bit words, `size` in each; the last one is filled up with zeros."""
-    count = -(-len(data) // size)
-    words = np.zeros((count, 8), np.uint8)
-    whole = len(data) // size
-    words[:whole, :size] = data[: whole * size].reshape(whole, size)
-    words[whole:, : len(data) - whole * size] = data[whole * size :]
+    whole, rest = divmod(len(data), size)
+    words = np.zeros((whole + bool(rest), 8), np.uint8)
+    if size in (2, 4):
+        words.view("<u8")[:whole, 0] = data[: whole * size].view(f"<u{size}")
+    else:
+        words[:whole, :size] = data[: whole * size].reshape(whole, size)
+    words[whole:, :rest] = data[whole * size :]
     return words.view("<u8").reshape(-1)
+
+
+def _first_bytes(words: Words, size: int) -> Bytes:
+    """Gather the lowest `size` bytes of each word."""
+    if size in (2, 4):
+        return words.astype(f"<u{size}").view(np.uint8)
+    return words.view(np.uint8).reshape(-1, 8)[:, :size].reshape(-1)

@@ -30,6 +30,8 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 BLOCK_ITEMS = 1 << 17
 """Elements per block. A byte plane of a block is then exactly one block of Zstandard, with its own statistics."""
 
+EVEN_SHARE = 1 / 128
+
 _STAGE = re.compile(r"([a-z]+)(?:\(([^()]*)\))?")
 
 
@@ -192,6 +194,8 @@ class ByteStage(Stage):
     __slots__ = ()
     shrinks: ClassVar[bool] = False
     """Whether it changes the number of bytes, so that it can pay or not."""
+    skips_even: ClassVar[bool] = False
+    """Whether it gives up on bytes of which no value has a share above `EVEN_SHARE`."""
 
     @abstractmethod
     def pack(self, blocks: Blocks) -> Blocks:
@@ -347,16 +351,32 @@ def encode_bytes(
         tensor: whose dtype and shape are noted.
         error: that the head made.
     """
-    packed = pack(Blocks(cut(data, itemsize), itemsize, len(data)), tail) if tail and len(data) else None
+    packed = (
+        pack(Blocks(cut(data, BLOCK_ITEMS * itemsize), itemsize, len(data)), tail, len(data))
+        if tail and len(data)
+        else None
+    )
     applied = [stage.text for stage in tail] if packed is not None else []
     spec = "|".join([head, *applied] if head else applied)
     return Encoded(spec, dtype_name(tensor.dtype), tensor.shape, data if packed is None else packed, error)
 
 
-def pack(blocks: Blocks, tail: tuple[ByteStage, ...]) -> Bytes | None:
-    """Run blocks of known length through byte stages; None if that gives no fewer bytes than went in."""
-    limit = cast(int, blocks.nbytes)
-    shrinking = any(stage.shrinks for stage in tail)
+def shrinks(tail: tuple[ByteStage, ...]) -> bool:
+    """Say whether a compressor is among byte stages."""
+    return any(stage.shrinks for stage in tail)
+
+
+def pack(blocks: Blocks, tail: tuple[ByteStage, ...], limit: int) -> Bytes | None:
+    """Run blocks through byte stages.
+
+    Args:
+        blocks: of the bytes to encode.
+        tail: the byte stages.
+        limit: length of the bytes as they would be stored otherwise.
+
+    Returns:
+        The result; None if there are compressors and it is not shorter than the limit.
+    """
     for stage in tail:
         blocks = stage.pack(blocks)
     out = np.empty(limit, np.uint8)  # its pages cost nothing until they are written
@@ -366,15 +386,18 @@ def pack(blocks: Blocks, tail: tuple[ByteStage, ...]) -> Bytes | None:
         if end > limit:
             return None
         out[start:end] = part
-    if shrinking and end == limit:
+    if shrinks(tail) and end == limit:
         return None
     out.resize(end, refcheck=False)
     return out
 
 
-def cut(data: Bytes, itemsize: int) -> Iterator[Bytes]:
-    """Cut bytes into blocks of `BLOCK_ITEMS` elements; the last one may be shorter."""
-    step = BLOCK_ITEMS * itemsize
+def cut(data: Bytes, step: int) -> Iterator[Bytes]:
+    """Cut bytes into blocks of `step` bytes; the last one may be shorter.
+
+    >>> [len(block) for block in cut(np.zeros(5, np.uint8), 2)]
+    [2, 2, 1]
+    """
     return (data[start : start + step] for start in range(0, len(data), step))
 
 

@@ -36,6 +36,7 @@ from .codec import (
     expect_length,
     new_array,
     pack,
+    shrinks,
     unpack_into,
 )
 from .errors import CodecError, CorruptDataError
@@ -80,14 +81,14 @@ class Delta(HeadStage):
         return found if found.nbytes < dense.nbytes else dense
 
     def _difference(self, tensor: Array, parent: Array, tail: tuple[ByteStage, ...]) -> Encoded | None:
-        shrinking = any(stage.shrinks for stage in tail)
+        shrinking = shrinks(tail)
         size = tensor.dtype.itemsize
         data = sparse(tensor, parent, tensor.nbytes // 2 if shrinking else tensor.nbytes - 1)
         if data is not None:
             return encode_bytes(self.text, data, size, tail, tensor)
         if not shrinking:
             return None
-        packed = pack(Blocks(_xor(as_bytes(tensor), as_bytes(parent), size), size, tensor.nbytes), tail)
+        packed = pack(Blocks(_xor(as_bytes(tensor), as_bytes(parent), size), size, tensor.nbytes), tail, tensor.nbytes)
         if packed is None:
             return None
         return Encoded("|".join(stage.text for stage in (self, *tail)), tensor.dtype.name, tensor.shape, packed)
@@ -122,15 +123,16 @@ def _words(data: Bytes, itemsize: int) -> Words:
 
 
 def _xor(data: Bytes, parent: Bytes, itemsize: int) -> Iterator[Bytes]:
-    return (np.bitwise_xor(new, old) for new, old in zip(cut(data, itemsize), cut(parent, itemsize), strict=True))
+    step = BLOCK_ITEMS * itemsize
+    return (np.bitwise_xor(new, old) for new, old in zip(cut(data, step), cut(parent, step), strict=True))
 
 
 def _dense_estimate(tensor: Array, tail: tuple[ByteStage, ...]) -> float:
     """Estimate the length of the dense tensor behind the byte stages, in bytes, from evenly spaced blocks."""
     data, size = as_bytes(tensor), tensor.dtype.itemsize
-    blocks = list(cut(data, size))[::SAMPLE_EVERY]
+    blocks = list(cut(data, BLOCK_ITEMS * size))[::SAMPLE_EVERY]
     length = sum(map(len, blocks))
-    packed = pack(Blocks(blocks, size, length), tail)
+    packed = pack(Blocks(blocks, size, length), tail, length)
     return len(data) * (1.0 if packed is None else len(packed) / length)
 
 

@@ -17,6 +17,7 @@ import fcntl
 import logging
 import mmap
 import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
@@ -35,6 +36,8 @@ pa: Any = pyarrow  # it has no types
 fs: Any = pyarrow_fs
 TEMPORARY = ".tmp"
 """Suffix of files that are being written."""
+_ADVISED = 2 << 20
+"""Bytes that the kernel is asked to read at once; of more it would read a part only."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Fill = Callable[[Any], None]
 """Writes a file's content to the binary sink that it is given."""
@@ -132,10 +135,21 @@ def open_directory(uri: str, create: bool = True) -> Directory:
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as exc:
-        raise StorageError(f"{uri}: expected an absolute path or a URI of a file system; {exc}") from exc
+        shown = without_credentials(uri)
+        reason = str(exc).replace(uri, shown)
+        raise StorageError(f"{shown}: expected an absolute path or a URI of a file system; {reason}") from None
     if isinstance(system, fs.LocalFileSystem):
         return LocalDirectory(Path(path), create)
     return RemoteDirectory(system, path, uri, create)
+
+
+def without_credentials(uri: str) -> str:
+    """Give a URI as messages may show it: without user, password and options.
+
+    >>> without_credentials("s3://key:secret@bucket/prefix?region=us-east-1")
+    's3://bucket/prefix'
+    """
+    return re.sub(r"(?<=://)[^/]*@", "", uri.partition("?")[0])
 
 
 class LocalDirectory(Directory):
@@ -144,9 +158,9 @@ class LocalDirectory(Directory):
     def __init__(self, path: Path, create: bool = True) -> None:
         self.uri = str(path)
         self._path = path
-        with _naming(path, "open the directory"):
+        with _naming(path, "find a directory at"):
             if create:
-                path.mkdir(parents=True, exist_ok=True)
+                self._make_folder(path)
             os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
     def write(self, name: str, fill: Fill) -> int:
@@ -228,11 +242,11 @@ class RemoteDirectory(Directory):
     """A directory of a file system that only PyArrow reaches: an object store or HDFS."""
 
     def __init__(self, system: Any, path: str, uri: str, create: bool = True) -> None:
-        self.uri = uri.partition("?")[0]
+        self.uri = without_credentials(uri)
         self._system = system
         self._path = path.rstrip("/")
         self._renames = system.type_name == "hdfs"
-        with _naming(self.uri, "open the directory"):
+        with _naming(self.uri, "find a directory at"):
             info = system.get_file_info(self._path)
             if info.type is fs.FileType.File:
                 raise NotADirectoryError(f"expected a directory; {self._path} is a file")
@@ -297,7 +311,10 @@ class _Whole:
         self.tell = file.tell
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if not view.nbytes:
+            return 0
+        view = view.cast("B")
         done = 0
         while done < len(view):
             done += self._file.write(view[done : done + (64 << 20)])
@@ -308,23 +325,35 @@ class _Whole:
 
 
 class _Mapped(OpenFile):
+    """A mapped file. The kernel would read up to megabytes around each page; so it is told what is wanted."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with open(path, "rb") as file:
             self.nbytes = os.fstat(file.fileno()).st_size
-            mapped = mmap.mmap(file.fileno(), self.nbytes, prot=mmap.PROT_READ) if self.nbytes else b""
-        self._whole: Bytes | None = np.frombuffer(mapped, np.uint8)
+            self._map = mmap.mmap(file.fileno(), self.nbytes, prot=mmap.PROT_READ) if self.nbytes else None
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_RANDOM)
+        self._whole: Bytes | None = np.frombuffer(self._map or b"", np.uint8)
 
     def part(self, offset: int, nbytes: int) -> Bytes:
-        if self._whole is None or not 0 <= offset <= offset + nbytes <= self.nbytes:
-            raise StorageError(f"{self._path}: expected {nbytes} bytes at {offset}; the file has {self.nbytes}")
-        return self._whole[offset : offset + nbytes]
+        whole = self._opened()
+        _check_part(self._path, offset, nbytes, self.nbytes)
+        if self._map is not None:
+            for start in range(offset - offset % mmap.PAGESIZE, offset + nbytes, _ADVISED):
+                self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVISED, offset + nbytes - start))
+        return whole[offset : offset + nbytes]
 
     def arrow(self) -> Any:
-        return pa.BufferReader(pa.py_buffer(self.part(0, self.nbytes)))
+        return pa.BufferReader(pa.py_buffer(self._opened()))
 
     def close(self) -> None:
-        self._whole = None
+        self._map = self._whole = None
+
+    def _opened(self) -> Bytes:
+        if self._whole is None:
+            raise StorageError(f"{self._path}: expected an open file; it was closed")
+        return self._whole
 
 
 class _Remote(OpenFile):
@@ -333,10 +362,11 @@ class _Remote(OpenFile):
         self.nbytes = file.size()
 
     def part(self, offset: int, nbytes: int) -> Bytes:
+        _check_part(self._uri, offset, nbytes, self.nbytes)
         with _naming(self._uri, f"read {nbytes} bytes at {offset} of"):
             found = np.frombuffer(self._file.read_at(nbytes, offset), np.uint8)
         if found.nbytes != nbytes:
-            raise StorageError(f"{self._uri}: expected {nbytes} bytes at {offset}; the file has {self.nbytes}")
+            raise StorageError(f"{self._uri}: expected {nbytes} bytes at {offset}; found {found.nbytes}")
         return found
 
     def arrow(self) -> Any:
@@ -356,6 +386,11 @@ def _naming(where: object, action: str) -> Generator[None]:
     except (OSError, pa.ArrowException) as exc:
         reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
         raise StorageError(f"{where}: expected to {action} it; {reason}") from exc
+
+
+def _check_part(where: object, offset: int, nbytes: int, length: int) -> None:
+    if not 0 <= offset <= offset + nbytes <= length:
+        raise StorageError(f"{where}: expected {nbytes} bytes at {offset}; the file has {length}")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,8 +4,8 @@ Rules
 - The suffix says the format. A file is written under another name beside it, synced and renamed (`LocalDirectory`):
   what stood there before stays whole until then, and nothing half-written is left.
 - Values are stored as they are, without codecs. A dtype that a format has no name for is refused, never converted.
-- What is read was read whole and checked: by safetensors' own parser, HDF5's, or a checksum per tensor. It does
-  not depend on the file any more.
+- What is read was read whole and does not depend on the file any more. Arrow has a checksum per tensor; the other
+  formats have none, so their parsers find damage to the structure of a file, not to its values.
 - A Keras file is laid out by Keras, which needs the model; without one, `read` gives its tensors by HDF5 path.
   HDF5 works in memory only: it crashes the process when it closes a file on a full disk.
 - The Arrow file is one batch, one row per tensor: name, layer, dtype, shape, nbytes, checksum (xxh3-128 of the bytes,
@@ -79,6 +79,8 @@ _ARROW: Any = pa.schema(
         ("data", pa.large_binary()),
     ]
 )
+_HDF5_ERRORS = (OSError, RuntimeError, KeyError, OverflowError, TypeError, ValueError)
+"""What h5py raises for a damaged file."""
 _HDF5_EXPANSION = 2000
 """A dataset that claims more bytes than this times what it stores is refused; deflate reaches 1032."""
 
@@ -199,7 +201,7 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
     before = [as_numpy(variable, variable.path).copy() for variable in variables]
     try:
         model.load_weights(content)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as exc:
+    except _HDF5_ERRORS as exc:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         if isinstance(exc, ValueError):
@@ -298,7 +300,7 @@ def _read_arrow(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str,
         }
         facts = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
         return _tensors_of(path, columns), facts
-    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
         raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; {exc}") from exc
@@ -336,7 +338,7 @@ def _read_hdf5(path: Path, content: bytes) -> dict[str, Array]:
     try:
         with library.File(io.BytesIO(content), "r") as file:
             file.visititems(visit)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as exc:
+    except _HDF5_ERRORS as exc:
         if isinstance(exc, (CorruptDataError, TensorMismatchError)):
             raise
         raise CorruptDataError(f"{path}: expected a whole HDF5 file; {exc}") from exc
@@ -351,9 +353,9 @@ def _hdf5_array(where: str, dataset: Any) -> Array:
         stored = dataset.id.get_storage_size()
         raise CorruptDataError(f"{where}: expected {dataset.nbytes} bytes; found {stored} stored")
     array = np.asarray(dataset[()])
-    named = dataset.attrs.get("dtype")
-    if array.dtype.kind == "V" and array.dtype.names is None and named == "bfloat16":
-        return from_bytes(as_bytes(array), named, array.shape)
+    # The attribute is asked for only where it matters: HDF5 can loop for ever on a damaged one.
+    if array.dtype == "V2" and dataset.attrs.get("dtype") == "bfloat16":
+        return from_bytes(as_bytes(array), "bfloat16", array.shape)
     return as_numpy(array, where)
 
 

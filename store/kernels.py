@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -20,16 +20,12 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+from .groups import Floats, tiles
 
 SLICE = 1024
 """Elements that the float32 loop takes before its result is judged."""
 FAST_GROUP = 1 << 14
 """In rows of fewer elements the exact loop would repeat too much of what the float32 loop did."""
-
-TILE = 1 << 16
-"""Elements that NumPy works on at once, so that what lies between its steps stays in the cache."""
 
 log = logging.getLogger(__name__)
 
@@ -51,18 +47,6 @@ class Scales:
     def of(self, groups: slice) -> Scales:
         """Give those of some groups."""
         return Scales(self.low[groups], self.step[groups])
-
-
-def tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Cut rows and columns into contiguous pieces of about `TILE` elements: whole rows, or parts of one.
-
-    >>> list(tiles(2, TILE + 1))[1]
-    (slice(0, 1, None), slice(65536, 65537, None))
-    """
-    many = max(1, TILE // max(1, columns))
-    for row in range(0, rows, many):
-        for column in range(0, columns, max(TILE, columns) if many > 1 else TILE):
-            yield slice(row, min(row + many, rows)), slice(column, min(column + TILE, columns))
 
 
 def extremes(values: Array, axis: int) -> tuple[Floats, Floats]:

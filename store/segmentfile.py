@@ -2,7 +2,7 @@
 
 Rules
 - Any Arrow tool opens the file: one record batch, whose last column, `data`, holds the stored bytes of each tensor,
-  padded with zeros to 64 bytes; `stored` says how many of them count.
+  padded to 64 bytes; `stored` says how many of them count.
 - The bytes of `data` start at a multiple of 64 in the file, and each tensor at a multiple of 64 from there: a
   memory-mapped read of one tensor touches its own pages only. Arrow aligns to 8 bytes, so the batch carries a filler.
 - The schema's metadata says where `data` starts and has a checksum of all other columns; each row has a checksum of
@@ -264,7 +264,8 @@ def read_arrow(opened: Any, where: str, kind: str, columns: Sequence[int] | None
     options: Any = pa.ipc.IpcReadOptions(included_fields=list(columns)) if columns is not None else None
     try:
         reader: Any = pa.ipc.open_file(opened, options=options)
-        header: object = json.loads((reader.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        metadata: dict[bytes, bytes] = reader.schema.metadata or {}
+        header: object = json.loads(metadata.get(METADATA_KEY, b"{}"))
         found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         if found.get("kind") != kind:
             raise CorruptDataError(f"{where}: expected a {kind} of a TensorVine repository; found another Arrow file")
@@ -272,7 +273,7 @@ def read_arrow(opened: Any, where: str, kind: str, columns: Sequence[int] | None
             raise CorruptDataError(f"{where}: expected format {FORMAT}; found {found.get('format')!r}")
         batch = reader.get_batch(0)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+    except (pa.ArrowException, OSError, ValueError, TypeError, RecursionError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
         raise CorruptDataError(f"{where}: expected a whole Arrow file; {exc}") from exc
@@ -284,8 +285,8 @@ def _read_rows(file: OpenFile, where: str, shards: int) -> tuple[SegmentId, int,
     try:
         rows = [_row(row, shards) for row in batch.to_pylist()]
         segment, at = segment_of(header["segment"], shards), int(header["data_at"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise CorruptDataError(f"{where}: expected the columns of a segment file; found {exc}") from exc
+    except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"{where}: expected the header and columns of a segment file; found {exc}") from exc
     if at < 0 or _rows_checksum(rows) != header.get("rows"):
         raise CorruptDataError(f"{where}: expected rows of checksum {header.get('rows')}; found {_rows_checksum(rows)}")
     return segment, at, rows

@@ -33,6 +33,7 @@ class SegmentTable:
     >>> table = SegmentTable(0)
     >>> table.adopt("m@1", (0, 1), b"abcd", [4])
     >>> table.store((0, 1), Stored("segments/1.0.arrow", 0, 900, frozenset({0})))
+    True
     >>> [table.evict(segment) for segment in list(table.evictable())], table.freed
     ([True], [b'abcd'])
     >>> table.absent({(0, 1): [0]})

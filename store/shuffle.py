@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .codec import BLOCK_ITEMS, Blocks, Bytes, ByteStage
+from .arrays import Array
+from .codec import BLOCK_ITEMS, Blocks, Bytes, ByteStage, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ class Shuffle(ByteStage):
         if blocks.itemsize == 1:
             return blocks
         size = blocks.itemsize
-        parts = (to_planes(block, size) for block in recut(blocks.parts, BLOCK_ITEMS * size))
-        return Blocks(parts, size, blocks.nbytes)
+        whole = (to_planes(block, size) for block in recut(blocks.parts, BLOCK_ITEMS * size))
+        # Each plane is a part, since a compressor takes what is alike in a part together.
+        planes = (plane for block in whole for plane in cut(block, max(1, len(block) // size)))
+        return Blocks(planes, size, blocks.nbytes)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
         """Turn planes into elements."""
@@ -73,7 +76,7 @@ def from_planes(block: Bytes, itemsize: int) -> Bytes:
     return out
 
 
-def _planes(block: Bytes, itemsize: int) -> Bytes:
+def _planes(block: Bytes, itemsize: int) -> Array:
     items = len(block) // itemsize
     return block[: items * itemsize].reshape(itemsize, items)
 

@@ -300,6 +300,15 @@ class TestArrowOfOthers:
         with pytest.raises(CorruptDataError, match=r"m\.arrow: .* found a segment file of a TensorVine repository"):
             read(tmp_path / "m.arrow")
 
+    def test_two_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        write(tmp_path / "m.arrow", TENSORS)
+        table = pa.ipc.open_file(pa.BufferReader((tmp_path / "m.arrow").read_bytes())).read_all()
+        table = table.append_column("dtype", table["dtype"])
+        with pa.ipc.new_file(str(tmp_path / "m.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(CorruptDataError, match=r"m\.arrow: .* 'Field \"dtype\" exists 2 times"):
+            read(tmp_path / "m.arrow")
+
     @pytest.mark.parametrize(
         ("columns", "found"),
         [

@@ -16,6 +16,7 @@ from tensorvine.store.errors import (
     InvalidNameError,
     ModelNotFoundError,
     RepositoryNotFoundError,
+    StorageError,
     StoreFullError,
     TensorMismatchError,
     TensorNotFoundError,
@@ -458,11 +459,15 @@ class TestBadInput:
             repo.save(name, {"t": huge})
         assert [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
 
-    def test_what_is_not_built_yet_says_so(self, repo: Repository, name: str) -> None:
-        with pytest.raises(NotImplementedError, match="path"):
-            Repository.start("other", path="somewhere")
-        with pytest.raises(NotImplementedError, match="durability"):
+    def test_what_is_not_built_yet_says_so(self) -> None:
+        with pytest.raises(NotImplementedError, match="replicas"):
+            Repository.start("other", replicas=2)
+
+    def test_durability_that_this_repository_cannot_give(self, repo: Repository, name: str) -> None:
+        with pytest.raises(StorageError, match=r"expected a repository with path="):
             repo.save(name, {}, durability="disk")
+        with pytest.raises(StorageError, match=r"expected a repository with path="):
+            repo.flush()
         with pytest.raises(ValueError, match="durability"):
             repo.save(name, {}, durability="tape")  # type: ignore[arg-type]
 

@@ -1,0 +1,98 @@
+"""What tests of persistence share: repositories with a path, what lies there, and waiting for it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tensorvine.actors import Repository
+from tensorvine.store import Layer, ModelGraph
+
+MIB = 1 << 20
+STORE = 64 * MIB
+PATIENCE_S = 60.0
+"""How long a busy machine may take for what happens by itself."""
+
+_serial = itertools.count(1)
+
+
+def start(path: object, shards: int = 1, store_bytes: int = STORE, **options: Any) -> Repository:
+    """Start a repository of a name of its own on `path`."""
+    return Repository.start(
+        f"disk-{next(_serial)}",
+        shards=shards,
+        path=str(path),
+        store_bytes=store_bytes,
+        preallocate_bytes=0,
+        **options,
+    )
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"expected within {timeout} s: {what}")
+        threading.Event().wait(0.05)
+
+
+def bits(array: np.ndarray, seed: int) -> np.ndarray:
+    """Fill an array with noise."""
+    array.reshape(-1).view(np.uint8)[:] = np.random.default_rng(seed).integers(0, 256, array.nbytes, np.uint8)
+    return array
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray:
+    """Give bytes that nothing compresses."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def weights(elements: int, seed: int = 0) -> np.ndarray:
+    """Give floats as a layer has them."""
+    return np.random.default_rng(seed).normal(0, 0.05, elements).astype(np.float32)
+
+
+def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
+    """Compare tensors bit for bit."""
+    return found.keys() == expected.keys() and all(
+        (found[k].dtype, found[k].shape) == (v.dtype, v.shape) and found[k].tobytes() == v.tobytes()
+        for k, v in expected.items()
+    )
+
+
+def manifests(path: Path) -> list[str]:
+    """List the versions on disk, retired ones included, in the order in which they appeared."""
+    files = sorted((path / "manifests").rglob("*.arrow"), key=lambda file: file.stat().st_mtime_ns)
+    return [str(file.relative_to(path / "manifests")).removesuffix(".arrow") for file in files]
+
+
+def segments(path: Path) -> list[Path]:
+    """List the segments' files."""
+    return sorted((path / "segments").glob("*.arrow"))
+
+
+def name_at(repo: Repository, shard: int, stem: str = "at") -> str:
+    """Give a name whose home is `shard`."""
+    return next(n for i in range(1000) if repo._session.home(n := f"{stem}{shard}-{i}") == shard)
+
+
+def kill_shard(repo: Repository, shard: int) -> None:
+    """Kill a shard's process; it starts again by itself."""
+    process = psutil.Process(repo._session.connection(shard).hello.pid)
+    process.kill()
+    psutil.wait_procs([process], timeout=20)
+
+
+def chain(kinds: Sequence[str]) -> ModelGraph:
+    """Give a graph of one tensor per layer: `l0/w`, `l1/w`, ..."""
+    layers = [Layer("in", {"class": "Input"})]
+    for i, kind in enumerate(kinds):
+        layers.append(Layer(f"l{i}", {"class": kind}, [layers[-1].name], [f"l{i}/w"]))
+    return ModelGraph(layers)
