@@ -234,11 +234,14 @@ class History:
 
     def _recover(self, again: bool) -> None:
         began = time.monotonic()
+        self._recovered: list[str] = []
+        """Holders that the disk named; those that came since are of commits on their way."""
         index, shards = self._config.index, self._config.shards
         names = self._archive.manifests()
         files = self._archive.segments()
         manifests = [manifest for manifest in self._workers.map(self._read, names) if manifest is not None]
         found = recover(self._state, manifests, files, lambda name: home_of(name, shards))
+        self._recovered = self._state.version_holders()
         for holder, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
         if not again:  # nobody else can be about to name these
@@ -274,7 +277,7 @@ class History:
                 log.warning("shard %d: shard %d did not say what it holds here: %s", index, shard, exc)
                 continue
             with self._lock:
-                for holder in self._state.version_holders():
+                for holder in self._recovered:
                     mine = home_of(ModelRef.parse(holder).name, self._config.shards) == shard
                     if mine and holder not in claims:
                         self._state.release(holder)
@@ -314,8 +317,11 @@ class History:
 
 
 def claims_on(state: ShardState, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
-    """Give what this home's versions name of another shard's segments. Call it with the lock held."""
-    claims: dict[str, dict[SegmentId, list[int]]] = {}
+    """Give what this home's versions name of another shard's segments. Call it with the lock held.
+
+    Commits on their way are named, too: what they hold there, they have told or will tell themselves.
+    """
+    claims: dict[str, dict[SegmentId, list[int]]] = {str(ref): {} for ref in state.begun()}
     for record in state.records():
         if any(segment[0] == shard for segment in record.segments):
             ref = record.header.ref

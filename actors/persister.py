@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -35,10 +34,10 @@ from ..store.refs import ModelRef
 from ..store.segment import SegmentId
 from ..store.segmentfile import Slot
 from .messages import PEER_TIMEOUT_S, Chains, ToStore, Wanted
+from .tiers import give_way
 
 log = logging.getLogger(__name__)
 
-NICENESS = 10
 RETRY_FIRST_S, RETRY_LAST_S = 0.25, 15.0
 VERSIONS_BEHIND = 1024
 """Versions that may wait to be written before savers wait."""
@@ -187,7 +186,7 @@ class Persister:
 
     def _run(self) -> None:
         """Write what is queued, as long as the process lives."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        give_way()
         pause = RETRY_FIRST_S
         while True:
             job = self._next()

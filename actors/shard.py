@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _ROOM = "/"  # no model's name starts with a slash
 SWEEP_S = 0.5
+DISK_PAUSE_S = 2.0
 
 
 class Shard:
@@ -565,17 +566,25 @@ class Shard:
         log.warning("shard %d started again: what was only in its memory is lost", self._config.index)
 
     def _open_history(self, disk: Disk, again: bool) -> History:
-        """Bring back what is on disk."""
-        return History(
-            self._config,
-            disk,
-            self._state,
-            self._lock,
-            self._holdings,
-            self._peers.ask,
-            self._settle_from_thread,
-            again,
-        )
+        """Bring back what is on disk. A shard that starts again waits for a disk that is not there just now."""
+        pause = threading.Event()
+        while True:
+            try:
+                return History(
+                    self._config,
+                    disk,
+                    self._state,
+                    self._lock,
+                    self._holdings,
+                    self._peers.ask,
+                    self._settle_from_thread,
+                    again,
+                )
+            except StorageError as exc:
+                if not again:
+                    raise
+                log.error("shard %d starts again and waits for its path: %s", self._config.index, exc)
+                pause.wait(DISK_PAUSE_S)
 
     def _disk(self) -> History:
         if self._history is None:

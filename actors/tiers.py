@@ -2,7 +2,8 @@
 
 Rules
 - To disk: a segment is written when a version that is to be on disk names slots that its file lacks; a file that is
-  mostly dead is written anew. One segment at a time, by whichever thread comes; nobody else writes segments.
+  mostly dead is written anew. Two segments at once, so that one is encoded while the other is synced, by threads of
+  low priority; each segment by one thread at a time.
 - To memory: what a reader asks for of a segment that is on disk only, and no more: one tensor of a large segment is
   one read. When more of the same segment is asked for, all of it comes.
 - What is read is checked (`store.encoding`); what a reader gets lies in the shard's memory like everything else.
@@ -10,10 +11,13 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +28,6 @@ from ..store.arrays import as_bytes
 from ..store.codec import Codec, Encoded
 from ..store.encoding import DENSE_EVERY, Tensor, decode_slot, encode_tensors
 from ..store.errors import CorruptDataError, ModelLostError, TensorVineError
-from ..store.manifest import digest_of
 from ..store.segment import Segment, SegmentId, Stored, layout
 from ..store.segmentfile import Row, SegmentFile, Slot
 from ..store.shard import ShardState
@@ -34,6 +37,8 @@ from .messages import Chains, ToStore, Wanted
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 64
+WRITERS = 2
+NICENESS = 10
 
 
 class Tiers:
@@ -66,8 +71,9 @@ class Tiers:
         self._codec = codec
         self._settle = settle
         self._stored_elsewhere = stored_elsewhere
-        self._writing = threading.Lock()
-        """Held while a segment's file is written."""
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="tensorvine-write", initializer=give_way)
+        self._writing: set[SegmentId] = set()
+        self._written = threading.Condition()
         self._open: OrderedDict[str, SegmentFile] = OrderedDict()
         self._open_lock = threading.Lock()
 
@@ -80,20 +86,22 @@ class Tiers:
             ModelLostError: a segment is not here any more.
             StorageError, CodecError: it could not be written.
         """
+        futures = {
+            segment_id: self._writers.submit(self._store_segment, segment_id, tensors)
+            for segment_id, tensors in wanted.items()
+        }
+        wait(futures.values())  # also when one fails: nothing of this is going on when this returns
+        self._settle()
         chains: Chains = {}
-        for segment_id, tensors in wanted.items():
-            with self._writing:
-                stored = self._store_segment(segment_id, tensors)
-            for tensor in tensors:
-                if tensor.slot in stored.bases:
-                    chains[segment_id, tensor.slot] = stored.bases[tensor.slot]
-            self._settle()
+        for segment_id, future in futures.items():
+            bases = future.result().bases
+            chains |= {(segment_id, t.slot): bases[t.slot] for t in wanted[segment_id] if t.slot in bases}
         return chains
 
     def rewrite(self, segment_id: SegmentId) -> None:
         """Write a file anew that is mostly dead."""
         try:
-            with self._writing:
+            with self._alone(segment_id):
                 with self._lock:
                     segment = self._state.segment(segment_id)
                     if segment is None or not segment.wants_rewriting:
@@ -104,17 +112,33 @@ class Tiers:
             log.warning("segment %s: its file keeps its dead tensors for now: %s", segment_id, exc)
 
     def _store_segment(self, segment_id: SegmentId, wanted: Sequence[Wanted]) -> Stored:
-        with self._lock:
-            segment = self._segment(segment_id)
-            stored = segment.stored
-            missing = [t for t in wanted if stored is None or t.slot not in stored.slots]
-        return self._write(segment_id, missing) if missing or stored is None else stored
+        with self._alone(segment_id):
+            with self._lock:
+                segment = self._segment(segment_id)
+                stored = segment.stored
+                missing = [t for t in wanted if stored is None or t.slot not in stored.slots]
+            return self._write(segment_id, missing) if missing or stored is None else stored
+
+    @contextlib.contextmanager
+    def _alone(self, segment_id: SegmentId) -> Generator[None]:
+        """Be the only one who writes this segment."""
+        with self._written:
+            while segment_id in self._writing:
+                self._written.wait()
+            self._writing.add(segment_id)
+        try:
+            yield
+        finally:
+            with self._written:
+                self._writing.discard(segment_id)
+                self._written.notify_all()
 
     def _write(self, segment_id: SegmentId, new: Sequence[Wanted]) -> Stored:
         """Write the next generation of a segment's file: its live old rows as they are, and these new ones."""
         with self._lock:
             segment = self._segment(segment_id)
-            before = segment.stored
+            before, generation = segment.stored, segment.files
+            segment.files += 1
             live = set(segment.live_slots)
             sources, chains = self._sources(segment, new)
         old_rows, old_parts = self._old(before, live)
@@ -123,7 +147,6 @@ class Tiers:
         bases = {slot: chain for slot, chain in (before.bases if before else {}).items() if slot in live}
         bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
         rows, parts = [*old_rows, *rows], [*old_parts, *parts]
-        generation = before.generation + 1 if before is not None else 0
         file = self._archive.write_segment(segment_id, generation, rows, parts)
         slots = frozenset(row.slot for row in rows)
         stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
@@ -149,13 +172,13 @@ class Tiers:
             if view is None or offset < 0:
                 raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; it is not")
             data = view[offset : offset + segment.sizes[t.slot]]
-            digest = segment.digests[t.slot] if segment.digests is not None else digest_of(data)
+            digest = segment.digests[t.slot] if segment.digests is not None else None
             chain = self._chain(t.base)
             base = self._base(chain[0]) if chain else None
             if base is not None:
                 chains[t.slot] = chain
             found = (chain[0], base) if base is not None else None
-            tensors.append(Tensor(t.slot, t.name, t.layer, t.dtype, t.shape, data, digest or digest_of(data), found))
+            tensors.append(Tensor(t.slot, t.name, t.layer, t.dtype, t.shape, data, digest or None, found))
         return tensors, chains
 
     def _chain(self, base: Slot | None) -> tuple[Slot, ...]:
@@ -307,6 +330,11 @@ class Tiers:
                     self._open.popitem(last=False)
             self._open.move_to_end(stored.name)
             return file
+
+
+def give_way() -> None:
+    """Make this thread one that others go before: what trains needs the cores more."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _difference(where: str, row: Row, original: np.ndarray, decoded: np.ndarray) -> list[str]:

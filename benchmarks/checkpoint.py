@@ -5,8 +5,9 @@ A network that was trained before is trained on, and everybody writes its weight
 Rules
 - The stall is what the training waits for in a checkpoint, the wait for the one before included; the total is from
   its beginning until all is synced. Peers sync one file, ours also what makes the version found again.
-- A run is a few checkpoints with training after each. Everybody has a run in turn, each round starting one place
-  further along; one run of the round has no checkpoint.
+- A run is a few checkpoints with a while of training after each. Everybody has a run in turn, each round starting
+  one place further along; one run of the round has no checkpoint. The training's speed is the run's time over its
+  steps, stalls included.
 - The same under a load of random readers and writers in the same file system (`file_load`).
 - Of ours, the process that trains sees only the copying; encoding and writing happen in a shard, at low priority,
   so their parts are not told apart here. `python -m benchmarks codec` measures the codecs alone.
@@ -75,14 +76,14 @@ class Plan:
     checkpoints: int
     """Of one run."""
     interval_s: float
-    """Training after each checkpoint, where nothing disturbs it."""
+    """Training after each checkpoint, at least one step."""
     quick: bool
     """Narrower networks, a lighter load, and no TensorFlow."""
 
 
 PLANS = {
     Effort.QUICK: Plan(("resnet",), 1, 1, 0.2, True),
-    Effort.NORMAL: Plan(("resnet", "ptychonn"), 3, 2, 1.5, False),
+    Effort.NORMAL: Plan(("resnet", "ptychonn"), 3, 2, 1.0, False),
     Effort.FULL: Plan(("resnet", "ptychonn"), 5, 4, 5.0, False),
 }
 
@@ -166,8 +167,8 @@ class Figures:
     condition: str
     variant: str
     timings: list[Timing] = field(default_factory=list)
-    training_s: list[float] = field(default_factory=list)
-    """Of each run: steps and stalls."""
+    step_s: list[float] = field(default_factory=list)
+    """Of each run: its time over its steps, stalls included."""
 
     @property
     def stall(self) -> Sample:
@@ -197,7 +198,7 @@ class Figures:
             "condition": self.condition,
             "variant": self.variant,
             **{part: self.median_of(part) for part in parts},
-            "training_s": median(self.training_s),
+            "step_s": median(self.step_s),
         }
 
 
@@ -217,14 +218,14 @@ class CheckpointReport(Report):
         table = Table(title="medians of each variant")
         for heading in ("model", "", "variant"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("stall", "total", "snapshot", "quantise", "compress", "write", "MiB", "a run's training"):
+        for heading in ("stall", "total", "snapshot", "quantise", "compress", "write", "MiB", "a step, with stalls"):
             table.add_column(heading, justify="right", no_wrap=True)
         for each in self.figures:
             found = each.as_dict()
             parts = ("stall_s", "total_s", "snapshot_s", "quantise_s", "compress_s", "write_s")
             cells = ["" if found[part] is None else seconds(found[part]) for part in parts]
             size = f"{each.nbytes / MIB:.3g}" if each.timings else ""
-            table.add_row(each.model, each.condition, each.variant, *cells, size, seconds(found["training_s"]))
+            table.add_row(each.model, each.condition, each.variant, *cells, size, seconds(found["step_s"]))
         console.print(table)
         super().print(console)
         for note in self.notes:
@@ -259,9 +260,6 @@ class _Loop:
         self._serial = count()
         for _ in range(STEPS_FIRST):
             run.step()
-        start = time.perf_counter()
-        run.step()
-        self._steps = max(1, round(plan.interval_s / (time.perf_counter() - start)))
         for variant in everybody:
             variant.checkpoint(next(self._serial), self.state())
             variant.finish()
@@ -277,19 +275,22 @@ class _Loop:
         for turn in range(self._plan.rounds):
             shift = turn % len(turns)
             for variant, figures in turns[shift:] + turns[:shift]:
-                figures.training_s.append(self._train(variant))
+                figures.step_s.append(self._train(variant))
                 if variant is not None:
                     figures.timings += variant.finish()
         return [figures for _, figures in turns]
 
     def _train(self, variant: Variant | None) -> float:
         start = time.perf_counter()
+        steps = 0
         for _ in range(self._plan.checkpoints):
             if variant is not None:
                 variant.checkpoint(next(self._serial), self.state())
-            for _ in range(self._steps):
+            going_on = time.perf_counter()
+            while time.perf_counter() < going_on + self._plan.interval_s:
                 self._run.step()
-        return time.perf_counter() - start
+                steps += 1
+        return (time.perf_counter() - start) / steps
 
 
 @contextmanager
@@ -353,7 +354,7 @@ def _beside_the_paper(found: dict[str, Figures], baseline: Figures, size: int, o
         return f"{100 * (ours / theirs - 1):+.3g}%"
 
     ours = found["ours, Quantize(8) | Zstd"]
-    trainings = {name: median(found[name].training_s) for name in ("Check-QZP", BASELINE, ours.variant)}
+    trainings = {name: median(found[name].step_s) for name in ("Check-QZP", BASELINE, ours.variant)}
     return (
         f"beside {BASELINE}: stall {less(found['Check-QZP'].stall.median, baseline.stall.median)} (QZP), "
         f"{less(ours.stall.median, baseline.stall.median)} (ours); "

@@ -66,9 +66,11 @@ class Zstd(ByteStage):
             self.level, source_size=max(size, 0), **(self._own_search(zstandard) if self.level <= OWN_LEVELS else {})
         )
         compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=size)
-        for part in blocks.parts:
+        for place, part in enumerate(blocks.parts):
+            # Only between parts, so that the last block holds data: without it the end would not be missed.
+            if place:
+                yield np.frombuffer(compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), np.uint8)
             yield np.frombuffer(compressor.compress(part.data), np.uint8)
-            yield np.frombuffer(compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), np.uint8)
         yield np.frombuffer(compressor.flush(), np.uint8)
 
     def _own_search(self, zstandard: Any) -> dict[str, int]:

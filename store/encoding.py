@@ -17,7 +17,7 @@ import numpy as np
 from .arrays import Array, as_bytes, from_bytes
 from .codec import Codec, Encoded, decode
 from .directory import Bytes
-from .errors import CorruptDataError
+from .errors import CodecError, CodecUnavailableError, CorruptDataError
 from .manifest import digest_of
 from .segment import SegmentId, layout
 from .segmentfile import Row, SegmentFile, Slot, pack, row_of
@@ -57,16 +57,9 @@ def encode_tensors(codec: Codec | None, tensors: Sequence[Tensor]) -> tuple[list
             array = from_bytes(tensor.data, tensor.dtype, tensor.shape)
             base = from_bytes(tensor.base[1], tensor.dtype, tensor.shape) if tensor.base is not None else None
             encoded = codec.encode(array, base)
-        rows.append(
-            row_of(
-                tensor.slot,
-                tensor.name,
-                tensor.layer,
-                encoded,
-                tensor.digest,
-                tensor.base[0] if tensor.base is not None else None,
-            )
-        )
+        digest = tensor.digest or (digest_of(tensor.data) if encoded.codec else None)
+        place = tensor.base[0] if tensor.base is not None else None
+        rows.append(row_of(tensor.slot, tensor.name, tensor.layer, encoded, digest, place))
         parts.append(encoded)
     return rows, parts
 
@@ -98,15 +91,16 @@ def decode_slot(place: Slot, open_segment: Callable[[SegmentId], SegmentFile]) -
 
     Raises:
         CorruptDataError: a file does not hold what was written; names it.
+        CodecUnavailableError: decoding needs a package that is not installed; names the file.
     """
     file = open_segment(place[0])
     encoded = file.encoded(place[1])
     row = file.rows[place[1]]
     chain: list[tuple[SegmentFile, Row, Encoded]] = [(file, row, encoded)]
     while row.base is not None:
-        if len(chain) > DENSE_EVERY:
+        if len(chain) >= DENSE_EVERY:
             raise CorruptDataError(
-                f"{file.where}: tensor {row.name!r}: expected a chain of at most {DENSE_EVERY} bases"
+                f"{file.where}: tensor {row.name!r}: expected a chain of at most {DENSE_EVERY} tensors"
             )
         file = open_segment(row.base[0])
         encoded, row = file.encoded(row.base[1]), file.rows[row.base[1]]
@@ -118,10 +112,13 @@ def decode_slot(place: Slot, open_segment: Callable[[SegmentId], SegmentFile]) -
 
 
 def _decoded(file: SegmentFile, row: Row, encoded: Encoded, base: Array | None) -> Array:
+    where = f"{file.where}: tensor {row.name!r}"
     try:
         array = decode(encoded, base)
-    except CorruptDataError as exc:
-        raise CorruptDataError(f"{file.where}: tensor {row.name!r}: {exc}") from exc
+    except CodecUnavailableError as exc:
+        raise CodecUnavailableError(f"{where}: {exc}") from exc
+    except (CorruptDataError, CodecError) as exc:
+        raise CorruptDataError(f"{where}: {exc}") from exc
     if row.codec and row.digest and digest_of(as_bytes(array)) != row.digest:
-        raise CorruptDataError(f"{file.where}: tensor {row.name!r}: expected content {row.digest}; it decodes to other")
+        raise CorruptDataError(f"{where}: expected content {row.digest}; it decodes to other")
     return array

@@ -131,6 +131,9 @@ class Segment:
     tensors that are encoded against these."""
     stored: Stored | None = None
     """Its file; None: it is in memory only."""
+    files: int = 0
+    """How many files were begun for it: the generation of the next. None is used twice, for the file that had it may
+    be about to be deleted."""
 
     def __post_init__(self) -> None:
         if not self.offsets:
@@ -144,13 +147,18 @@ class Segment:
         Raises:
             CorruptDataError: a slot does not exist or is gone; nothing changes.
         """
+        wanted = self.check_slots(holder, slots)
+        for slot in wanted:
+            self.counts[slot] += 1
+        self.holders[holder] = self.holders.get(holder, frozenset()) | wanted
+
+    def check_slots(self, holder: str, slots: Iterable[int]) -> frozenset[int]:
+        """Give those of `slots` that `holder` does not hold yet; errors as in `hold`."""
         wanted = frozenset(slots) - self.holders.get(holder, frozenset())
         for slot in wanted:
             if not 0 <= slot < len(self.sizes) or self.offsets[slot] == GONE:
                 raise CorruptDataError(f"segment {self.id}: expected a live slot; {holder} names slot {slot}")
-        for slot in wanted:
-            self.counts[slot] += 1
-        self.holders[holder] = self.holders.get(holder, frozenset()) | wanted
+        return wanted
 
     def release(self, holder: str) -> None:
         """Forget a holder; unknown ones are no error, for the same reason."""

@@ -265,7 +265,7 @@ def read_arrow(opened: Any, where: str, kind: str, columns: Sequence[int] | None
     try:
         reader: Any = pa.ipc.open_file(opened, options=options)
         metadata: dict[bytes, bytes] = reader.schema.metadata or {}
-        header: object = json.loads(metadata.get(METADATA_KEY, b"{}"))
+        header: Any = json.loads(metadata.get(METADATA_KEY, b"{}"))
         found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         if found.get("kind") != kind:
             raise CorruptDataError(f"{where}: expected a {kind} of a TensorVine repository; found another Arrow file")

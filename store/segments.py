@@ -80,6 +80,7 @@ class SegmentTable:
 
         Raises:
             ModelLostError: a segment is not here (any more); nothing changes.
+            CorruptDataError: a slot does not exist or is gone; nothing changes.
         """
         missing = [segment for segment in holds if segment not in self._segments]
         if missing:
@@ -88,30 +89,17 @@ class SegmentTable:
                 "an earlier life of this shard or with their last holder"
             )
         for segment_id, slots in holds.items():
+            self._segments[segment_id].check_slots(holder, slots)
+        for segment_id, slots in holds.items():
             segment = self._segments[segment_id]
             self._count(segment, -1)
-            try:
-                segment.hold(holder, slots)
-            finally:
-                self._count(segment, +1)
+            segment.hold(holder, slots)
+            self._count(segment, +1)
             self._held.setdefault(holder, {})[segment_id] = None
 
     def release(self, holder: str) -> None:
         """Forget a holder, and free what only it held."""
-        self._cold.discard(holder)
-        for segment_id in self._held.pop(holder, {}):
-            segment = self._segments[segment_id]
-            self._count(segment, -1)
-            segment.release(holder)
-            self._count(segment, +1)
-            if not segment.holders:
-                self._drop(segment)
-                continue
-            if segment.wants_compaction:
-                self.compactable.add(segment_id)
-            if segment.wants_rewriting:
-                self.rewritable.add(segment_id)
-            self._evict_if_cold(segment)
+        self._release([holder])
 
     def held(self, ref: ModelRef) -> dict[SegmentId, list[int]]:
         """Give the slots that a version names here."""
@@ -162,7 +150,7 @@ class SegmentTable:
         if segment is None:
             return False
         stored = segment.stored.slots if segment.stored is not None else frozenset[int]()
-        fits = all(offsets[slot] >= 0 or slot in stored for slot in segment.live_slots)
+        fits = all(offsets[slot] >= 0 or (offsets[slot] == ABSENT and slot in stored) for slot in segment.live_slots)
         if fits:
             self._count(segment, -1)
             if segment.handle is not None:
@@ -219,18 +207,18 @@ class SegmentTable:
     def recover(self, segment_id: SegmentId, sizes: Sequence[int], stored: Stored) -> None:
         """Learn of a segment that is on disk; errors as in `adopt`. Its holders and bases come next."""
         segment = Segment(segment_id, None, tuple(sizes))
-        segment.offsets, segment.allocated = (ABSENT,) * len(sizes), 0
-        segment.stored = stored
+        segment.offsets = tuple(ABSENT if slot in stored.slots else GONE for slot in range(len(sizes)))
+        segment.allocated = 0
+        segment.stored, segment.files = stored, stored.generation + 1
         self._add(segment)
 
     def drop_unheld(self) -> set[SegmentId]:
         """End a recovery: drop the segments that got no holder, bases of tensors that are not there."""
-        dropped: set[SegmentId] = set()
-        while unheld := [segment for segment in self._segments.values() if not segment.holders]:
-            for segment in unheld:
-                dropped.add(segment.id)
-                self._drop(segment)
-        return dropped
+        before = set(self._segments)
+        for segment in [segment for segment in self._segments.values() if not segment.holders]:
+            self._drop(segment)
+            self._release([file_holder(segment.id)])
+        return before - set(self._segments)
 
     def store(self, segment_id: SegmentId, stored: Stored) -> bool:
         """Take note of a segment's new file; False when it came too late, and is dead.
@@ -251,15 +239,17 @@ class SegmentTable:
         for (base, slot), *_ in stored.bases.values():
             if base[0] == self.index:  # others came with a recovery, which had their shards hold them
                 nearest.setdefault(base, set()).add(slot)
-        holder = file_holder(segment_id)
-        before = self._held.get(holder)
+        holder, taking = file_holder(segment_id), f"{file_holder(segment_id)}+"
+        holds = {base: sorted(slots) for base, slots in nearest.items()}
         try:
-            self.hold(holder, {base: sorted(slots) for base, slots in nearest.items()})
+            self.hold(taking, holds)
         except (ModelLostError, CorruptDataError):
             self.dead_files.append(stored.name)
             raise
-        if before is not None and not nearest:
-            self.release(holder)
+        self.release(holder)  # of the file before
+        self.hold(holder, holds)
+        self.release(taking)
+        self.outbox += [(shard, holder) for shard in self._others(segment.stored) - self._others(stored)]
         self._count(segment, -1)
         if segment.stored is not None and segment.stored.name != stored.name:
             self.dead_files.append(segment.stored.name)
@@ -306,8 +296,32 @@ class SegmentTable:
         self._segments[segment.id] = segment
         self._count(segment, +1)
 
+    def _release(self, holders: list[str]) -> None:
+        """Forget holders, and those that go with them: files, each of which may have been the last need of another."""
+        while holders:
+            holder = holders.pop()
+            self._cold.discard(holder)
+            for segment_id in self._held.pop(holder, {}):
+                segment = self._segments[segment_id]
+                self._count(segment, -1)
+                segment.release(holder)
+                self._count(segment, +1)
+                if segment.holders:
+                    self._settle(segment)
+                else:
+                    self._drop(segment)
+                    holders.append(file_holder(segment_id))
+
+    def _settle(self, segment: Segment) -> None:
+        """See what becomes of a segment that lost a holder."""
+        if segment.wants_compaction:
+            self.compactable.add(segment.id)
+        if segment.wants_rewriting:
+            self.rewritable.add(segment.id)
+        self._evict_if_cold(segment)
+
     def _drop(self, segment: Segment) -> None:
-        """Let a segment go that nobody holds, and what only its file held."""
+        """Let a segment go that nobody holds. What its file holds is to be released next."""
         self._count(segment, -1)
         del self._segments[segment.id]
         self._recent.pop(segment.id, None)
@@ -317,10 +331,12 @@ class SegmentTable:
             self.freed.append(segment.handle)
         if segment.stored is not None:
             self.dead_files.append(segment.stored.name)
-            holder = file_holder(segment.id)
-            others = {chain[0][0][0] for chain in segment.stored.bases.values()} - {self.index}
-            self.outbox += [(shard, holder) for shard in others]
-            self.release(holder)
+            self.outbox += [(shard, file_holder(segment.id)) for shard in self._others(segment.stored)]
+
+    def _others(self, stored: Stored | None) -> set[int]:
+        """Name the other shards that have slots which a file's tensors are encoded against."""
+        bases = stored.bases.values() if stored is not None else ()
+        return {chain[0][0][0] for chain in bases} - {self.index}
 
     def _evict_if_cold(self, segment: Segment) -> None:
         if all(holder in self._cold or holder.startswith(FILE_HOLDER) for holder in segment.holders):

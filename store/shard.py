@@ -86,8 +86,6 @@ class Record:
     segments: tuple[SegmentId, ...]
     pins: dict[str, str] = field(default_factory=dict[str, str])
     """Lease id -> client."""
-    warm: bool = True
-    """False once retention let it go from memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +138,8 @@ class ShardStats:
 class _Name:
     next_version: int = 1
     live: dict[int, None] = field(default_factory=dict[int, None])
+    warm: dict[int, None] = field(default_factory=dict[int, None])
+    """Live versions that retention has not let go from memory."""
     lost: dict[int, None] = field(default_factory=dict[int, None])
 
 
@@ -276,16 +276,17 @@ class ShardState(SegmentTable):
         self.epoch += 1
 
     def retain(self, policy: Retention, name: str) -> list[tuple[ModelRef, set[int]]]:
-        """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards."""
+        """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards.
+
+        Those that it let go before are not shown to it again: their number would grow without end.
+        """
         known = self._names.get(name)
-        records = [self._records[ModelRef(name, version)] for version in (known.live if known else ())]
-        candidates = [
-            Candidate(r.header.ref, r.header.quality, r.header.created_ns, r.header.bytes_owned) for r in records
-        ]
-        kept = policy.keep(candidates)
-        cold = [record for record in records if record.warm and record.header.ref not in kept]
+        records = [self._records[ModelRef(name, version)] for version in (known.warm if known else ())]
+        headers = [record.header for record in records]
+        kept = policy.keep([Candidate(h.ref, h.quality, h.created_ns, h.bytes_owned) for h in headers])
+        cold = [record for record in records if record.header.ref not in kept]
         for record in cold:
-            record.warm = False
+            del self._names[name].warm[record.header.ref.version]
         return [(record.header.ref, {shard for shard, _ in record.segments}) for record in cold]
 
     def retire(self, ref: ModelRef) -> None:
@@ -297,6 +298,7 @@ class ShardState(SegmentTable):
         record = self._live(ref)
         del self._records[ref]
         del self._names[ref.name].live[ref.version]
+        self._names[ref.name].warm.pop(ref.version, None)
         graph = self._graphs[record.header.graph_key]
         del graph.refs[ref]
         self._index.remove(ref)
@@ -340,6 +342,10 @@ class ShardState(SegmentTable):
     def records(self) -> list[Record]:
         """List the records of live versions and ghosts."""
         return [*self._records.values(), *self._ghosts.values()]
+
+    def begun(self) -> list[ModelRef]:
+        """List the commits on their way."""
+        return list(self._begun)
 
     def architecture(self, key: bytes) -> tuple[str, str | None]:
         """Give a stored graph's JSON text and the framework's recipe for it."""
@@ -509,6 +515,7 @@ class ShardState(SegmentTable):
         ref = header.ref
         self._records[ref] = Record(header, body, segments)
         self._names[ref.name].live[ref.version] = None
+        self._names[ref.name].warm[ref.version] = None
         self._remember(ref, header.parent)
         graph.refs[ref] = None
         self._index.add(ref, graph.query, header.quality, header.created_ns)

@@ -321,7 +321,7 @@ def test_the_report_shows_every_variant_and_the_paper_s_figures() -> None:
     assert "500 ms" in text.getvalue()
     assert "-87%" in text.getvalue()
     found = json.loads(json.dumps(report.as_dict()))["variants"][0]
-    assert (found["stall_s"], found["quantise_s"], found["nbytes"], found["training_s"]) == (0.001, None, 2 * MIB, 2.0)
+    assert (found["stall_s"], found["quantise_s"], found["nbytes"], found["step_s"]) == (0.001, None, 2 * MIB, 2.0)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,245 @@
+"""What `durability="disk"` promises: whatever is killed, a version whose save had returned is there, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from tensorvine.actors import Repository
+from tensorvine.actors.session import Session
+from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
+from tensorvine.store.errors import (
+    ModelLostError,
+    ModelNotFoundError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+)
+
+from .disk import MIB, eventually, kill_shard, manifests, name_at, noise, same, segments, start, weights
+from .saver import tensors_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+SAVER = str(Path(__file__).with_name("saver.py"))
+
+
+def saved_until_killed(path: Path, first: int, returns: int, log: Path) -> dict[str, int]:
+    """Run the saver, and kill it with every process under it when it has said `returns` saves."""
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    with open(log, "wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, SAVER, str(path), str(first)], stdout=subprocess.PIPE, stderr=errors, env=environment
+        )
+        said: dict[str, int] = {}
+        with child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                ref, _, seed = line.decode().strip().partition(" ")
+                if seed:
+                    said[ref] = int(seed)
+                if len(said) >= returns:
+                    break
+            tree = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+            for process in tree:
+                process.kill()
+            psutil.wait_procs(tree, timeout=30)
+            for line in child.stdout:  # what it had said before it was killed
+                ref, _, seed = line.decode().strip().partition(" ")
+                if seed and line.endswith(b"\n"):
+                    said[ref] = int(seed)
+    assert len(said) >= returns, log.read_text()[-3000:]
+    return said
+
+
+class TestEverythingKilled:
+    def test_every_version_whose_save_had_returned_is_there(self, cluster: object, tmp_path: Path) -> None:
+        path, said = tmp_path / "repository", {}
+        for number, returns in enumerate((1, 24, 11)):
+            said |= saved_until_killed(path, 100 * number, returns, tmp_path / f"{number}.log")
+        with start(path, shards=2, store_bytes=192 * MIB) as repo:
+            assert not list(path.rglob("*.tmp"))
+            found = {str(ref) for ref in repo.models()}
+            assert said.keys() <= found
+            for ref in sorted(found):
+                if "memory" not in ref:
+                    seed = repo.info(ref).metadata["seed"]
+                    assert said.get(ref, seed) == seed
+                    assert same(repo.load(ref), tensors_of(seed)), ref
+            assert repo.verify() == []
+            for name in {ref.partition("@")[0] for ref in found}:
+                newest = max(int(ref.partition("@")[2]) for ref in found if ref.partition("@")[0] == name)
+                assert repo.save(name, {"t": np.ones(3)}, durability="disk").ref.version > newest
+        serials = [file.name.partition(".")[0] for file in segments(path)]
+        assert len(serials) == len(set(serials))
+
+
+@pytest.fixture
+def repo(cluster: object, tmp_path: Path) -> Iterator[Repository]:
+    with start(tmp_path, shards=2, codec=Delta() | Shuffle() | Zstd(1)) as started:
+        yield started
+
+
+def tensors(seed: int) -> dict[str, np.ndarray]:
+    return {"a": weights(50_000, seed), "b": weights(2 * MIB, seed), "c": np.array(seed)}
+
+
+def answers(repo: Repository) -> bool:
+    try:
+        repo.stats()
+    except ShardUnavailableError:
+        return False
+    return True
+
+
+def in_the_way(path: Path) -> Path:
+    """Keep the disk from taking segments, until `clear`."""
+    (path / "segments").rename(path / "kept")
+    (path / "segments").write_text("no folder")
+    return path
+
+
+def clear(path: Path) -> None:
+    (path / "segments").unlink()
+    (path / "kept").rename(path / "segments")
+
+
+class TestShardKilled:
+    def test_what_was_on_disk_is_back_and_the_rest_is_lost_by_name(self, repo: Repository, tmp_path: Path) -> None:
+        name, elsewhere = name_at(repo, 0), name_at(repo, 1)
+        on_disk = repo.save(name, tensors(1), metadata={"n": 1}, quality=0.5, durability="disk").ref
+        child = repo.save(elsewhere, {**tensors(1), "c": np.array(9)}, parent=on_disk).ref
+        gone = repo.save(name, tensors(5), durability="disk").ref
+        repo.retire(gone)
+        repo.flush()
+        held = repo.load(on_disk)
+        in_the_way(tmp_path)
+        lost = repo.save(name, tensors(2)).ref
+        kill_shard(repo, 0)
+        with pytest.raises(ModelLostError, match=f"{lost} is lost: it was held only in the memory of shard 0"):
+            repo.load(lost)
+        assert same(held, tensors(1))
+        clear(tmp_path)
+        assert repo.info(on_disk).metadata == {"n": 1}
+        assert same(repo.load(name), tensors(1))
+        assert same(repo.load(on_disk), tensors(1))
+        assert same(repo.load(child), {**tensors(1), "c": np.array(9)})
+        assert repo.lineage(child) == [child, on_disk]
+        with pytest.raises(ModelNotFoundError, match=f"{gone} was retired"):
+            repo.load(gone)
+        assert repo.models() == sorted([on_disk, child])
+        again = repo.save(name, tensors(3), durability="disk").ref
+        assert again.version > lost.version
+        repo.flush()
+        assert repo.verify() == []
+        repo.retire(on_disk)
+        assert same(repo.load(child), {**tensors(1), "c": np.array(9)})
+        for ref in (child, again):
+            repo.retire(ref)
+        eventually(lambda: segments(tmp_path) == [], "nothing left on disk")
+        repo._session.broadcast("check")
+
+    def test_holds_of_versions_that_were_in_flight_stay(self, repo: Repository, tmp_path: Path) -> None:
+        """A version elsewhere that inherits from the dead shard's segments, and is not on disk itself."""
+        parent, child = name_at(repo, 0), name_at(repo, 1)
+        base = repo.save(parent, tensors(1), durability="disk").ref
+        (tmp_path / "manifests").rename(tmp_path / "apart")
+        (tmp_path / "manifests").write_text("no folder")
+        ref = repo.save(child, tensors(1), parent=base).ref
+        (tmp_path / "manifests").unlink()
+        (tmp_path / "apart").rename(tmp_path / "manifests")
+        kill_shard(repo, 0)
+        eventually(lambda: answers(repo), "the shard is back")
+        repo.flush()
+        repo.retire(base)
+        assert same(repo.load(ref), tensors(1))
+        assert repo.verify() == []
+
+    @pytest.mark.parametrize("phase", ["begin", "grant", "commit", "retire"])
+    def test_killed_at(self, repo: Repository, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        name, send, fatal = name_at(repo, 0), Session.send, threading.Event()
+        kept = repo.save(name, tensors(1), durability="disk").ref
+
+        def deadly(self: Session, shard: int, method: str, *arguments: object) -> object:
+            if method == phase and not fatal.is_set():
+                fatal.set()
+                process = psutil.Process(self.connection(0).hello.pid)
+                future = send(self, shard, method, *arguments)
+                process.kill()
+                return future
+            return send(self, shard, method, *arguments)
+
+        monkeypatch.setattr(Session, "send", deadly)
+        made: ModelRef | None = None
+        with contextlib.suppress(ShardUnavailableError, OperationTimeoutError):
+            if phase == "retire":
+                repo.retire(kept)
+            else:
+                made = repo.save(name, tensors(2), durability="disk").ref
+        assert fatal.is_set()
+        eventually(lambda: answers(repo), "the shard is back")
+        found = repo.models()
+        if phase == "retire":
+            assert found in ([], [kept])
+        else:
+            assert kept in found
+            assert made is None or made in found
+        for ref in found:
+            assert same(repo.load(ref), tensors(1 if ref == kept else 2))
+        assert repo.verify() == []
+        assert repo.save(name, tensors(3), durability="disk").ref.version > kept.version + (made is not None)
+
+    @pytest.mark.parametrize("victim", [0, 1], ids=["home", "other"])
+    def test_killed_while_it_writes(self, repo: Repository, tmp_path: Path, victim: int) -> None:
+        parent, name = name_at(repo, 1), name_at(repo, 0)
+        base = repo.save(parent, {"p": weights(MIB, 7)}).ref
+        given = {f"t{n}": weights(2 * MIB, n) for n in range(5)} | {"p": weights(MIB, 7)}
+        before = len(segments(tmp_path))
+        pending = repo.save_async(name, given, parent=base, durability="disk", timeout=40)
+        eventually(lambda: len(segments(tmp_path)) > before, "it writes")
+        kill_shard(repo, victim)
+        made: ModelRef | None = None
+        with contextlib.suppress(ShardUnavailableError, OperationTimeoutError, ModelLostError):
+            made = pending.committed(60).ref
+        eventually(lambda: answers(repo), "the shard is back")
+        found = [ref for ref in repo.models() if ref.name == name]
+        assert made is None or found == [made]
+        for ref in found:
+            assert same(repo.load(ref), given)
+        assert all(problem.ref == base for problem in repo.verify())
+        again = repo.save(name, given, durability="disk").ref
+        assert same(repo.load(again), given)
+        assert again.version > max((ref.version for ref in found), default=0)
+
+
+class TestPlannerKilled:
+    def test_saves_go_on_and_the_path_is_its_own_again(self, repo: Repository, tmp_path: Path) -> None:
+        name = name_at(repo, 0)
+        repo.save(name, tensors(1), durability="disk")
+        ray.kill(ray.get_actor(f"{repo.name}/planner", namespace="tensorvine"), no_restart=False)
+
+        def saves() -> bool:
+            try:
+                repo.save(name, tensors(2), durability="disk")
+            except ShardUnavailableError:
+                return False
+            return True
+
+        eventually(saves, "durable saves go on")
+        refs = repo.models()
+        assert {str(ref) for ref in refs} <= set(manifests(tmp_path))
+        kill_shard(repo, 0)
+        eventually(lambda: answers(repo), "the shard is back")
+        assert repo.models() == refs
+        with pytest.raises(OSError, match="another repository runs on it"):
+            start(tmp_path)
+        assert repo.save(name, {"n": noise(10)}, durability="disk").ref.version > refs[-1].version
+        assert repo.verify() == []
