@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from ..planner.placement import home_of
 from ..store.archive import Archive
 from ..store.arena import Part
 from ..store.codec import Codec, from_spec
-from ..store.errors import ModelLostError, TensorVineError
+from ..store.errors import InvalidNameError, ModelLostError, TensorVineError
 from ..store.manifest import Header, decode_body, slots_of
 from ..store.manifestfile import Manifest
 from ..store.recovery import Recovered, recover
@@ -43,6 +45,7 @@ READERS = 8
 STORE_TIMEOUT_S = 600.0
 """How long a home waits for another shard to write segments."""
 _LOADING = "loading"
+_MANIFEST = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 
 Ask = Callable[[int, str, tuple[Any, ...], float], Any]
 """Calls a method of another shard and waits: (shard, method, arguments, seconds)."""
@@ -85,6 +88,7 @@ class History:
         self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = ThreadPoolExecutor(READERS, thread_name_prefix="tensorvine-disk")
         self._loading: dict[SegmentId, asyncio.Lock] = {}
+        self._serial = count(1)
         self._recover(again)
         if codec is not None:
             self._workers.submit(_warm, codec)
@@ -124,7 +128,7 @@ class History:
 
     async def flush(self, timeout: float) -> None:
         """Wait until all that waits is on disk."""
-        await self._in_thread(self.persister.flush, timeout)
+        await asyncio.to_thread(self.persister.flush, timeout)  # many may wait: not in the threads that they wait for
 
     def retain(self, name: str) -> list[tuple[int, ModelRef]]:
         """Let go from memory what the policy does not keep; give (shard, version) for others to do the same.
@@ -144,6 +148,7 @@ class History:
         dead, self._state.dead_files = self._state.dead_files, []
         rewritable, self._state.rewritable = self._state.rewritable, set()
         if dead:
+            self._tiers.forget(dead)
             self.persister.delete(dead)
         for segment in rewritable:
             self._workers.submit(self._tiers.rewrite, segment)
@@ -161,31 +166,41 @@ class History:
             CorruptDataError, StorageError: a file cannot be read; names it.
             StoreFullError: there is no room.
         """
-        await asyncio.gather(*(self._load(segment, slots, grant) for segment, slots in absent.items()))
+        owner = f"{_LOADING}/{next(self._serial)}"
+        await asyncio.gather(*(self._load(segment, slots, grant, owner) for segment, slots in absent.items()))
 
-    async def _load(self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any]) -> None:
+    async def _load(
+        self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any], owner: str
+    ) -> None:
         async with self._loading.setdefault(segment, asyncio.Lock()):
-            with self._lock:
-                if segment not in self._state.absent({segment: slots}):
-                    return
-            chosen, length = self._tiers.plan(segment, slots)
-            part: Part | None = None
-            if length > INLINE_BYTES:
-                (offset,) = await grant(_LOADING, [length])
-                part = Part(offset, -(-length // ALIGNMENT) * ALIGNMENT)
-            taken = False
             try:
-                taken = await self._in_thread(self._tiers.load, segment, chosen, part)
+                await self._read_in(segment, slots, grant, owner)
             finally:
-                with self._lock:
-                    if part is not None and taken:
-                        self._holdings.keep(part)
-                    elif part is not None:
-                        self._holdings.give_back(part, _LOADING)
-                    if taken:
-                        self._holdings.hash_later(segment)
-                    self._loading.pop(segment, None)
-            self._settle()
+                self._loading.pop(segment, None)
+        self._settle()
+
+    async def _read_in(
+        self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any], owner: str
+    ) -> None:
+        with self._lock:
+            if segment not in self._state.absent({segment: slots}):
+                return
+        chosen, length = self._tiers.plan(segment, slots)
+        part: Part | None = None
+        if length > INLINE_BYTES:
+            (offset,) = await grant(owner, [length])
+            part = Part(offset, -(-length // ALIGNMENT) * ALIGNMENT)
+        taken = False
+        try:
+            taken = await self._in_thread(self._tiers.load, segment, chosen, part)
+        finally:
+            with self._lock:
+                if part is not None and taken:
+                    self._holdings.keep(part)
+                elif part is not None:
+                    self._holdings.give_back(part, owner)
+                if taken:
+                    self._holdings.hash_later(segment)
 
     async def digests(self, segments: Iterable[SegmentId], grant: Callable[[str, list[int]], Any]) -> None:
         """Learn the content hashes of segments that are on disk: from their files, or by reading them."""
@@ -197,7 +212,7 @@ class History:
                 continue
             known = await self._in_thread(self._tiers.digests, segment_id)
             if known is None:
-                await self._load(segment_id, absent, grant)
+                await self.load({segment_id: absent}, grant)
                 continue
             with self._lock:
                 self._state.set_digests(segment_id, known)
@@ -222,7 +237,7 @@ class History:
             return [str(exc)]
         expected = decode_body(body, header.ref)
         found = {n: replace(e, owner=e.owner or header.ref) for n, e in manifest.entries.items()}
-        if manifest.header != header:
+        if repr(manifest.header) != repr(header):  # a quality may be NaN, which equals nothing
             return [f"its manifest on disk: expected {header}; found {manifest.header}"]
         return [
             f"its manifest on disk: tensor {name!r}: expected {expected.get(name)}; found {found.get(name)}"
@@ -239,12 +254,16 @@ class History:
         index, shards = self._config.index, self._config.shards
         names = self._archive.manifests()
         files = self._archive.segments()
-        manifests = [manifest for manifest in self._workers.map(self._read, names) if manifest is not None]
+        read = dict(zip(names, self._workers.map(self._read, names), strict=True))
+        manifests = [manifest for manifest in read.values() if manifest is not None]
         found = recover(self._state, manifests, files, lambda name: home_of(name, shards))
+        unread = [ref for name, manifest in read.items() if manifest is None and (ref := _ref_of(name)) is not None]
+        self._state.restore({ref: (None, True) for ref in unread if home_of(ref.name, shards) == index})
         self._recovered = self._state.version_holders()
         for holder, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
-        if not again:  # nobody else can be about to name these
+        # When it starts again, others can be about to name these; a manifest that cannot be read now may be one day.
+        if not again and len(manifests) == len(names):
             self._archive.delete_segments(found.garbage)
         self._log(found, len(names), time.monotonic() - began)
 
@@ -328,6 +347,18 @@ def claims_on(state: ShardState, shard: int) -> dict[str, dict[SegmentId, list[i
             entries = decode_body(record.body, ref).values()
             claims[str(ref)] = slots_of(entry for entry in entries if entry.segment[0] == shard)
     return claims
+
+
+def _ref_of(manifest: str) -> ModelRef | None:
+    """Give the version that a manifest's file is named after; None where no version's is."""
+    match = _MANIFEST.fullmatch(manifest)
+    if match is None:
+        return None
+    name = "/".join({"%": "", "%2E": "."}.get(part, part) for part in match[1].split("/"))
+    try:
+        return ModelRef(name, int(match[2]))
+    except InvalidNameError:
+        return None
 
 
 def _warm(codec: Codec) -> None:

@@ -314,6 +314,12 @@ class Tiers:
             raise ModelLostError(f"segment {segment_id}: expected a file; it was only in memory")
         return stored
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Let go of files that are to be deleted: one that is mapped keeps its place on the disk."""
+        with self._open_lock:
+            for name in names:
+                self._open.pop(name, None)
+
     def _file_of(self, segment_id: SegmentId) -> SegmentFile:
         mine = segment_id[0] == self._state.index
         return self._file(self.stored(segment_id) if mine else self._stored_elsewhere(segment_id))

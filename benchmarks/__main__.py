@@ -17,6 +17,8 @@ NAMES = {
     "prefix_query": "longest-common-prefix queries over 60,000 graphs, beside Redis-Queries",
     "staging": "cold against preallocated shared memory",
     "checkpoint": "checkpoints of a training that goes on, beside Check-QZP's variants, Keras and torch.save",
+    "codec": "bytes and speed of each codec on trained weights and on fine-tuned versions, beside gzip and Zstandard",
+    "persist": "writes to disk, reads of one tensor, codecs and recovery, beside plain write + fsync and file formats",
     "growth": "save, load and query times at 1,000 to 100,000 models",
 }
 

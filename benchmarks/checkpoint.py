@@ -83,7 +83,7 @@ class Plan:
 
 PLANS = {
     Effort.QUICK: Plan(("resnet",), 1, 1, 0.2, True),
-    Effort.NORMAL: Plan(("resnet", "ptychonn"), 3, 2, 1.0, False),
+    Effort.NORMAL: Plan(("resnet", "ptychonn"), 2, 2, 0.7, False),
     Effort.FULL: Plan(("resnet", "ptychonn"), 5, 4, 5.0, False),
 }
 

@@ -51,7 +51,7 @@ class Plain(Peer):
     partial = True
 
     def __init__(self, *, split_as_ours: bool = False) -> None:
-        self.name = "plain write + fsync" + (", as many files" if split_as_ours else "")
+        self.name = "as many plain files" if split_as_ours else "plain write + fsync"
         self._split = split_as_ours
 
     def hold(self, tensors: Tensors) -> None:
@@ -112,19 +112,19 @@ class Dcp(Peer):
 
     def save(self, path: Path) -> None:
         """Call `save`."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         with _without_the_warning_of_one_process():
-            dcp.save(self._state, checkpoint_id=path, no_dist=True)
+            save(self._state, checkpoint_id=path, no_dist=True)
 
     def load(self, path: Path, names: Sequence[str] | None = None) -> Tensors:
         """Call `load` with a state dict that has the tensors asked for."""
         import torch
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         state = {name: torch.empty_like(self._state[name]) for name in (self._state if names is None else names)}
         with _without_the_warning_of_one_process():
-            dcp.load(state, checkpoint_id=path, no_dist=True)
+            load(state, checkpoint_id=path, no_dist=True)
         return {name: tensor.numpy() for name, tensor in state.items()}
 
 
@@ -157,7 +157,7 @@ class Orbax(Peer):
 
 
 def disk_peers() -> tuple[list[Peer], list[str]]:
-    """Give one of each peer that writes tensors as they are and reads single ones, and a line per one that is missing."""
+    """Give one of each peer that writes tensors as they are and reads single ones, and lines about them."""
     peers: list[Peer] = [H5py(), Safetensors(), Torch(), Dcp()]
     try:
         return [*peers, Orbax()], [f"Orbax: orbax-checkpoint {version('orbax-checkpoint')}, jax {version('jax')}"]

@@ -5,8 +5,8 @@ Check-QZP's table 3: random reads and writes of 4 KiB in one file of 1 GiB, thro
 says how many and how large.
 
 Rules
-- The load runs before `started` returns, and ends with the `with` block; should this process die, the jobs end
-  by themselves: fio after `LONGEST_S`, a Python job when it is nobody's child any more.
+- The load runs when the `with` block begins, and ends with it. Should this process be killed, the jobs end by
+  themselves: fio is told by the kernel, a Python job sees that it is nobody's child any more.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def file_load(folder: Path, *, jobs: int | None = None, size_bytes: int = 512 * 
         raise ValueError(f"file_load: expected a job and {BLOCK_BYTES} bytes; found {jobs} jobs, {size_bytes} bytes")
     path = folder / "load"
     _fill(path, size_bytes)
-    engine = _python if shutil.which("fio") is None else _fio
+    engine = _fio if shutil.which("fio") and shutil.which("setpriv") else _python
     if engine is _python:
-        log.warning("fio is not installed: Python processes make the load, which is lighter")
+        log.warning("fio (or setpriv) is not installed: Python processes make the load")
     try:
         with engine(path, jobs, size_bytes) as load:
             yield load
@@ -104,7 +104,7 @@ def _fio(path: Path, jobs: int, size_bytes: int) -> Iterator[FileLoad]:
         "output-format": "json",
         "aux-path": path.parent,
     }
-    command = ["fio", *(f"--{key}={value}" for key, value in options.items())]
+    command = ["setpriv", "--pdeathsig", "TERM", "fio", *(f"--{key}={value}" for key, value in options.items())]
     found = FileLoad("fio", jobs, size_bytes)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=path.parent)  # noqa: S603
     with ExitStack() as stack:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tensorvine.store.archive import Archive
@@ -27,7 +26,7 @@ from tensorvine.store.segmentfile import SegmentFile
 
 from .architectures import synthetic
 from .callers import timed
-from .disk import TIMEOUT_S, Plain, drop_from_cache, settle, start, sync
+from .disk import TIMEOUT_S, Plain, drop_from_cache, start, sync
 from .measure import GIB, MIB, Action, Goal, Report, Row, Sample, Tensors, alternate, progress
 from .peers import Peer
 
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
 REPOSITORY, FILES = "repository", "segment files"
-CACHED, DROPPED = "in the page cache", "page cache dropped"
-FLOOR = "plain reads"
+CACHED, DROPPED = "cached", "dropped"
+"""States of the page cache."""
+FLOOR = "plain read"
 GOAL = 0.01
 """Of the time of reading all, for one of 1000 tensors of 1 GiB."""
 GOAL_TENSORS = 1000
@@ -131,8 +131,13 @@ class Case:
     folder: Path
     peers: Mapping[str, Peer]
     ref: ModelRef
-    sizes: Mapping[str, int]
-    """Bytes of each tensor."""
+    one_bytes: int
+    """Of a tensor; all are about as large."""
+
+    @property
+    def what(self) -> str:
+        """As the tables call it."""
+        return f"{self.size // MIB} MiB in {self.layers} tensors"
 
 
 def partial_reads(
@@ -150,7 +155,7 @@ def partial_reads(
     """
     tensors = synthetic(size, layers).tensors()
     with _written(folder, tensors, peers) as (ref, everybody):
-        case = Case(layers, size, folder, everybody, ref, {name: value.nbytes for name, value in tensors.items()})
+        case = Case(layers, size, folder, everybody, ref, size // layers)
         files = SegmentFiles(folder / REPOSITORY, ref)
         for state in (CACHED, DROPPED):
             progress(f"reads of {size // MIB} MiB in {layers} tensors, {state}")
@@ -178,9 +183,7 @@ def _written(folder: Path, tensors: Tensors, peers: Sequence[Peer]) -> Iterator[
 def _measure(report: Report, case: Case, state: str, cold: Cold, files: SegmentFiles, rounds: tuple[int, int]) -> None:
     """Time everybody in one state of the page cache."""
 
-    def prepare(result: object = None) -> None:
-        del result
-        settle()
+    def prepare(_: object = None) -> None:
         if state == DROPPED:
             drop_from_cache(case.folder)
 
@@ -212,41 +215,41 @@ def _measure(report: Report, case: Case, state: str, cold: Cold, files: SegmentF
         },
         rounds=rounds[1],
     )
-    for level in (REPOSITORY, FILES):
-        _rows(report, case, f"{state}, {level}", level, everything, one)
-    report.add(_first_row(case, f"{state}, {REPOSITORY}", everything["first"], one[FLOOR]))
+    for level, facts in ((REPOSITORY, {}), (FILES, {"manifest_s": files.manifest_s})):
+        _rows(report, case, f"{state}, {level}", (everything[level], one[level]), everything, one, facts)
+    first = everything["first"]
+    facts = {"of_all": first.median / everything[REPOSITORY].median}
+    what, floor = f"{case.what}, {state}, {REPOSITORY}: one, the first after a start", one[FLOOR].median
+    report.add(Row(what, first, case.one_bytes, limit=FLOOR, limit_s=floor, facts=facts))
 
 
 def _rows(
-    report: Report, case: Case, where: str, level: str, everything: Mapping[str, Sample], one: Mapping[str, Sample]
+    report: Report,
+    case: Case,
+    where: str,
+    ours: tuple[Sample, Sample],
+    everything: Mapping[str, Sample],
+    one: Mapping[str, Sample],
+    facts: Mapping[str, float],
 ) -> None:
-    """Add ours beside each peer: all, and one tensor."""
-    what = f"{case.size // MIB} MiB in {case.layers} tensors"
-    share = one[level].median / everything[level].median
+    """Add ours, of all and of one tensor, beside each peer."""
+    peers = [name for name in case.peers if name != FLOOR]
+    for peer in peers:
+        of_all = (FLOOR, everything[FLOOR].median)
+        report.add(Row(f"{case.what}, {where}: all", ours[0], case.size, peer, everything[peer], *of_all))
+    share = ours[1].median / ours[0].median
     goals: tuple[Goal, ...] = ()
     if case.size == GIB and case.layers == GOAL_TENSORS:
         goals = (Goal("of the time of reading it all", share, at_most=GOAL),)
-    peers = [name for name in case.peers if name != FLOOR]
-    nbytes = int(median(case.sizes.values()))
-    floor = (FLOOR, everything[FLOOR].median)
     for peer in peers:
-        report.add(Row(f"{what}, {where}: all", everything[level], case.size, peer, everything[peer], *floor))
-    for peer in peers:
-        facts: dict[str, float | int | str] = {
+        shares: dict[str, float | int | str] = {
             "of_all": share,
             "peer_of_all": one[peer].median / everything[peer].median,
             "floor_of_all": one[FLOOR].median / everything[FLOOR].median,
-            "share_of_bytes": nbytes / case.size,
         }
         report.add(
             Row(
-                *(f"{what}, {where}: one", one[level], nbytes, peer, one[peer], FLOOR, one[FLOOR].median),
-                *(goals if peer == peers[0] else (), facts),
+                *(f"{case.what}, {where}: one", ours[1], case.one_bytes, peer, one[peer], FLOOR, one[FLOOR].median),
+                *(goals if peer == peers[0] else (), {**shares, **facts}),
             )
         )
-
-
-def _first_row(case: Case, where: str, first: Sample, floor: Sample) -> Row:
-    what = f"{case.size // MIB} MiB in {case.layers} tensors"
-    nbytes = int(median(case.sizes.values()))
-    return Row(f"{what}, {where}: one, the first after a start", first, nbytes, limit=FLOOR, limit_s=floor.median)

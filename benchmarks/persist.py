@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,8 +205,8 @@ def _codecs(report: Report, folder: Path, plan: Plan) -> None:
     plain.hold(tensors)
     with ExitStack() as stack:
         everybody: dict[str, Ours] = {}
-        for name, codec in codecs.items():
-            path = folder / name
+        for number, (name, codec) in enumerate(codecs.items()):
+            path = folder / f"codec-{number}"
             repo = stack.enter_context(start(path, 2 * size + 64 * MIB, touched=size + 32 * MIB, codec=codec))
             everybody[name] = Ours(repo, path, tensors)
         actions = {name: Action(ours.save, ours.forget) for name, ours in everybody.items()}

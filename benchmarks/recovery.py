@@ -121,14 +121,12 @@ def _write_model(
     """Write a version: a child has the first half of its tensors from its parent, whose segment is `half` before."""
     names = list(design.layers)
     inherited = TENSORS // 2 if parent is not None else 0
-    nbytes, own, old = 4 * ITEMS, (0, place), (0, place - half)
-    entries = {
-        name: TensorEntry("float32", (ITEMS,), nbytes, parent, old, i) for i, name in enumerate(names[:inherited])
-    }
+    shape, nbytes, own, old = (ITEMS,), 4 * ITEMS, (0, place), (0, place - half)
+    entries = {n: TensorEntry("float32", shape, nbytes, parent, old, i) for i, n in enumerate(names[:inherited])}
     tensors: list[Tensor] = []
     for slot, name in enumerate(names[inherited:]):
-        entries[name] = TensorEntry("float32", (ITEMS,), nbytes, None, own, slot)
-        tensors.append(Tensor(slot, name, design.layers[name], "float32", (ITEMS,), values[slot] ^ place % 256, None))
+        entries[name] = TensorEntry("float32", shape, nbytes, None, own, slot)
+        tensors.append(Tensor(slot, name, design.layers[name], "float32", shape, values[slot] ^ place % 256, None))
     archive.write_segment(own, 0, *encode_tensors(None, tensors))
     header = Header(
         *(ref, parent, quality_of(place), json.dumps({"place": place}), 10**18 + place, design.key),
@@ -147,12 +145,10 @@ def recoveries(report: Report, folder: Path, models: int, rounds: int) -> None:
     manifests = sorted(file for file in path.rglob("manifests/**/*") if file.is_file())
     actions = {FLOOR: Action(lambda: [file.read_bytes() for file in manifests])}
     for shards in SHARDS:
-        actions[f"models {shards}"] = Action(
-            partial(start, path, STORE_BYTES, shards=shards), partial(_first_load, refs[-1], loads[shards])
-        )
-        actions[f"empty {shards}"] = Action(
-            partial(start, empty, STORE_BYTES, shards=shards), lambda repo: repo.close()
-        )
+        on_models = partial(start, path, STORE_BYTES, shards=shards)
+        actions[f"models {shards}"] = Action(on_models, partial(_first_load, refs[-1], loads[shards]))
+        on_empty = partial(start, empty, STORE_BYTES, shards=shards)
+        actions[f"empty {shards}"] = Action(on_empty, lambda repo: repo.close())
     found = alternate(actions, rounds=rounds)
     size = sum(file.stat().st_size for file in manifests)
     for shards in SHARDS:

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 CHUNK = 1 << 16
 """Codes that are packed at once; a multiple of 8."""
-SAMPLES, SAMPLE = 16, 1 << 13
+SAMPLES, SAMPLE = 16, 1 << 11
 """How many runs of how many codes are counted to estimate what compressing all gives."""
 TABLE_BITS, TABLE_SPAN = 4, 1 << 17
 """What a compressor's table costs per value in it, in bits, and how many bytes share a table."""
+FEW, MOST_NOISE = 1 << 12, 4
+"""Fewer codes are not worth the estimate; more low bits than this were never found to be noise."""
 EVEN_MARGIN = 1.1
 """Blocks differ: some have a smaller largest share than the whole."""
 _FIELDS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
@@ -54,7 +57,7 @@ def pack_bits(codes: Bytes, bits: int) -> Bytes:
         for width, mask in _FIELDS:
             high = words & ~np.uint64(mask)
             high >>= np.uint64(width - width // 8 * bits)
-            words &= np.uint64(mask)
+            words = words & np.uint64(mask)
             words |= high
         out = packed[start // 8 * bits :][: CHUNK // 8 * bits]
         out[:] = _first_bytes(words, bits)[: len(out)]
@@ -84,7 +87,7 @@ def unpack_bits(packed: Bytes, count: int, bits: int) -> Bytes:
             high = words >> np.uint64(used)
             high &= low
             high <<= np.uint64(width)
-            words &= low
+            words = words & low
             words |= high
         codes[start : start + CHUNK] = words.view(np.uint8)[: min(CHUNK, count - start)]
     return codes
@@ -94,7 +97,7 @@ def noise_bits(codes: Bytes, bits: int, even_share: float) -> int:
     """Choose how many low bits of each code to pack, when a compressor gets the rest.
 
     What a choice costs is estimated from a sample: the entropy of the bits above, the compressor's table for
-    them, and the packed bits. All bits packed is one of the choices.
+    them, and the packed bits.
 
     Args:
         codes: below 2 ** bits.
@@ -106,24 +109,25 @@ def noise_bits(codes: Bytes, bits: int, even_share: float) -> int:
     >>> noise_bits(even, 8, 1 / 128), noise_bits(uneven, 8, 1 / 128)
     (3, 0)
     """
+    if len(codes) < FEW:
+        return 0
     counts = _histogram(codes, 1 << bits)
     total = int(counts.sum())
 
     def cost(low: int) -> float:
         merged = counts.reshape(-1, 1 << low).sum(axis=1)
-        share = merged[merged > 0] / total
-        entropy = -float((share * np.log2(share)).sum())
-        skipped = share.max() <= EVEN_MARGIN * even_share
-        return low + (8 if skipped else entropy + TABLE_BITS * len(share) / min(len(codes), TABLE_SPAN))
+        if merged.max() <= EVEN_MARGIN * even_share * total:
+            return low + 8
+        entropy = math.log2(total) - float((merged * np.log2(np.maximum(merged, 1))).sum()) / total
+        return low + entropy + TABLE_BITS * np.count_nonzero(merged) / min(len(codes), TABLE_SPAN)
 
-    # Where it is equal, fewer bits are packed: the compressor may find more than the estimate knows of.
-    return min(range(bits + 1), key=lambda low: cost(low) if low < bits else bits)
+    return min(range(min(bits, MOST_NOISE + 1)), key=cost)
 
 
 def _histogram(codes: Bytes, size: int) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Count the codes of a sample, evenly spaced."""
     starts = range(0, len(codes), max(SAMPLE, len(codes) // SAMPLES))
-    return sum((np.bincount(codes[at : at + SAMPLE], minlength=size) for at in starts), np.zeros(size, np.intp))
+    return np.bincount(np.concatenate([codes[at : at + SAMPLE] for at in starts]), minlength=size)
 
 
 def _ones(distance: int) -> int:
@@ -131,8 +135,10 @@ def _ones(distance: int) -> int:
 
 
 def _as_words(data: Bytes, size: int) -> Words:
-    """Spread bytes over 64-bit words, `size` in each; the last one is filled up with zeros."""
+    """Spread bytes over 64-bit words, `size` in each; the last one is filled up with zeros. Not to be written to."""
     whole, rest = divmod(len(data), size)
+    if size == 8 and not rest:
+        return data.view("<u8")
     words = np.zeros((whole + bool(rest), 8), np.uint8)
     if size in (2, 4):
         words.view("<u8")[:whole, 0] = data[: whole * size].view(f"<u{size}")

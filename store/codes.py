@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 import ml_dtypes
@@ -37,10 +38,7 @@ def range_of(flat: Array, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, 
     for part in layout.parts:
         lowest, highest = part.spread(low), part.spread(high)
         for values, rows, columns in _tiles(flat, part, wide):
-            groups = columns if part.axis else rows
-            least, most = extremes(values, part.axis)
-            lowest[groups] = np.minimum(lowest[groups], least)
-            highest[groups] = np.maximum(highest[groups], most)
+            extremes(values, part.axis, *(each[columns if part.axis else rows] for each in (lowest, highest)))
         part.gather(lowest, low, np.minimum)
         part.gather(highest, high, np.maximum)
     return low, high
@@ -58,17 +56,17 @@ def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[Any]) -> tu
     >>> scales_of(np.array([-1.0]), np.array([2.0]), 3, np.dtype("float32"))
     (Scales(low=array([-1.]), step=array([1.])), '')
     >>> scales_of(np.array([-1.0]), np.array([np.nan]), 3, np.dtype("float32"))
-    (None, 'it holds NaN or infinity')
+    (None, 'it holds NaN or infinity, or its range overflows')
     """
-    if not bool(np.isfinite(low).all() and np.isfinite(high).all()):
-        return None, "it holds NaN or infinity"
     width = high - low
+    if not np.isfinite(width).all():
+        return None, "it holds NaN or infinity, or its range overflows"
     step = (width / levels).astype(wide)
     short = step.astype(np.float64) * levels < width
-    step = np.where(short, np.nextafter(step, wide.type(np.inf)), step).astype(np.float64)
-    if not bool(np.isfinite(step).all() and np.isfinite(1 / step[step > 0]).all()):
-        return None, "its range is too wide or too narrow to be divided"
-    return Scales(low, step), ""
+    scales = Scales(low, np.nextafter(step, wide.type(np.inf), out=step, where=short).astype(np.float64))
+    if not np.isfinite(scales.inverse).all():
+        return None, "its range is too narrow to be divided"
+    return scales, ""
 
 
 def codes_of(flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any], out: Array) -> Floats:
@@ -113,9 +111,16 @@ def within_half_a_step(worst: Floats, scales: Scales, largest: Floats, dtype: np
     >>> within_half_a_step(0.6 * one, Scales(0 * one, one), one, np.dtype("float32"))
     False
     """
-    facts = cast(Any, ml_dtypes.finfo(dtype))
-    unit = np.maximum(largest * float(facts.eps), float(facts.smallest_subnormal))
+    relative, least = _unit_in_last_place(dtype)
+    unit = np.maximum(largest * relative, least)
     return bool((worst <= scales.step / 2 + unit * (2.5 if dtype == np.float64 else 0.5)).all())
+
+
+@lru_cache(maxsize=8)
+def _unit_in_last_place(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Give the largest relative unit in the last place, and the smallest absolute one."""
+    facts = cast(Any, ml_dtypes.finfo(dtype))
+    return float(facts.eps), float(facts.smallest_subnormal)
 
 
 def values_of(codes: Array, flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any]) -> None:

@@ -36,13 +36,14 @@ class Part:
     """How often these groups follow one another along the axis."""
 
     def spread(self, numbers: Floats) -> Floats:
-        """Give a number of each group to each row or column."""
-        return np.tile(numbers[self.groups], self.repeats)
+        """Give a number of each group to each row or column; this may be a view."""
+        return numbers[self.groups] if self.repeats == 1 else np.tile(numbers[self.groups], self.repeats)
 
     def gather(self, numbers: Floats, into: Floats, choose: np.ufunc) -> None:
         """Merge a number of each row or column into those of the groups, by minimum or maximum."""
-        merged = choose.reduce(numbers.reshape(self.repeats, -1), axis=0)
-        into[self.groups] = choose(into[self.groups], merged)
+        if self.repeats > 1:
+            numbers = choose.reduce(numbers.reshape(self.repeats, -1), axis=0)
+        choose(into[self.groups], numbers, out=into[self.groups])
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,22 +49,25 @@ class Scales:
         return Scales(self.low[groups], self.step[groups])
 
 
-def extremes(values: Array, axis: int) -> tuple[Floats, Floats]:
-    """Find the lowest and the highest value of each group; one of the two is NaN or infinite if any value is.
+def extremes(values: Array, axis: int, low: Floats, high: Floats) -> None:
+    """Lower `low` and raise `high` to the lowest and highest value of each group.
 
-    >>> extremes(np.array([[1.0, -2.0], [3.0, 4.0]]), 0)
+    If one of a group's values is NaN or infinite, at least one of its two results is.
+
+    >>> low, high = np.full(2, np.inf), np.full(2, -np.inf)
+    >>> extremes(np.array([[1.0, -2.0], [3.0, 4.0]]), 0, low, high)
+    >>> low, high
     (array([-2.,  3.]), array([1., 4.]))
     """
-    low, high = np.full(values.shape[axis], np.inf), np.full(values.shape[axis], -np.inf)
-    kernels = _kernels(values.dtype.name, "uint8") if axis == 0 and values.shape[1] < FAST_GROUP else None
+    short = axis == 0 and values.shape[1] < FAST_GROUP
+    kernels = _kernels(values.dtype, np.dtype(np.uint8)) if short else None
     if kernels is not None:
         kernels("extremes_rows")(values.view(f"i{values.itemsize}"), low, high)
-        return low, high
+        return
     for rows, columns in tiles(*values.shape):
         groups, tile = columns if axis else rows, values[rows, columns]
-        low[groups] = np.minimum(low[groups], tile.min(axis=1 - axis))
-        high[groups] = np.maximum(high[groups], tile.max(axis=1 - axis))
-    return low, high
+        np.minimum(low[groups], tile.min(axis=1 - axis), out=low[groups])
+        np.maximum(high[groups], tile.max(axis=1 - axis), out=high[groups])
 
 
 def quantize(values: Array, codes: Array, scales: Scales, axis: int) -> Floats:
@@ -84,7 +87,7 @@ def quantize(values: Array, codes: Array, scales: Scales, axis: int) -> Floats:
     (array([0.25]), array([[0, 1, 2]], dtype=uint8))
     """
     worst = np.zeros(len(scales.low))
-    kernels = _kernels(values.dtype.name, codes.dtype.name)
+    kernels = _kernels(values.dtype, codes.dtype)
     if kernels is None:
         for rows, columns in tiles(*values.shape):
             groups = columns if axis else rows
@@ -115,7 +118,7 @@ def dequantize(codes: Array, values: Array, scales: Scales, axis: int) -> None:
     >>> values
     array([[-1. , -0.5,  0. ]], dtype=float32)
     """
-    kernels = _kernels(values.dtype.name, codes.dtype.name)
+    kernels = _kernels(values.dtype, codes.dtype)
     if kernels is None:
         for rows, columns in tiles(*values.shape):
             groups = columns if axis else rows
@@ -171,7 +174,7 @@ def _numba() -> Any:
 
 
 @lru_cache(maxsize=8)
-def _kernels(real: str, code: str) -> Callable[[str], Callable[..., None]] | None:
+def _kernels(real: np.dtype[Any], code: np.dtype[Any]) -> Callable[[str], Callable[..., None]] | None:
     """Give a function that compiles loops by name for these dtypes; None without Numba."""
     numba = _numba()
     if numba is None:
@@ -182,18 +185,18 @@ def _kernels(real: str, code: str) -> Callable[[str], Callable[..., None]] | Non
         return types.Array(getattr(types, name), dimensions, "C", readonly=not written)
 
     numbers = array("float64", 1, False)
-    quantizing = [array(real, 2, False), array(code, 2, True), numbers, numbers, numbers]
-    dequantizing = [array(code, 2, False), array(real, 2, True), numbers, numbers]
+    quantizing = [array(real.name, 2, False), array(code.name, 2, True), numbers, numbers, numbers]
+    dequantizing = [array(code.name, 2, False), array(real.name, 2, True), numbers, numbers]
     worst = array("float64", 1, True)
     signatures = {
-        "extremes_rows": [array(f"int{real[-2:]}", 2, False), worst, worst],
+        "extremes_rows": [array(f"int{8 * real.itemsize}", 2, False), worst, worst],
         "quantize_rows": [*quantizing, worst],
         "quantize_long_rows": [*quantizing, numbers, worst],
         "quantize_columns": [*quantizing, worst],
         "dequantize_rows": dequantizing,
         "dequantize_columns": dequantizing,
     }
-    sources = _sources(numba, getattr(numba, real), getattr(numba, code))
+    sources = _sources(numba, getattr(numba, real.name), getattr(numba, code.name))
 
     @cache
     def compiled(name: str) -> Callable[..., None]:
@@ -222,8 +225,11 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
                 bits = values[row, i]
                 bits ^= bits >> last & top
                 least, most = min(least, bits), max(most, bits)
-            low[row] = integer(least ^ (least >> last & top)).view(floating)
-            high[row] = integer(most ^ (most >> last & top)).view(floating)
+            # Not min() and max(), for which NaN is never the lower or higher one.
+            lowest = f64(integer(least ^ (least >> last & top)).view(floating))
+            highest = f64(integer(most ^ (most >> last & top)).view(floating))
+            low[row] = low[row] if low[row] < lowest else lowest
+            high[row] = high[row] if high[row] > highest else highest
 
     @numba.njit(nogil=True)
     def exact(values: Any, codes: Any, low: Any, step: Any, inverse: Any) -> Any:

@@ -106,7 +106,7 @@ class Quantize(HeadStage):
         """Quantise the tensor, or leave it as it is."""
         on_gpu = codes_cupy.is_cupy(array) and cast(Any, array).dtype.name in codes_cupy.DTYPES
         tensor = cast(Array, array) if on_gpu else as_numpy(array, "tensor to encode")
-        wide = WIDE.get(tensor.dtype.name)
+        wide = WIDE.get(dtype_name(tensor.dtype))
         if wide is None or 8 * tensor.dtype.itemsize <= self.bits or not tensor.size:
             return encode_plain(tensor, tail)
         flat = (tensor if on_gpu else np.require(tensor, requirements=["C", "A"])).reshape(-1)
@@ -176,7 +176,7 @@ class Quantize(HeadStage):
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
         """Give the values that the codes stand for."""
         out = new_array(encoded)
-        name = WIDE.get(out.dtype.name)
+        name = WIDE.get(encoded.dtype)
         if name is None:
             raise CorruptDataError(f"{encoded}: expected a dtype of {', '.join(WIDE)}; found {encoded.dtype}")
         wide = np.dtype(name)

@@ -32,6 +32,8 @@ class _Need:
     holders: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     dependents: dict[SegmentId, set[int]] = field(default_factory=dict[SegmentId, set[int]])
     """Segments, on any shard, with tensors that are encoded against slots of this one."""
+    readers: dict[str, None] = field(default_factory=dict[str, None])
+    """Versions that cannot be read whole without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def recover(
     kept -= state.drop_unheld()
     mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
-    missing = [(holder, s) for s, need in needs.items() if s not in kept for holder in need.holders]
+    missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
     return Recovered(garbage, missing)
 
 
@@ -86,12 +88,14 @@ def _note(index: int, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None
             needs.setdefault(entry.segment, _Need()).sizes[entry.slot] = entry.nbytes
     for segment, slots in slots_of(e for e in manifest.entries.values() if e.segment[0] == index).items():
         needs[segment].holders[str(manifest.header.ref)] = slots
+        needs[segment].readers[str(manifest.header.ref)] = None
     sizes = {(entry.segment, entry.slot): entry.nbytes for entry in manifest.entries.values()}
     for place, chain in manifest.bases.items():
         for position, (segment, slot) in enumerate((place, *chain)):
             if segment[0] != index:
                 continue
             need = needs.setdefault(segment, _Need())
+            need.readers[str(manifest.header.ref)] = None
             need.sizes[slot] = sizes[place]  # a base has the size of what is encoded against it
             if position < len(chain):
                 need.bases[slot] = chain[position:]

@@ -26,6 +26,8 @@ COMPACT_WHEN_DEAD = 0.25
 REWRITE_WHEN_DEAD = 0.5
 """The same for its file, which costs more to write."""
 
+FILE_HOLDER = "~"
+"""Begins the names of holders that are segments' files."""
 SegmentId = tuple[int, int]
 """(index of the shard that owns it, serial number there)."""
 GONE = -1
@@ -179,6 +181,12 @@ class Segment:
     def is_safe(self) -> bool:
         """True when all live slots are on disk."""
         return self.stored is not None and self.stored.slots.issuperset(self.live_slots)
+
+    @property
+    def needed_on_disk(self) -> list[int]:
+        """Slots that a new file must have: live ones that are on disk only, and bases of other files."""
+        bases = (slots for holder, slots in self.holders.items() if holder.startswith(FILE_HOLDER))
+        return [*self.absent(self.live_slots), *frozenset[int]().union(*bases)]
 
     def absent(self, slots: Iterable[int]) -> list[int]:
         """Give those of `slots` that are on disk only."""

@@ -293,8 +293,9 @@ def _read_rows(file: OpenFile, where: str, shards: int) -> tuple[SegmentId, int,
 
 
 def _row(values: dict[str, Any], shards: int) -> Row:
-    base = slot_of(values.pop("base"), shards) if values["base"] else values.pop("base")
-    return Row(shape=tuple(values.pop("shape")), base=base, **values)
+    base = values.pop("base")
+    place = slot_of(base, shards) if base is not None else None
+    return Row(shape=tuple(values.pop("shape")), base=place, **values)
 
 
 def _columns(rows: Sequence[Row]) -> list[Any]:

@@ -19,9 +19,7 @@ from typing import Any
 
 from .errors import CorruptDataError, ModelLostError
 from .refs import ModelRef
-from .segment import ABSENT, GONE, Block, Holds, Segment, SegmentId, Stored
-
-FILE_HOLDER = "~"
+from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Segment, SegmentId, Stored
 
 
 class SegmentTable:
@@ -223,17 +221,21 @@ class SegmentTable:
     def store(self, segment_id: SegmentId, stored: Stored) -> bool:
         """Take note of a segment's new file; False when it came too late, and is dead.
 
-        Too late: the segment went, or took holders of slots that the file lacks.
+        Too late: the segment went, or slots that the file lacks are on disk only or other files' bases by now.
 
-        The slots that its tensors are encoded against are held for as long as the file is the segment's.
+        The slots that its tensors are encoded against are held, and kept on disk, for as long as the file is the
+        segment's.
 
         Raises:
-            ModelLostError: such a slot is gone; nothing changes but that the file is dead.
+            ModelLostError, CorruptDataError: such a slot went, or left the disk, meanwhile; nothing changes but that
+                the file is dead.
         """
         segment = self._segments.get(segment_id)
         self.rewritable.discard(segment_id)
-        if segment is None or not stored.slots.issuperset(segment.absent(segment.live_slots)):
+        if segment is None or not stored.slots.issuperset(segment.needed_on_disk):
             self.dead_files.append(stored.name)
+            if segment is not None and segment.wants_rewriting:
+                self.rewritable.add(segment_id)
             return False
         nearest: dict[SegmentId, set[int]] = {}
         for (base, slot), *_ in stored.bases.values():
@@ -242,6 +244,7 @@ class SegmentTable:
         holder, taking = file_holder(segment_id), f"{file_holder(segment_id)}+"
         holds = {base: sorted(slots) for base, slots in nearest.items()}
         try:
+            self._check_stored(holder, holds)
             self.hold(taking, holds)
         except (ModelLostError, CorruptDataError):
             self.dead_files.append(stored.name)
@@ -332,6 +335,13 @@ class SegmentTable:
         if segment.stored is not None:
             self.dead_files.append(segment.stored.name)
             self.outbox += [(shard, file_holder(segment.id)) for shard in self._others(segment.stored)]
+
+    def _check_stored(self, holder: str, holds: Holds) -> None:
+        """See that bases are on disk: another file of their segment may have come without them, which nobody held."""
+        for base, slots in holds.items():
+            stored = self._known(base).stored
+            if stored is None or not stored.slots.issuperset(slots):
+                raise ModelLostError(f"shard {self.index}: {holder}: expected slots {slots} of {base} to be on disk")
 
     def _others(self, stored: Stored | None) -> set[int]:
         """Name the other shards that have slots which a file's tensors are encoded against."""

@@ -219,7 +219,7 @@ def main() -> None:
     for number in range(10_000):
         event = events[number % len(events)]
         calls, said = _run(top / str(number), number, event)
-        print(json.dumps([event, calls, said]))
+        sys.stdout.write(json.dumps([event, calls, said]) + "\n")
         if 0 < calls <= number:
             return
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from types import TracebackType
 from typing import Any, Self
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -43,7 +42,7 @@ class S3Server:
         self.system().create_dir(self.bucket)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

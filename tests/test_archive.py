@@ -1,4 +1,4 @@
-"""A repository's files after a crash or an error at each system call of a short history, and on paths that are wrong."""
+"""A repository's files after a crash or an error at each system call of a short history, and on wrong paths."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def check_versions(archive: Archive, state: ShardState) -> None:
             assert np.array_equal(array, ARRAYS[place])
             assert (dtype_name(array.dtype), array.shape) == (entries[name].dtype, entries[name].shape)
     needed = {place[0] for ref in state.models() for place in TABLES[ref].values()}
-    needed |= {crash.BASES[place][0] for ref in state.models() for place in TABLES[ref].values() if place in crash.BASES}
+    needed |= {
+        crash.BASES[place][0] for ref in state.models() for place in TABLES[ref].values() if place in crash.BASES
+    }
     files = set(archive.directory.list("")) - {"repository.json"}
     assert {name for name in files if not name.startswith("segments/")} == set(archive.manifests())
     assert set(archive.segments()) == needed
@@ -101,7 +103,7 @@ def check_goes_on(folder: str) -> None:
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
     """A folder where syncing costs nothing: the calls are the same."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108 - shared memory, not a predictable name
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 

@@ -174,7 +174,7 @@ def test_a_base_is_ignored_where_nothing_needs_it() -> None:
         ([0] * 8, "found 8"),
         ([0, 0, 0, 0, 0, 0, 0, 0, 3], "gaps of 3 bytes"),
         ([255, 255, 255, 255, 255, 255, 255, 255, 1], "changes"),
-        ([1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 1], "expected 13 bytes"),
+        ([1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 1], "expected 14 bytes"),
         ([9, 9, 9, 9, 200, 1, 0, 0, 0, 0, 0, 0, 0, 1], "rising places"),
         ([9, 9, 9, 9, *[255] * 8, 1, 0, 0, 0, 0, 0, 0, 0, 8], "rising places"),
         ([9] * 8 + [0, 255] + [2, 0, 0, 0, 0, 0, 0, 0, 1], "rising places"),

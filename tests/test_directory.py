@@ -216,7 +216,7 @@ class TestLocal(Contract):
         directory = open_directory(str(tmp_path))
         put(directory, "folder/a", b"")
         for call in (lambda: put(directory, "folder", b""), lambda: directory.delete("folder")):
-            with pytest.raises(StorageError, match="folder: expected to .* it; Is a directory"):
+            with pytest.raises(StorageError, match=r"folder: expected to .* it; Is a directory"):
                 call()
         assert directory.list("") == {"folder/a": 0}
 
@@ -293,7 +293,7 @@ class TestLocal(Contract):
         put(directory, "a", b"old")
         tmp_path.chmod(0o500)
         for call in (lambda: put(directory, "a", b"new"), lambda: directory.delete("a")):
-            with pytest.raises(StorageError, match="/a: expected .*; Permission denied"):
+            with pytest.raises(StorageError, match=r"/a: expected .*; Permission denied"):
                 call()
         assert content_of(directory, "a") == b"old"
 

@@ -29,6 +29,13 @@ from .saver import tensors_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
+
+@pytest.fixture(autouse=True)
+def short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails while the disk is in trouble must not wait for it when it closes."""
+    monkeypatch.setattr("tensorvine.actors.repository.FLUSH_TIMEOUT_S", 20.0)
+
+
 SAVER = str(Path(__file__).with_name("saver.py"))
 
 
@@ -95,21 +102,9 @@ def tensors(seed: int) -> dict[str, np.ndarray]:
 def answers(repo: Repository) -> bool:
     try:
         repo.stats()
-    except ShardUnavailableError:
+    except (ShardUnavailableError, OperationTimeoutError):
         return False
     return True
-
-
-def in_the_way(path: Path) -> Path:
-    """Keep the disk from taking segments, until `clear`."""
-    (path / "segments").rename(path / "kept")
-    (path / "segments").write_text("no folder")
-    return path
-
-
-def clear(path: Path) -> None:
-    (path / "segments").unlink()
-    (path / "kept").rename(path / "segments")
 
 
 class TestShardKilled:
@@ -121,13 +116,14 @@ class TestShardKilled:
         repo.retire(gone)
         repo.flush()
         held = repo.load(on_disk)
-        in_the_way(tmp_path)
-        lost = repo.save(name, tensors(2)).ref
+        hidden = name_at(repo, 0, "deep/at")
+        (tmp_path / "manifests" / "deep").write_text("no folder")  # its manifest cannot be written
+        lost = repo.save(hidden, tensors(2)).ref
         kill_shard(repo, 0)
         with pytest.raises(ModelLostError, match=f"{lost} is lost: it was held only in the memory of shard 0"):
             repo.load(lost)
         assert same(held, tensors(1))
-        clear(tmp_path)
+        (tmp_path / "manifests" / "deep").unlink()
         assert repo.info(on_disk).metadata == {"n": 1}
         assert same(repo.load(name), tensors(1))
         assert same(repo.load(on_disk), tensors(1))
@@ -136,7 +132,7 @@ class TestShardKilled:
         with pytest.raises(ModelNotFoundError, match=f"{gone} was retired"):
             repo.load(gone)
         assert repo.models() == sorted([on_disk, child])
-        again = repo.save(name, tensors(3), durability="disk").ref
+        again = repo.save(hidden, tensors(3), durability="disk").ref
         assert again.version > lost.version
         repo.flush()
         assert repo.verify() == []
@@ -146,6 +142,21 @@ class TestShardKilled:
             repo.retire(ref)
         eventually(lambda: segments(tmp_path) == [], "nothing left on disk")
         repo._session.broadcast("check")
+
+    def test_one_that_starts_again_waits_for_its_disk(self, repo: Repository, tmp_path: Path) -> None:
+        ref = repo.save(name_at(repo, 0), tensors(1), durability="disk").ref
+        repo.flush()
+        (tmp_path / "manifests").rename(tmp_path / "apart")
+        (tmp_path / "manifests").write_text("no folder")
+        kill_shard(repo, 0)
+        with pytest.raises((ShardUnavailableError, OperationTimeoutError)):
+            repo.load(ref, timeout=15)
+        (tmp_path / "manifests").unlink()
+        (tmp_path / "apart").rename(tmp_path / "manifests")
+        eventually(lambda: answers(repo), "the shard is back")
+        assert same(repo.load(ref), tensors(1))
+        assert repo.save(ref.name, tensors(2), durability="disk").ref.version == 2
+        assert repo.verify() == []
 
     def test_holds_of_versions_that_were_in_flight_stay(self, repo: Repository, tmp_path: Path) -> None:
         """A version elsewhere that inherits from the dead shard's segments, and is not on disk itself."""

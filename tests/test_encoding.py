@@ -121,12 +121,12 @@ class TestRows:
         assert row.error == 0
         assert row.digest
 
-    def test_a_digest_that_is_not_known_is_not_made_up(self) -> None:
-        tensor = replace(tensor_of(0, "w", np.zeros(1000)), digest=None)
-        (row,), _ = encode_tensors(Zstd(), [tensor])
-        assert row.digest == ""
-        (row,), _ = encode_tensors(None, [tensor])
-        assert row.digest == row.checksum
+    @pytest.mark.parametrize("codec", [None, Zstd(), Quantize(8)], ids=str)
+    def test_a_digest_that_was_not_known_is_that_of_the_bytes(self, codec: Codec | None) -> None:
+        tensor = tensor_of(0, "w", np.linspace(0, 1, 1000))
+        rows, _ = encode_tensors(codec, [tensor])
+        assert encode_tensors(codec, [replace(tensor, digest=None)])[0] == rows
+        assert rows[0].digest == ("" if codec == Quantize(8) else tensor.digest)
 
 
 class TestBrokenChains:

@@ -141,7 +141,7 @@ class TestDamage:
         for position in range(0, len(content), step):
             for bit in range(8):
                 damaged[position] ^= 1 << bit
-                with pytest.raises(CorruptDataError, match="^here: expected"):
+                with pytest.raises(CorruptDataError, match=r"^here: expected"):
                     decoded(bytes(damaged))
                 damaged[position] ^= 1 << bit
         assert decoded(bytes(damaged)).retired is retired
@@ -149,7 +149,7 @@ class TestDamage:
     def test_a_file_cut_anywhere_is_refused(self) -> None:
         content = encode_manifest(example(), {})
         for length in range(len(content)):
-            with pytest.raises(CorruptDataError, match="^here: expected"):
+            with pytest.raises(CorruptDataError, match=r"^here: expected"):
                 decoded(content[:length])
 
     @given(data=st.data())
@@ -163,7 +163,7 @@ class TestDamage:
         if damaged == content:
             assert decoded(bytes(damaged)) == example()
             return
-        with pytest.raises(CorruptDataError, match="^here: expected"):
+        with pytest.raises(CorruptDataError, match=r"^here: expected"):
             decoded(bytes(damaged))
 
     @pytest.mark.parametrize(
@@ -201,5 +201,5 @@ class TestDamage:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, pa.schema([], metadata={METADATA_KEY: b'{"format": 1, "kind": "manifest"}'})):
             pass
-        with pytest.raises(CorruptDataError, match="^here: expected a whole Arrow file"):
+        with pytest.raises(CorruptDataError, match=r"^here: expected a whole Arrow file"):
             decoded(sink.getvalue().to_pybytes())

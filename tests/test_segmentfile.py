@@ -22,7 +22,7 @@ from tensorvine.store.compress import Gzip, Zstd
 from tensorvine.store.delta import Delta
 from tensorvine.store.directory import open_directory
 from tensorvine.store.encoding import Tensor, block_of, encode_tensors
-from tensorvine.store.errors import CorruptDataError, StorageError, TensorVineError
+from tensorvine.store.errors import CorruptDataError, StorageError
 from tensorvine.store.quantize import Quantize
 from tensorvine.store.segment import layout
 from tensorvine.store.segmentfile import (
@@ -57,7 +57,7 @@ def arrays(draw: st.DrawFn) -> Array:
     dtype = dtype_of(draw(st.sampled_from(DTYPES)))
     shape = draw(st.lists(st.integers(0, 9), max_size=3)) + draw(st.sampled_from([[], [], [300]]))
     generator = np.random.default_rng(draw(st.integers(0, 9)))
-    values = generator.integers(0, 2 if dtype == bool else 100, shape) * draw(st.sampled_from([0, 1]))
+    values = generator.integers(0, 2 if dtype.kind == "b" else 100, shape) * draw(st.sampled_from([0, 1]))
     return np.asarray(values).astype(dtype)
 
 
@@ -69,7 +69,7 @@ def tensor_lists(draw: st.DrawFn, max_size: int = 5) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:  # noqa: S108 - shared memory, not a predictable name
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         yield Path(path)
 
 
@@ -203,7 +203,8 @@ class TestDamage:
         return [tensor_of(3, "a/é", np.arange(20, dtype=np.int16)), tensor_of(0, "b", np.array(1.5))]
 
     def test_no_flipped_bit_gives_other_rows_or_bytes(self, folder: Path, tensors: list[Tensor]) -> None:
-        found, harmless = 0, 0
+        found: list[str] = []
+        harmless = 0
         archive = Archive(str(folder / "flipped"), shards=2)
         rows, parts = encode_tensors(None, tensors)
         stored = archive.write_segment(SEGMENT, 0, rows, parts)
@@ -211,7 +212,7 @@ class TestDamage:
         content = path.read_bytes()
         with open(path, "r+b", buffering=0) as file:
             for position, byte in enumerate(content):
-                for bit in range(position % 3, 8, 3):  # each bit of each three neighbours
+                for bit in range(8):
                     os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), position)
                     try:
                         read = archive.open_segment(stored)
@@ -221,11 +222,11 @@ class TestDamage:
                             assert read.encoded(tensor.slot).data.tobytes() == tensor.data.tobytes()
                         harmless += 1
                     except CorruptDataError as exc:
-                        assert str(path) in str(exc)
-                        found += 1
+                        found.append(str(exc))
                 os.pwrite(file.fileno(), bytes([byte]), position)
         assert path.read_bytes() == content
-        assert found > harmless
+        assert all(str(path) in message for message in found)
+        assert len(found) > harmless
 
     def test_a_file_cut_anywhere_is_refused_by_name(self, folder: Path, tensors: list[Tensor]) -> None:
         written(str(folder), tensors)
@@ -249,6 +250,7 @@ class TestDamage:
             )
             content[start : start + len(patch)] = patch
         (folder / NAME).write_bytes(content)
+        message = NAME
         try:
             file = opened(str(folder))
             if file.segment == SEGMENT:
@@ -256,7 +258,8 @@ class TestDamage:
                 for tensor in tensors:
                     assert file.encoded(tensor.slot).data.tobytes() == tensor.data.tobytes()
         except CorruptDataError as exc:
-            assert NAME in str(exc)
+            message = str(exc)
+        assert NAME in message
 
     def test_damaged_bytes_name_the_tensor_and_spare_the_others(self, folder: Path) -> None:
         arrays = [np.full(1000, i, np.uint8) for i in range(3)]
@@ -316,7 +319,7 @@ class TestDamage:
             opened(str(folder))
 
     def test_a_missing_file_is_named(self, folder: Path) -> None:
-        with pytest.raises(StorageError, match="none.arrow: expected to map it; No such file"):
+        with pytest.raises(StorageError, match=r"none.arrow: expected to map it; No such file"):
             SegmentFile(open_directory(str(folder)), "none.arrow", 1)
 
 
@@ -361,7 +364,9 @@ def cached(path: Path) -> int:
         view = np.frombuffer(mapped, np.uint8)
         pages = np.zeros(-(-view.nbytes // mmap.PAGESIZE), np.uint8)
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.nbytes), ctypes.c_void_p(pages.ctypes.data)):
+        if libc.mincore(
+            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.nbytes), ctypes.c_void_p(pages.ctypes.data)
+        ):
             raise OSError(ctypes.get_errno(), "mincore")
         del view
     return int((pages & 1).sum()) * mmap.PAGESIZE
@@ -378,6 +383,7 @@ class TestOverS3:
             directory.write(NAME, lambda sink, length=length: sink.write(content[:length]))
             with pytest.raises(CorruptDataError, match=f"{NAME}: expected"):
                 opened(uri)
+        found: list[str] = []
         for position in range(0, len(content), 167):
             damaged = bytearray(content)
             damaged[position] ^= 1
@@ -386,6 +392,7 @@ class TestOverS3:
                 file = opened(uri)
                 for tensor in tensors:
                     assert as_bytes(decode(file.encoded(tensor.slot))).tobytes() == tensor.data.tobytes()
-            except TensorVineError as exc:
-                assert isinstance(exc, CorruptDataError)
-                assert NAME in str(exc)
+            except CorruptDataError as exc:
+                found.append(str(exc))
+        assert found
+        assert all(NAME in message for message in found)
