@@ -29,7 +29,7 @@ from ..store.errors import (
 )
 from ..store.graph import ModelGraph
 from ..store.manifest import Header, TensorEntry, decode_body
-from ..store.manifestfile import Manifest
+from ..store.manifestfile import Manifest, manifest_name
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
 from ..store.segmentfile import Slot
@@ -222,7 +222,7 @@ class Persister:
             job.sealed = job.sealed and not again
             if not again and self._jobs.get(job.header.ref) is job:
                 del self._jobs[job.header.ref]
-            known, self.error = self.error, failure if isinstance(failure, StorageError) else None
+            known, self.error = self.error, failure if again and isinstance(failure, StorageError) else None
             self._changed.notify_all()
         if failure is None:
             job.done.set_result(None)
@@ -247,7 +247,19 @@ class Persister:
             if job.cancelled:
                 raise ModelNotFoundError(f"{ref}: expected to be wanted still; its save was given up")
             job.sealed = True
-        self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
+        try:
+            self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
+        except StorageError:
+            if job.urgent:
+                self._take_back(ref)
+            raise
+
+    def _take_back(self, ref: ModelRef) -> None:
+        """Remove a manifest whose writing failed, in case it got there: its version will not exist."""
+        try:
+            self.archive.directory.delete(manifest_name(ref))
+        except StorageError as exc:
+            log.warning("shard %d: %s failed, but the next start may find it: %s", self._index, ref, exc)
 
     def _wanted(
         self, header: Header, table: dict[str, TensorEntry], layers: dict[str, str]

@@ -152,13 +152,14 @@ class Tiers:
         stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
         try:
             with self._lock:
-                taken = self._state.store(segment_id, stored)
+                if self._state.store(segment_id, stored):
+                    return stored
+                self._segment(segment_id)
+                reason = "it took holders of tensors that the file lacks"
         except (ModelLostError, CorruptDataError) as exc:
-            log.info("segment %s: it is written again without bases, of which one went meanwhile: %s", segment_id, exc)
-            return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
-        if not taken:
-            raise ModelLostError(f"segment {segment_id}: expected it to be held still; its last holder let it go")
-        return stored
+            reason = str(exc)
+        log.info("segment %s: its file is written again, without bases, for meanwhile %s", segment_id, reason)
+        return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
 
     def _sources(self, segment: Segment, wanted: Sequence[Wanted]) -> tuple[list[Tensor], dict[int, tuple[Slot, ...]]]:
         """Give the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 REPOSITORY, FILES = "repository", "segment files"
 CACHED, DROPPED = "cached", "dropped"
 """States of the page cache."""
+STATES = (CACHED, DROPPED)
 FLOOR = "plain read"
 GOAL = 0.01
 """Of the time of reading all, for one of 1000 tensors of 1 GiB."""
@@ -157,7 +158,7 @@ def partial_reads(
     with _written(folder, tensors, peers) as (ref, everybody):
         case = Case(layers, size, folder, everybody, ref, size // layers)
         files = SegmentFiles(folder / REPOSITORY, ref)
-        for state in (CACHED, DROPPED):
+        for state in STATES:
             progress(f"reads of {size // MIB} MiB in {layers} tensors, {state}")
             with closing(Cold(folder / REPOSITORY, ref, size, files.one_of_each())) as cold:
                 _measure(report, case, state, cold, files, rounds)

@@ -18,14 +18,14 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 CHUNK = 1 << 16
 """Codes that are packed at once; a multiple of 8."""
-SAMPLES, SAMPLE = 16, 1 << 11
+SAMPLES, SAMPLE = 16, 1 << 9
 """How many runs of how many codes are counted to estimate what compressing all gives."""
 TABLE_BITS, TABLE_SPAN = 4, 1 << 17
 """What a compressor's table costs per value in it, in bits, and how many bytes share a table."""
-FEW, MOST_NOISE = 1 << 12, 4
+FEW, MOST_NOISE = 1 << 12, 2
 """Fewer codes are not worth the estimate; more low bits than this were never found to be noise."""
-EVEN_MARGIN = 1.1
-"""Blocks differ: some have a smaller largest share than the whole."""
+EVEN_MARGIN = 1.5
+"""The largest share is overestimated from a sample, and some blocks have a smaller one than the whole."""
 _FIELDS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 """Bits of a field that holds 1, 2 or 4 codes, and where every other such field is."""
 

@@ -31,6 +31,8 @@ BLOCK_ITEMS = 1 << 17
 """Elements per block. A byte plane of a block is then exactly one block of Zstandard, with its own statistics."""
 
 EVEN_SHARE = 1 / 128
+WORTH_BYTES = 256
+"""Fewer bytes are not compressed: what they cost in time is not in proportion to what they may save."""
 
 _STAGE = re.compile(r"([a-z]+)(?:\(([^()]*)\))?")
 
@@ -375,8 +377,10 @@ def pack(blocks: Blocks, tail: tuple[ByteStage, ...], limit: int) -> Bytes | Non
         limit: length of the bytes as they would be stored otherwise.
 
     Returns:
-        The result; None if there are compressors and it is not shorter than the limit.
+        The result; None if there are compressors and it is not shorter than the limit, or that is small.
     """
+    if shrinks(tail) and limit < WORTH_BYTES:
+        return None
     for stage in tail:
         blocks = stage.pack(blocks)
     out = np.empty(limit, np.uint8)  # its pages cost nothing until they are written

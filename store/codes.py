@@ -20,6 +20,8 @@ from .kernels import Scales, dequantize, extremes, quantize
 
 WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """Dtypes that can be quantised, and the type in which their minimum and scale are stored."""
+LEAST_STEP = 1e-307
+"""The reciprocal of a step much smaller than this is infinite."""
 
 
 def _tiles(flat: Array, part: Part, wide: np.dtype[Any]) -> Iterator[tuple[Array, slice, slice]]:
@@ -63,10 +65,10 @@ def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[Any]) -> tu
         return None, "it holds NaN or infinity, or its range overflows"
     step = (width / levels).astype(wide)
     short = step.astype(np.float64) * levels < width
-    scales = Scales(low, np.nextafter(step, wide.type(np.inf), out=step, where=short).astype(np.float64))
-    if not np.isfinite(scales.inverse).all():
+    step = np.nextafter(step, wide.type(np.inf), out=step, where=short).astype(np.float64)
+    if ((step > 0) & (step < LEAST_STEP)).any():
         return None, "its range is too narrow to be divided"
-    return scales, ""
+    return Scales(low, step), ""
 
 
 def codes_of(flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any], out: Array) -> Floats:

@@ -59,8 +59,7 @@ def extremes(values: Array, axis: int, low: Floats, high: Floats) -> None:
     >>> low, high
     (array([-2.,  3.]), array([1., 4.]))
     """
-    short = axis == 0 and values.shape[1] < FAST_GROUP
-    kernels = _kernels(values.dtype, np.dtype(np.uint8)) if short else None
+    kernels = _kernels(values.dtype, np.dtype(np.uint8)) if axis == 0 else None
     if kernels is not None:
         kernels("extremes_rows")(values.view(f"i{values.itemsize}"), low, high)
         return
@@ -225,11 +224,11 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
                 bits = values[row, i]
                 bits ^= bits >> last & top
                 least, most = min(least, bits), max(most, bits)
-            # Not min() and max(), for which NaN is never the lower or higher one.
+            # NaN stays, whether it came now or before.
             lowest = f64(integer(least ^ (least >> last & top)).view(floating))
             highest = f64(integer(most ^ (most >> last & top)).view(floating))
-            low[row] = low[row] if low[row] < lowest else lowest
-            high[row] = high[row] if high[row] > highest else highest
+            low[row] = lowest if lowest < low[row] or lowest != lowest else low[row]
+            high[row] = highest if highest > high[row] or highest != highest else high[row]
 
     @numba.njit(nogil=True)
     def exact(values: Any, codes: Any, low: Any, step: Any, inverse: Any) -> Any:

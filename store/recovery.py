@@ -72,8 +72,9 @@ def recover(
         for holder, slots in needs[segment].holders.items():
             state.hold(holder, {segment: slots})
         for dependent, slots in needs[segment].dependents.items():
-            if dependent in files:
-                state.hold(file_holder(dependent), {segment: sorted(slots)})
+            state.hold(
+                file_holder(dependent), {segment: sorted(slots)}
+            )  # its file may be back one day
     kept -= state.drop_unheld()
     mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]

@@ -285,10 +285,11 @@ def _read_rows(file: OpenFile, where: str, shards: int) -> tuple[SegmentId, int,
     try:
         rows = [_row(row, shards) for row in batch.to_pylist()]
         segment, at = segment_of(header["segment"], shards), int(header["data_at"])
-    except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
+        checksum = _rows_checksum(rows)
+    except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"{where}: expected the header and columns of a segment file; found {exc}") from exc
-    if at < 0 or _rows_checksum(rows) != header.get("rows"):
-        raise CorruptDataError(f"{where}: expected rows of checksum {header.get('rows')}; found {_rows_checksum(rows)}")
+    if at < 0 or checksum != header.get("rows"):
+        raise CorruptDataError(f"{where}: expected rows of checksum {header.get('rows')}; found {checksum}")
     return segment, at, rows
 
 

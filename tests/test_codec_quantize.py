@@ -165,9 +165,9 @@ def test_a_narrow_range_far_from_zero_keeps_the_bound() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("place", [0, 5000, 39_999])
+@pytest.mark.parametrize("place", [0, 5000, 69_999])
 def test_tensors_with_nan_or_infinity_are_kept_lossless(dtype: str, bad: float, place: int) -> None:
-    array = weights(40_000, dtype=dtype).reshape(100, 400)
+    array = weights(TILE + 4464, dtype=dtype).reshape(175, 400)
     array.reshape(-1)[place] = bad
     for per in ("tensor", "channel", 64):
         encoded = (Quantize(8, per) | Zstd()).encode(array)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorvine.actors import Repository
 from tensorvine.store import Codec, Delta, ModelRef, Quantize, Shuffle, Zstd
 from tensorvine.store.archive import Archive
-from tensorvine.store.errors import ModelNotFoundError
+from tensorvine.store.errors import ModelNotFoundError, StorageError
 
 from .disk import MIB, chain, eventually, noise, same, start, weights
-from .s3 import S3Server
+from .s3 import SECRET, S3Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -121,3 +122,28 @@ class TestContract:
             saved = repo.save("m", {**given, "frozen": loaded["frozen"], "w": weights(100_000, 8)}, durability="disk")
             assert saved.bytes_inherited == given["i"].nbytes + given["frozen"].nbytes
             assert repo.verify() == []
+
+
+class TestObjectStoreInTrouble:
+    def test_what_it_refuses_is_named_without_the_credentials(self, cluster: object, s3: S3Server) -> None:
+        prefix = uuid.uuid4().hex[:8]
+        with start(s3.uri(prefix)) as repo:
+            repo.save("m", tensors(1), durability="disk")
+            s3.refuses = lambda asked: asked["REQUEST_METHOD"] == "PUT"
+            try:
+                with pytest.raises(StorageError, match=rf"s3://{s3.bucket}/{prefix}/segments/\w+\.0\.arrow") as caught:
+                    repo.save("m", tensors(2), durability="disk")
+                waiting = repo.save("m", tensors(3)).ref
+                with pytest.raises(StorageError):
+                    repo.flush(timeout=2)
+            finally:
+                s3.refuses = lambda _: False
+            repo.flush()
+            assert repo.models() == [ModelRef("m", 1), waiting]
+            assert repo.verify() == []
+            with pytest.raises(ValueError, match="runs already with path") as joined:
+                Repository.start(repo.name, path=s3.uri("elsewhere"))
+        for text in (str(caught.value), str(joined.value)):
+            assert SECRET not in text
+        with start(s3.uri(prefix), shards=2) as repo:
+            assert same(repo.load("m"), tensors(3))

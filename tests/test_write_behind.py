@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,17 @@ class TestSlowDisk:
             repo.save(name, {"t": weights(size // 4, n)})
             assert repo.stats().shards[0].bytes_behind <= LAG + size
         repo.flush()
+
+    def test_many_may_wait_for_two_shards_that_need_each_other(self, repo: Repository) -> None:
+        for shard in (0, 1):  # a child whose home is the other shard has its tensors written by its parent's
+            parent, child = name_at(repo, shard, "p"), name_at(repo, 1 - shard, "c")
+            repo.save(child, {"x": np.round(weights(MIB + MIB // 4, 1), 2)})  # what is regular takes longest
+            base = repo.save(parent, {"t": weights(MIB // 2, 2), "u": np.ones(9)}).ref
+            repo.save(child, {"t": weights(MIB // 2, 2), "u": np.zeros(9)}, parent=base)
+        with ThreadPoolExecutor(20) as pool:
+            waits = [pool.submit(repo.flush, 60) for _ in range(20)]
+            assert [wait.result(90) for wait in waits] == [None] * 20
+        assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
 
     def test_a_durable_save_comes_after_what_was_committed_before_it(self, repo: Repository, path: Path) -> None:
         name = name_at(repo, 1)
