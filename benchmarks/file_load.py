@@ -6,7 +6,7 @@ says how many and how large.
 
 Rules
 - The load runs when the `with` block begins, and ends with it. Should this process be killed, the jobs end by
-  themselves: fio is told by the kernel, a Python job sees that it is nobody's child any more.
+  themselves: the kernel kills fio, a Python job sees that it is nobody's child any more.
 """
 
 from __future__ import annotations
@@ -98,19 +98,20 @@ def _fio(path: Path, jobs: int, size_bytes: int) -> Iterator[FileLoad]:
         "ioengine": "libaio",
         "direct": 0,
         "numjobs": jobs,
+        "thread": 1,  # of one process: one signal ends them all
         "time_based": 1,
         "runtime": LONGEST_S,
         "group_reporting": 1,
         "output-format": "json",
         "aux-path": path.parent,
     }
-    command = ["setpriv", "--pdeathsig", "TERM", "fio", *(f"--{key}={value}" for key, value in options.items())]
+    command = ["setpriv", "--pdeathsig", "KILL", "fio", *(f"--{key}={value}" for key, value in options.items())]
     found = FileLoad("fio", jobs, size_bytes)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=path.parent)  # noqa: S603
     with ExitStack() as stack:
         output: list[bytes] = []
         stack.callback(lambda: output.extend(_ended(process)))
-        wait_until(lambda: process.poll() is not None or _busy(process.pid, jobs), "fio's jobs to read and write")
+        wait_until(lambda: process.poll() is not None or _busy(process.pid), "fio to write")
         if process.poll() is not None:
             raise OSError(f"fio: expected it to run; it ended with {process.returncode}: {_ended(process)[1]!r}")
         yield found
@@ -127,18 +128,14 @@ def _ended(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     try:
         return process.communicate(timeout=30)
     except subprocess.TimeoutExpired:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
         process.kill()
         return process.communicate()
 
 
-def _busy(pid: int, jobs: int) -> bool:
-    """Say whether all of fio's jobs have written."""
+def _busy(pid: int) -> bool:
+    """Say whether fio has written: bytes, as asynchronous requests are no calls of `write`."""
     try:
-        children = psutil.Process(pid).children()
-        # Bytes, not calls: asynchronous requests are no calls of `write`.
-        return sum(child.io_counters().write_bytes > 0 for child in children) >= jobs
+        return psutil.Process(pid).io_counters().write_bytes > 0
     except psutil.NoSuchProcess:
         return False
 

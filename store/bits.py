@@ -107,7 +107,7 @@ def noise_bits(codes: Bytes, bits: int, even_share: float) -> int:
     >>> rng = np.random.default_rng(0)
     >>> even, uneven = rng.integers(0, 200, 9999, np.uint8), rng.binomial(20, 0.1, 9999).astype(np.uint8)
     >>> noise_bits(even, 8, 1 / 128), noise_bits(uneven, 8, 1 / 128)
-    (3, 0)
+    (2, 0)
     """
     if len(codes) < FEW:
         return 0

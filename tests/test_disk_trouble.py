@@ -177,9 +177,7 @@ class TestDamagedFiles:
             assert repo._session.connection(0).hello.pid == process
             assert np.array_equal(repo.load("m", tensors=["t"])["t"], noise(3 * MIB))
 
-    def test_a_damaged_manifest_hides_its_version_only(
-        self, cluster: object, path: Path
-    ) -> None:
+    def test_a_damaged_manifest_hides_its_version_only(self, cluster: object, path: Path) -> None:
         with start(path) as repo:
             for n in (1, 2):
                 repo.save("m", tensors(n), inherit=None, durability="disk")
