@@ -118,8 +118,12 @@ class Holdings:
         return True
 
     def room_may_come(self, save_id: str) -> bool:
-        """Tell whether others hold what may become free by itself. Call it with the lock held."""
-        return bool(self._still_read) or bool(self._arena.owners() - {save_id})
+        """Tell whether others hold what may become free by itself. Call it with the lock held.
+
+        What is on disk as well may: it only stays because somebody reads it now.
+        """
+        on_disk = next(self._state.evictable(), None) is not None
+        return on_disk or bool(self._still_read) or bool(self._arena.owners() - {save_id})
 
     def full(self, save_id: str, nbytes: int) -> StoreFullError:
         """Make the error of a save for which there is no room."""
@@ -130,6 +134,30 @@ class Holdings:
             f"{self._arena.capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
             "the repository with more store_bytes"
         )
+
+    def crowded(self, what: str) -> StoreFullError:
+        """Make the error of a read that never got all it wanted into the memory at one time."""
+        return StoreFullError(
+            f"load of {what}: expected room for it in the {self._arena.capacity} bytes of shard {self._state.index}; "
+            "others push it out again: load layers or tensors apart, or start the repository with more store_bytes"
+        )
+
+    def kept(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[np.ndarray]:
+        """Keep what is in memory of these segments from leaving it, as long as the arrays live.
+
+        Call it with the lock held.
+
+        Raises:
+            StoreFullError: all that is wanted never fits into the memory.
+        """
+        segments = [segment for s in wanted if (segment := self._state.segment(s)) is not None]
+        needed = sum(layout([segment.sizes[slot] for slot in wanted[segment.id]])[1] for segment in segments)
+        if needed > self._arena.capacity:
+            raise StoreFullError(
+                f"load: expected at most {self._arena.capacity} bytes, the capacity of shard {self._state.index}; "
+                f"found {needed}: load layers or tensors apart, or start the repository with more store_bytes"
+            )
+        return [view for segment in segments if (view := self.view(segment)) is not None]
 
     def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
         """Take what a saver filled as segments. Call it with the lock held.

@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from ..store.archive import Archive
+from ..store.directory import without_credentials
 from ..store.errors import OperationTimeoutError
 from ..store.retention import Retention
 from . import embedded
@@ -104,7 +105,10 @@ def launch(
                 f"repository {repository!r} runs already with {len(running.shards)} shards; found shards={shards}"
             )
         elif uri is not None and running.path != uri:
-            raise ValueError(f"repository {repository!r} runs already with path={running.path!r}; found path={uri!r}")
+            known = without_credentials(running.path) if running.path is not None else None
+            raise ValueError(
+                f"repository {repository!r} runs already with path={known!r}; found path={without_credentials(uri)!r}"
+            )
         else:
             log.info("joined the running repository %r", repository)
         _await_shards(engine, running)

@@ -170,9 +170,13 @@ class _Pages:
 
 def process_watch(pidfd: int) -> Callable[[], bool]:
     """Make a function that tells, in a microsecond, whether the process behind `pidfd` still runs."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return lambda: not poll.poll(0)
+
+    def alive() -> bool:
+        poll = select.poll()  # one object would refuse two threads at once
+        poll.register(pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    return alive
 
 
 def _populate(block: np.ndarray) -> None:

@@ -8,18 +8,23 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..store.archive import LOCK_NAME, Archive
-from ..store.errors import TensorVineError
+from ..store.errors import StorageError, TensorVineError
 from ..store.refs import ModelRef
 from .engine import Engine, group
 from .messages import PEER_TIMEOUT_S, actor_name
 
 log = logging.getLogger(__name__)
+
+CLAIM_S = 5.0
+"""How long a repository that starts waits for another one to leave its path."""
 
 Census = dict[ModelRef, tuple[ModelRef | None, bool]]
 """Version -> its parent, and whether it lives."""
@@ -62,7 +67,14 @@ class Planner:
         Raises:
             StorageError: another repository runs on it.
         """
-        self._take_path(sweep=True)
+        deadline = time.monotonic() + CLAIM_S
+        while True:
+            try:
+                return self._take_path(sweep=True)
+            except StorageError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)  # the one that was stopped just now may not have ended yet
 
     @group("ctl")
     async def note(self, shard: int, news: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:

@@ -263,7 +263,8 @@ class Saver:
         mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
         left = time_left(deadline, f"save of {request.name!r}")
         arguments = (draft, self._session.client, upload.life, upload.blocks, mine, request.durable, left)
-        ref, _ = self._session.call(home, "commit", *arguments, timeout=left + GRACE_S * request.durable)
+        grace = GRACE_S if self._session.path is not None else 0.0
+        ref, _ = self._session.call(home, "commit", *arguments, timeout=left + grace)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
         return Saved(ref, written, inherited)

@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 _ROOM = "/"  # no model's name starts with a slash
 SWEEP_S = 0.5
 DISK_PAUSE_S = 2.0
+LOCK_S = 0.25
+READ_ROUNDS = 32
+"""How often a read may find that others pushed out again what it had brought into the memory."""
 
 
 class Shard:
@@ -164,7 +167,7 @@ class Shard:
             with self._lock:
                 offsets = self._holdings.grant(owner, sizes)
                 behind = self._history is not None and self._history.persister.behind()[0] > 0
-                hope = not offsets and (behind or self._holdings.room_may_come(owner))
+                hope = not offsets and (behind or self._holdings.room_may_come(owner))  # the sweep wakes us, too
                 waiter = self._waiters.join(_ROOM) if hope else None
             if offsets:
                 return offsets
@@ -217,6 +220,7 @@ class Shard:
         A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
         """
         deadline = time.monotonic() + timeout
+        await self._keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
         with self._lock:
             self._state.open(client, time.monotonic())
             draft = self._history.drafted(draft) if self._history is not None else draft
@@ -285,7 +289,8 @@ class Shard:
         What is on disk only is read first. A client that is not `local`, one that cannot map this shard's memory,
         gets blocks that the engine carries.
         """
-        while True:
+        kept: list[np.ndarray] = []
+        for _ in range(READ_ROUNDS):
             with self._lock:
                 record = self._state.record(name, version, client)
                 places = wanted
@@ -294,8 +299,11 @@ class Shard:
                 found = self._found(places, local)
             if found is not None:
                 break
-            await self._load(places)
+            kept += await self._load(places)
+        else:
+            raise self._holdings.crowded(name)
         blocks, counters, views = found
+        _let_go_soon(kept)
         body = None if record.header.ref == known else record.body
         if not local:
             blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
@@ -304,13 +312,17 @@ class Shard:
     @group("ctl")
     async def blocks(self, wanted: Places, local: bool) -> tuple[dict[SegmentId, Block], Counters]:
         """Give blocks of this shard's segments, read from disk where need be, and the counters at which this holds."""
-        while True:
+        kept: list[np.ndarray] = []
+        for _ in range(READ_ROUNDS):
             with self._lock:
                 found = self._found(wanted, local)
             if found is not None:
                 break
-            await self._load(wanted)
+            kept += await self._load(wanted)
+        else:
+            raise self._holdings.crowded("blocks for another shard's version")
         blocks, counters, views = found
+        _let_go_soon(kept)
         if not local:
             blocks = await self._holdings.in_thread(self._holdings.exported, blocks, views)
         return blocks, counters
@@ -324,12 +336,16 @@ class Shard:
         blocks = self._state.blocks({segment: generation for segment, (generation, _) in wanted.items()})
         return blocks, self._holdings.counters, {} if local else self._holdings.views(blocks)
 
-    async def _load(self, wanted: Places) -> None:
-        """Read into the memory what is wanted and on disk only."""
-        if self._history is not None:
-            with self._lock:
-                absent = self._state.absent({segment: slots for segment, (_, slots) in wanted.items()})
-            await self._history.load(absent, self._granted)
+    async def _load(self, wanted: Places) -> list[np.ndarray]:
+        """Read into the memory what is wanted and on disk only.
+
+        All of it stays there as long as what is given back lives.
+        """
+        slots = {segment: slots for segment, (_, slots) in wanted.items()}
+        with self._lock:
+            absent = self._state.absent(slots)
+            kept = self._holdings.kept(slots)
+        return kept + await self._disk().load(absent, self._granted)
 
     @group("ctl")
     async def header(self, client: str, name: str, version: int | None) -> Header:
@@ -597,3 +613,9 @@ class Shard:
             self._holdings.publish()
         if topic is not None:
             self._waiters.wake(topic)
+
+
+def _let_go_soon(kept: list[np.ndarray]) -> None:
+    """Drop what keeps segments in the memory, once the reader had the time to lock them."""
+    if kept:
+        asyncio.get_running_loop().call_later(LOCK_S, kept.clear)

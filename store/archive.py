@@ -135,8 +135,12 @@ class Archive:
             StorageError: it cannot be read.
         """
         name = manifest_name(name) if isinstance(name, ModelRef) else name
+        return self.manifest_of(name, self.directory.read(name))
+
+    def manifest_of(self, name: str, content: Any) -> Manifest:
+        """Decode a manifest's file that was read already; errors as in `read_manifest`."""
         where = f"{self.directory.uri}/{name}"
-        manifest = decode_manifest(self.directory.read(name), where, self._shards)
+        manifest = decode_manifest(content, where, self._shards)
         if manifest_name(manifest.header.ref) != name:
             raise CorruptDataError(f"{where}: expected the manifest of this name; found {manifest.header.ref}'s")
         return manifest

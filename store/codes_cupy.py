@@ -50,8 +50,11 @@ def range_of(flat: Any, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, Fl
     low, high = np.full(layout.groups, np.inf), np.full(layout.groups, -np.inf)
     for part in layout.parts:
         values = flat[part.data].reshape(part.rows, part.columns)
-        part.gather(values.min(axis=1 - part.axis).get().astype(np.float64), low, np.minimum)
-        part.gather(values.max(axis=1 - part.axis).get().astype(np.float64), high, np.maximum)
+        lowest, highest = part.spread(low), part.spread(high)
+        np.minimum(lowest, values.min(axis=1 - part.axis).get(), out=lowest)
+        np.maximum(highest, values.max(axis=1 - part.axis).get(), out=highest)
+        part.gather(lowest, low, np.minimum)
+        part.gather(highest, high, np.maximum)
     return low, high
 
 
@@ -73,7 +76,9 @@ def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[Any], out
         numbers = [cupy.asarray(each) for each in (spread.low, spread.step, spread.inverse)]
         found = cupy.zeros(len(spread.low), np.uint64)
         _kernel()(flat[part.data], *numbers, part.columns, bool(part.axis), wide.type(0), codes[part.data], found)
-        part.gather(found.get().view(np.float64), worst, np.maximum)
+        errors = part.spread(worst)
+        np.maximum(errors, found.get().view(np.float64), out=errors)
+        part.gather(errors, worst, np.maximum)
     codes.get(out=out)
     return worst
 

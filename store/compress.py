@@ -11,8 +11,10 @@ Rules
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from .errors import CodecError, CodecUnavailableError, CorruptDataError
 
 OWN_LEVELS = 3
 """Up to this level, Zstandard searches as suits numbers."""
+IDLE = 4
+"""Compressors per level that are kept for the next tensor: for a small one, making one takes longer than its work."""
 CHUNK = 1 << 19
 """Bytes that a decompressor gives at once."""
 _GZIP = 16 + zlib.MAX_WBITS
@@ -61,21 +65,20 @@ class Zstd(ByteStage):
 
     def _compressed(self, blocks: Blocks) -> Iterator[Bytes]:
         zstandard = _zstandard()
-        size = -1 if blocks.nbytes is None else blocks.nbytes
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            self.level, source_size=max(size, 0), **(self._own_search(zstandard) if self.level <= OWN_LEVELS else {})
-        )
-        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=size)
+        idle = _idle_compressors(self.level)
+        try:
+            compressor = idle.pop()
+        except IndexError:
+            compressor = zstandard.ZstdCompressor(compression_params=_parameters(zstandard, self.level))
+        running = compressor.compressobj(size=-1 if blocks.nbytes is None else blocks.nbytes)
         for place, part in enumerate(blocks.parts):
             # Only between parts, so that the last block holds data: without it the end would not be missed.
             if place:
-                yield np.frombuffer(compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), np.uint8)
-            yield np.frombuffer(compressor.compress(part.data), np.uint8)
-        yield np.frombuffer(compressor.flush(), np.uint8)
-
-    def _own_search(self, zstandard: Any) -> dict[str, int]:
-        fast = zstandard.STRATEGY_FAST
-        return {"strategy": fast, "min_match": 7, "target_length": 0, "hash_log": 5 + self.level}
+                yield np.frombuffer(running.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), np.uint8)
+            yield np.frombuffer(running.compress(part.data), np.uint8)
+        yield np.frombuffer(running.flush(), np.uint8)
+        if self.level <= OWN_LEVELS:
+            idle.append(compressor)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
         """Decompress."""
@@ -162,6 +165,17 @@ class Gzip(ByteStage):
 def _check_level(name: str, level: object, most: int) -> None:
     if type(level) is not int or not 1 <= level <= most:
         raise CodecError(f"codec {name!r}: expected a level from 1 to {most}; found {level!r}")
+
+
+def _parameters(zstandard: Any, level: int) -> Any:
+    own = {"strategy": zstandard.STRATEGY_FAST, "min_match": 7, "target_length": 0, "hash_log": 5 + level}
+    return zstandard.ZstdCompressionParameters.from_level(level, **(own if level <= OWN_LEVELS else {}))
+
+
+@lru_cache(maxsize=OWN_LEVELS)
+def _idle_compressors(level: int) -> deque[Any]:
+    """Give the compressors of a level that nobody uses now; each holds 3 MB at most. Taking one needs no lock."""
+    return deque(maxlen=IDLE)
 
 
 def _zstandard() -> Any:

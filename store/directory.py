@@ -168,7 +168,7 @@ class LocalDirectory(Directory):
         path = self._path / name
         temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
         with _naming(path, "write"):
-            self._make_folder(path.parent)
+            self._make_folder(path.parent, self._path)
             try:
                 with open(temporary, "xb", buffering=0) as file:
                     fill(_Whole(file))
@@ -196,7 +196,7 @@ class LocalDirectory(Directory):
         """Walk a folder."""
         top = self._path / folder
         with _naming(top, "list"):
-            return dict(self._walk(top)) if top.exists() else {}
+            return dict(self._walk(str(top))) if top.exists() else {}
 
     def delete(self, name: str) -> None:
         """Unlink a file. Not synced: one that comes back after a crash is swept by who finds that nothing names it."""
@@ -221,18 +221,25 @@ class LocalDirectory(Directory):
                 return None
         return descriptor
 
-    def _walk(self, top: Path) -> Iterator[tuple[str, int]]:
+    def _walk(self, top: str) -> Iterator[tuple[str, int]]:
+        skip = len(str(self._path)) + 1
         with os.scandir(top) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    yield from self._walk(Path(entry.path))
+                    yield from self._walk(entry.path)
                 else:
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                        yield str(Path(entry.path).relative_to(self._path)), entry.stat().st_size
+                        yield entry.path[skip:], entry.stat().st_size
 
-    def _make_folder(self, folder: Path) -> None:
-        """Make a folder and sync the ones that got a new entry: else a crash could take the folder away."""
-        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    def _make_folder(self, folder: Path, below: Path | None = None) -> None:
+        """Make a folder and sync the ones that got a new entry: else a crash could take the folder away.
+
+        Args:
+            folder: which.
+            below: what must be there: a directory that went away is not made anew, for the files would be elsewhere.
+        """
+        parts = (folder, *folder.parents)
+        missing = [part for part in parts[: parts.index(below) if below else None] if not part.exists()]
         for part in reversed(missing):
             part.mkdir(exist_ok=True)
             _sync_folder(part.parent)
@@ -338,7 +345,8 @@ class _Mapped(OpenFile):
 
     def part(self, offset: int, nbytes: int) -> Bytes:
         whole = self._opened()
-        _check_part(self._path, offset, nbytes, self.nbytes)
+        # A file that was cut would kill the process that looks at the pages that it lost.
+        _check_part(self._path, offset, nbytes, self._map.size() if self._map is not None else 0)
         if self._map is not None:
             for start in range(offset - offset % mmap.PAGESIZE, offset + nbytes, _ADVISED):
                 self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVISED, offset + nbytes - start))

@@ -36,14 +36,14 @@ class Part:
     """How often these groups follow one another along the axis."""
 
     def spread(self, numbers: Floats) -> Floats:
-        """Give a number of each group to each row or column; this may be a view."""
+        """Give a number of each group to each row or column; where none repeats, as a view."""
         return numbers[self.groups] if self.repeats == 1 else np.tile(numbers[self.groups], self.repeats)
 
     def gather(self, numbers: Floats, into: Floats, choose: np.ufunc) -> None:
-        """Merge a number of each row or column into those of the groups, by minimum or maximum."""
+        """Merge numbers that `spread` gave, and that were changed, into those of the groups, by minimum or maximum."""
         if self.repeats > 1:
-            numbers = choose.reduce(numbers.reshape(self.repeats, -1), axis=0)
-        choose(into[self.groups], numbers, out=into[self.groups])
+            merged = choose.reduce(numbers.reshape(self.repeats, -1), axis=0)
+            choose(into[self.groups], merged, out=into[self.groups])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .archive import StoredFile
-from .manifest import encode_body, slots_of
+from .manifest import encode_body
 from .manifestfile import Manifest
 from .segment import SegmentId, Stored
 from .segmentfile import Slot
@@ -72,9 +72,8 @@ def recover(
         for holder, slots in needs[segment].holders.items():
             state.hold(holder, {segment: slots})
         for dependent, slots in needs[segment].dependents.items():
-            state.hold(
-                file_holder(dependent), {segment: sorted(slots)}
-            )  # its file may be back one day
+            # Also where the dependent's file is missing: it may be back one day.
+            state.hold(file_holder(dependent), {segment: sorted(slots)})
     kept -= state.drop_unheld()
     mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
@@ -84,20 +83,23 @@ def recover(
 
 def _note(index: int, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
     """Gather what a manifest says of the segments that shard `index` owns."""
+    reader = str(manifest.header.ref)
+    found: dict[SegmentId, dict[int, int]] = {}
     for entry in manifest.entries.values():
-        if entry.segment[0] == index:
-            needs.setdefault(entry.segment, _Need()).sizes[entry.slot] = entry.nbytes
-    for segment, slots in slots_of(e for e in manifest.entries.values() if e.segment[0] == index).items():
-        needs[segment].holders[str(manifest.header.ref)] = slots
-        needs[segment].readers[str(manifest.header.ref)] = None
-    sizes = {(entry.segment, entry.slot): entry.nbytes for entry in manifest.entries.values()}
+        found.setdefault(entry.segment, {})[entry.slot] = entry.nbytes
+    for segment, slots in found.items():
+        if segment[0] == index:
+            need = needs.setdefault(segment, _Need())
+            need.sizes.update(slots)
+            need.holders[reader] = list(slots)
+            need.readers[reader] = None
     for place, chain in manifest.bases.items():
         for position, (segment, slot) in enumerate((place, *chain)):
             if segment[0] != index:
                 continue
             need = needs.setdefault(segment, _Need())
-            need.readers[str(manifest.header.ref)] = None
-            need.sizes[slot] = sizes[place]  # a base has the size of what is encoded against it
+            need.readers[reader] = None
+            need.sizes[slot] = found[place[0]][place[1]]  # a base has the size of what is encoded against it
             if position < len(chain):
                 need.bases[slot] = chain[position:]
             if position > 0:

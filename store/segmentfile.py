@@ -134,7 +134,7 @@ def row_of(slot: int, name: str, layer: str | None, encoded: Encoded, digest: st
         digest: content hash of the tensor, if it is known.
         base: what it was encoded against, if it was.
     """
-    checksum = digest_of(encoded.data)
+    checksum = digest if digest and not encoded.codec else digest_of(encoded.data)
     lossy = "quantize" in encoded.codec  # even without an error: -0.0 comes back as 0.0
     known = checksum if not encoded.codec else "" if lossy else digest or ""
     return Row(

@@ -354,7 +354,7 @@ class SegmentTable:
 
     def _count(self, segment: Segment, sign: int) -> None:
         self._tensors += sign * len(segment.live_slots)
-        self._live_bytes += sign * segment.live_bytes
+        self._live_bytes += sign * segment.live_bytes if segment.handle is not None else 0
         self._allocated += sign * segment.allocated
         self._file_bytes += sign * (segment.stored.nbytes if segment.stored is not None else 0)
 

@@ -117,7 +117,7 @@ class Segments(RuleBasedStateMachine):
         for segment in self.held.get(holder, {}):
             found = self.table.segment(segment)
             assert found is not None
-            if self.only_cold(segment) and self.live(segment) <= self.known[segment].disk:
+            if found.stored is not None and self.only_cold(segment) and self.live(segment) <= self.known[segment].disk:
                 assert found.handle is None
 
     # ---- memory -------------------------------------------------------------------------------------------
