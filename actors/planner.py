@@ -23,7 +23,7 @@ from .messages import PEER_TIMEOUT_S, actor_name
 
 log = logging.getLogger(__name__)
 
-CLAIM_S = 5.0
+CLAIM_S = 3.0
 """How long a repository that starts waits for another one to leave its path."""
 
 Census = dict[ModelRef, tuple[ModelRef | None, bool]]

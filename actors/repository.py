@@ -628,7 +628,7 @@ def _disk_options(
     if codec is not None:
         if not isinstance(codec, Codec):
             raise ValueError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
-        codec.encode(np.zeros(64, np.int8))  # what it needs must be installed
+        codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
     if keep is not None and not isinstance(keep, Retention):
         raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
     if lag_bytes is not None and lag_bytes < 0:

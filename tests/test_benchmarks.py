@@ -342,7 +342,16 @@ def test_the_command_ends_with_one_line_of_json(monkeypatch: pytest.MonkeyPatch)
 def test_the_command_lists_benchmarks_that_exist() -> None:
     result = CliRunner().invoke(command_line.application(), ["list"])
     names = [line.split()[0] for line in result.stdout.splitlines()]
-    assert names == ["save_load", "incremental", "prefix_query", "staging", "growth"]
+    assert names == [
+        "save_load",
+        "incremental",
+        "prefix_query",
+        "staging",
+        "checkpoint",
+        "codec",
+        "persist",
+        "growth",
+    ]
     folder = Path(command_line.__file__).parent
     assert all((folder / f"{name}.py").exists() for name in names)
 
