@@ -41,17 +41,18 @@ class PendingSave:
             raise self._error or OperationTimeoutError(f"save of {self._name!r}: ended without a result")
         return self._saved
 
-    def run(self, work: Callable[[Callable[[], None]], Saved]) -> None:
+    def run(self, work: Callable[[], Saved]) -> None:
         """Carry the save out in this thread; whoever waits gets its result or its error."""
         try:
-            self._saved = work(self._mark_staged)
+            self._saved = work()
         except BaseException as exc:  # noqa: BLE001  handed to whoever waits
             self._error = exc
         finally:
             self._staged.set()
             self._ended.set()
 
-    def _mark_staged(self) -> None:
+    def mark_staged(self) -> None:
+        """Tell who waits that the caller may change its tensors."""
         self._is_staged = True
         self._staged.set()
 

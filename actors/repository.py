@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ from .pending import PendingSave
 from .reader import Reader
 from .saver import Inherit, Saved, Saver, SaveRequest, metadata_text
 from .session import CONTROL_TIMEOUT_S, Session
+from .staging import Staged, Staging
 from .verifier import Problem, Verifier
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,10 @@ class Repository:
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
         self._saver = Saver(self._session, self._catalog)
+        self._staging = Staging()
         self._verifier = Verifier(self._session)
         self._disk = self._session.path is not None
-        self._saves: queue.SimpleQueue[tuple[PendingSave, SaveRequest] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[PendingSave, SaveRequest, Staged | None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -175,6 +177,7 @@ class Repository:
         if self._thread is not None:
             self._thread.join(timeout=CONTROL_TIMEOUT_S)
         self._saver.close()
+        self._staging.close()
         if self._launched is not None and self._launched.names and self._disk:
             try:
                 self.flush(FLUSH_TIMEOUT_S)
@@ -233,10 +236,11 @@ class Repository:
             StorageError: the disk does not take it, or takes nothing of what waits: the version does not exist.
             ShardUnavailableError, OperationTimeoutError: the version may or may not exist; nothing of it leaks.
         """
-        return self.save_async(
+        return self._submit(
             name,
             tensors,
-            graph=graph,
+            graph,
+            recipe=None,
             parent=parent,
             inherit=inherit,
             quality=quality,
@@ -258,10 +262,11 @@ class Repository:
         durability: Literal["memory", "disk"] = "memory",
         timeout: float = 60.0,
     ) -> PendingSave:
-        """Begin a save and return at once: arguments are checked here, all else happens in the background.
+        """Begin a save and return: arguments are checked and the tensors copied here, all else happens behind.
 
-        The caller may change its tensors when `pending.staged()` returns; the version exists when
-        `pending.committed()` does. Arguments and errors as in `save`.
+        The caller may change its tensors when `pending.staged()` returns: at once, after one memory copy, but for a
+        save that finds the one before not yet in the shard's memory, or is larger than a quarter of this machine's.
+        The version exists when `pending.committed()` does. Arguments and errors as in `save`.
         """
         return self._submit(
             name,
@@ -274,6 +279,7 @@ class Repository:
             metadata=metadata,
             durability=durability,
             timeout=timeout,
+            copy=True,
         )
 
     def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
@@ -556,6 +562,7 @@ class Repository:
         metadata: Mapping[str, Any] | None = None,
         durability: str = "memory",
         timeout: float = 60.0,
+        copy: bool = False,
     ) -> PendingSave:
         where = f"save of {check_name(name)!r}"
         if graph is not None and not isinstance(graph, ModelGraph):
@@ -581,20 +588,27 @@ class Repository:
             durability == "disk",
         )
         pending = PendingSave(name)
+        staged = self._staging.take(request.arrays, where) if copy and not self._closed else None
+        if staged is not None:
+            request = replace(request, arrays=staged.arrays)
+            pending.mark_staged()
         with self._lock:
             if self._closed:
                 raise OperationTimeoutError(f"{where}: expected an open repository; {self.name!r} was closed")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
                 self._thread.start()
-            self._saves.put((pending, request))
+            self._saves.put((pending, request, staged))
         return pending
 
     def _carry_out(self) -> None:
         while (work := self._saves.get()) is not None:
-            pending, request = work
-            pending.run(lambda staged, request=request: self._saver.save(request, staged))
-            del work, pending, request  # the tensors must not live until the next save
+            pending, request, staged = work
+            released = staged.release if staged is not None else pending.mark_staged
+            pending.run(lambda request=request, released=released: self._saver.save(request, released))
+            if staged is not None:
+                staged.release()
+            del work, pending, request, staged, released  # the tensors must not live until the next save
 
     def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
         key, text = best.graph_key, texts[best.graph_key]

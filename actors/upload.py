@@ -125,7 +125,7 @@ class Upload:
 
     def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
         packed = np.zeros(layout(block.sizes)[1], np.uint8)
-        self._copy(packed, arrays)
+        copy_into(packed, arrays, self._helper)
         self.blocks.append((block.id, packed.tobytes(), block.sizes))
 
     def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
@@ -134,7 +134,7 @@ class Upload:
             if not granted:
                 granted = self._grant([b.length for b in blocks[position:]])
             part = Part(granted.pop(0), block.length)
-            self._copy(view.part(part), arrays)
+            copy_into(view.part(part), arrays, self._helper)
             self.blocks.append((block.id, part, block.sizes))
 
     def _grant(self, lengths: list[int]) -> list[int]:
@@ -146,7 +146,7 @@ class Upload:
         for block, arrays in zip(blocks, sources, strict=True):
             packed = as_bytes(arrays[0]) if len(arrays) == 1 else np.zeros(block.length, np.uint8)
             if len(arrays) > 1:
-                self._copy(packed, arrays)
+                copy_into(packed, arrays, self._helper)
             handle = self._session.engine.put(packed)
             left = time_left(self._deadline, self._what)
             arguments = (self.save_id, block.id, handle, block.sizes, left)
@@ -158,18 +158,19 @@ class Upload:
         left = time_left(self._deadline, self._what)
         self._session.result(self._answers.pop(0), self._shard, left)
 
-    def _copy(self, block: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-        """Copy arrays into a block, each at its aligned offset."""
-        pieces = _pieces(block, arrays)
-        if sum(target.nbytes for target, _ in pieces) <= PIECE_BYTES:
-            _run(pieces)
-            return
-        other = self._helper.submit(_run, pieces[1::2])
-        try:
-            _run(pieces[::2])
-        finally:
-            wait([other])
-        other.result()
+
+def copy_into(block: np.ndarray, arrays: Sequence[np.ndarray], helper: Executor) -> None:
+    """Copy arrays into a block, each at its aligned offset; `helper` copies half of many bytes."""
+    pieces = _pieces(block, arrays)
+    if sum(target.nbytes for target, _ in pieces) <= PIECE_BYTES:
+        _run(pieces)
+        return
+    other = helper.submit(_run, pieces[1::2])
+    try:
+        _run(pieces[::2])
+    finally:
+        wait([other])
+    other.result()
 
 
 def announce(arrays: Sequence[np.ndarray]) -> list[int]:
