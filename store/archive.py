@@ -28,7 +28,7 @@ from .errors import CorruptDataError, StorageError
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name
 from .refs import ModelRef
 from .segment import SegmentId
-from .segmentfile import FORMAT, Row, SegmentFile, segment_of, segment_text, write_segment
+from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
 
 LOCK_NAME = "lock"
 """Locked by the repository that runs on the path."""
@@ -51,7 +51,8 @@ class Archive:
 
     Args:
         uri: see `directory.open_directory`.
-        shards: how many the repository has; another number than before is fine.
+        shards: how many the repository has, another number than before is fine; or which of them made a segment of
+            that serial number.
         create: make what is missing; else there must be a repository.
 
     Raises:
@@ -65,7 +66,7 @@ class Archive:
     ([], {})
     """
 
-    def __init__(self, uri: str, shards: int, create: bool = True) -> None:
+    def __init__(self, uri: str, shards: Makers, create: bool = True) -> None:
         self.directory: Directory = open_directory(uri, create)
         self._shards = shards
         self._check_mark(create)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import ml_dtypes
@@ -62,7 +62,7 @@ def as_numpy(value: object, where: str) -> Array:
         elif "keras" in origins and hasattr(value, "value"):
             return as_numpy(cast(Any, value).value, where)
         elif "tensorflow" in origins and hasattr(value, "read_value"):
-            array = np.asarray(cast(Any, value).read_value())
+            array = np.asarray(_read(cast(Any, value)))
         elif "cupy" in origins:
             array = np.asarray(cast(Any, value).get())
         else:
@@ -76,6 +76,14 @@ def as_numpy(value: object, where: str) -> Array:
         kind = f"{type(value).__qualname__} of dtype {array.dtype}"
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {kind}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _read(variable: Any) -> Any:
+    """Read a TensorFlow variable by the one operation that it takes; `read_value` runs a second one."""
+    handle = getattr(variable, "handle", None)
+    if handle is None:
+        return variable.read_value()
+    return sys.modules["tensorflow"].raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
 
 
 def dtype_name(dtype: object) -> str:
@@ -285,7 +293,7 @@ def _bound(
 ) -> tuple[dict[str, object], bool]:
     """Arguments by parameter, those that are None left out; and whether they fill the first parameters."""
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
         arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
         parameters = list(signature.parameters)
     except (TypeError, ValueError):  # builtins without a signature, and calls through proxies
@@ -297,6 +305,18 @@ def _bound(
         if value is not None and not (name == "training" and value is False)
     }
     return given, list(given) == parameters[: len(given)]
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """Give a signature; that of a method is read once for all objects of its class."""
+    if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
+        return _signature_of_method(function.__func__)
+    return inspect.signature(function)
+
+
+@lru_cache(maxsize=1024)
+def _signature_of_method(function: FunctionType) -> inspect.Signature:
+    return inspect.signature(MethodType(function, object()))
 
 
 def _function_facts(function: FunctionType) -> list[Any]:

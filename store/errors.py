@@ -18,6 +18,9 @@ and where.
     ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
     ├── ModelLostError(LookupError)            was held only by a shard that died
     ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
+    ├── PeerLostError(ConnectionError)         a member of a collective group died or left
+    ├── ForkError(RuntimeError)                a fork of a training did not come about
+    ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
     └── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
 """
 
@@ -82,6 +85,31 @@ class ModelLostError(TensorVineError, LookupError):
 
 class RepositoryNotFoundError(TensorVineError, LookupError):
     """No repository of that name runs in this cluster."""
+
+
+class PeerLostError(TensorVineError, ConnectionError):
+    """A member of a collective group died or left; the message names it."""
+
+
+class ForkError(TensorVineError, RuntimeError):
+    """A fork of a training did not come about; the message names who failed. The training goes on."""
+
+
+class MovedError(TensorVineError, LookupError):
+    """What was asked for is on another shard now, or on its way there. Clients ask there by themselves.
+
+    Args:
+        message: what was asked for, and where.
+        version: of the topology by which the shard that refused goes.
+    """
+
+    def __init__(self, message: str, version: int = 0) -> None:
+        super().__init__(message, version)
+        self.version = version
+
+    def __str__(self) -> str:
+        """Give the plain message."""
+        return str(self.args[0])
 
 
 class OperationTimeoutError(TensorVineError, TimeoutError):

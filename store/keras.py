@@ -73,7 +73,7 @@ def tensors_of(model: keras.Model) -> dict[str, Array]:
     >>> {name: array.shape for name, array in tensors_of(model).items()}
     {'out/kernel': (4, 2), 'out/bias': (2,)}
     """
-    return _snapshot(_weights(model))
+    return snapshot(weights_of(model))
 
 
 def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
@@ -86,7 +86,7 @@ def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
         TensorMismatchError: another shape or dtype than the weight's.
         GraphError: the model has no weights yet because its input shape is unknown.
     """
-    _assign(_weights(model), tensors)
+    _assign(weights_of(model), tensors)
 
 
 def recipe_of(model: keras.Model) -> str:
@@ -141,7 +141,7 @@ def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
 
     Empty if the model is not compiled, or was not trained since.
     """
-    return _snapshot(_optimizer_state(model))
+    return snapshot(_optimizer_state(model))
 
 
 def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
@@ -163,7 +163,7 @@ class _Flattened:
     Without `configs`, which take most of the time, the vertices are good for their names only.
     """
 
-    def __init__(self, model: keras.Model, *, configs: bool = True) -> None:
+    def __init__(self, model: keras.Model, *, configs: bool = True, renamed: bool = False) -> None:
         self._configs = configs
         self.vertices: list[Layer] = []
         self.weights: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class _Flattened:
         """id of a weight -> its name."""
         self._taken: set[str] = set()
         self._seen: set[int] = set()
-        self._expand(model, "", None, renamed=False)
+        self._expand(model, "", None, renamed=renamed)
 
     def _expand(self, model: Any, path: str, feeds: list[_Output] | None, *, renamed: bool) -> list[_Output]:
         """Put a model's layers in its place; returns what its outputs are.
@@ -413,36 +413,59 @@ def _numbered(config: dict[str, Any]) -> dict[str, Any]:
     return rename(config)
 
 
-def _weights(model: keras.Model) -> dict[str, Any]:
+def weights_of(model: keras.Model) -> dict[str, Any]:
+    """Variables of a model by the names that their tensors have."""
     names = _Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
 
-def _optimizer_state(model: keras.Model) -> dict[str, Any]:
-    """State of a built optimizer by name; a slot's name has its weight's name in place of Keras's path."""
+def weights_in_call_order(model: keras.Model) -> dict[str, Any]:
+    """Variables of a model by name, in the order in which a forward pass reads them.
+
+    Layers without a name of their own are counted in this model alone ("dense", "dense#2"), whatever numbers Keras
+    gave to them: a function that builds the model twice in a process gives the same names twice.
+    """
+    return _Flattened(model, configs=False, renamed=True).weights
+
+
+def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[Any, str | None]]:
+    """State of a built optimizer: name -> variable, and the weight whose slot it is, None if it is no slot.
+
+    A slot's name has its weight's name in place of Keras's path; empty if the optimizer is not built.
+
+    Args:
+        model: a built model.
+        numbered: name weights as `weights_of` does; False: as `weights_in_call_order`.
+    """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return {}
-    names = _Flattened(model, configs=False).names
+    names = _Flattened(model, configs=False, renamed=not numbered).names
     by_path: defaultdict[str, list[str]] = defaultdict(list)
     for weight in model.trainable_variables:
         by_path[weight.path.replace("/", "_")].append(names[id(weight)])
     met: defaultdict[str, int] = defaultdict(int)
-    state: dict[str, Any] = {}
+    state: dict[str, tuple[Any, str | None]] = {}
     for variable in optimizer.variables:
         owner, _, slot = variable.path.rpartition("/")
         owner = re.sub(r"_\d+(?=/|$)", "", owner)  # adam_7: numbered like layers
-        name = f"optimizer/{owner}/{slot}"
+        name, weight = f"optimizer/{owner}/{slot}", None
         path = max((path for path in by_path if slot.startswith(path + "_")), key=len, default="")
         if path:
             weights = by_path[path]  # several weights may have one path; their slots come in their order
-            name = f"optimizer/{owner}/{weights[met[slot] % len(weights)]}/{slot[len(path) + 1 :]}"
+            weight = weights[met[slot] % len(weights)]
+            name = f"optimizer/{owner}/{weight}/{slot[len(path) + 1 :]}"
             met[slot] += 1
-        state[_first_free(name, state)] = variable
+        state[_first_free(name, state)] = (variable, weight)
     return state
 
 
-def _snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
+def _optimizer_state(model: keras.Model) -> dict[str, Any]:
+    return {name: variable for name, (variable, _) in optimizer_state_of(model).items()}
+
+
+def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
+    """Values of variables by name, as `tensors_of` gives them."""
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
 
 

@@ -27,7 +27,7 @@ from .errors import CorruptDataError
 from .manifest import Header, TensorEntry
 from .refs import ModelRef
 from .segment import SegmentId
-from .segmentfile import FORMAT, METADATA_KEY, Slot, read_arrow, segment_of, segment_text, slot_of, slot_text
+from .segmentfile import FORMAT, METADATA_KEY, Makers, Slot, read_arrow, segment_of, segment_text, slot_of, slot_text
 
 pa: Any = pyarrow  # it has no types
 _NO_CHECKSUM = "0" * 32
@@ -105,13 +105,13 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
     return content.replace(f'"checksum": "{_NO_CHECKSUM}"'.encode(), f'"checksum": "{checksum}"'.encode())
 
 
-def decode_manifest(content: Any, where: str, shards: int) -> Manifest:
+def decode_manifest(content: Any, where: str, shards: Makers) -> Manifest:
     """Read a manifest.
 
     Args:
         content: the file's bytes.
         where: names the file.
-        shards: how many the repository has.
+        shards: see `segmentfile.Makers`.
 
     Raises:
         CorruptDataError: it is not what `encode_manifest` wrote, or of a format that this version does not know.
@@ -124,7 +124,7 @@ def decode_manifest(content: Any, where: str, shards: int) -> Manifest:
         raise CorruptDataError(f"{where}: expected a manifest; found {exc}") from exc
 
 
-def _manifest(facts: dict[str, Any], batch: Any, shards: int) -> Manifest:
+def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
     ref = ModelRef.parse(facts["ref"])
     header = Header(
         ref,

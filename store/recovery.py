@@ -64,7 +64,7 @@ def recover(
     for manifest in manifests:
         if home_of(manifest.header.ref.name) == state.index:
             state.restore_version(manifest, encode_body(manifest.entries))
-        _note(state.index, manifest, needs)
+        _note(state, manifest, needs)
     kept = {segment for segment in needs if segment in files}
     for segment in kept:
         _restore(state, segment, needs[segment], files[segment][0])
@@ -75,27 +75,27 @@ def recover(
             # Also where the dependent's file is missing: it may be back one day.
             state.hold(file_holder(dependent), {segment: sorted(slots)})
     kept -= state.drop_unheld()
-    mine = [(segment, found) for segment, found in files.items() if segment[0] == state.index]
+    mine = [(segment, found) for segment, found in files.items() if state.where(segment) == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
     missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
     return Recovered(garbage, missing)
 
 
-def _note(index: int, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
-    """Gather what a manifest says of the segments that shard `index` owns."""
+def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
+    """Gather what a manifest says of the segments that this shard owns."""
     reader = str(manifest.header.ref)
     found: dict[SegmentId, dict[int, int]] = {}
     for entry in manifest.entries.values():
         found.setdefault(entry.segment, {})[entry.slot] = entry.nbytes
     for segment, slots in found.items():
-        if segment[0] == index:
+        if state.where(segment) == state.index:
             need = needs.setdefault(segment, _Need())
             need.sizes.update(slots)
             need.holders[reader] = list(slots)
             need.readers[reader] = None
     for place, chain in manifest.bases.items():
         for position, (segment, slot) in enumerate((place, *chain)):
-            if segment[0] != index:
+            if state.where(segment) != state.index:
                 continue
             need = needs.setdefault(segment, _Need())
             need.readers[reader] = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -90,8 +90,12 @@ def segment_text(segment: SegmentId) -> str:
     return f"{segment[1]:x}"
 
 
-def segment_of(text: str, shards: int) -> SegmentId:
-    """Read what `segment_text` wrote; the owner is the shard numbered `serial` modulo the number of shards.
+Makers = int | Callable[[int], int]
+"""Which shard a serial number means: that number modulo the number of shards, or what this says."""
+
+
+def segment_of(text: str, shards: Makers) -> SegmentId:
+    """Read what `segment_text` wrote, and say which shard made it.
 
     Raises:
         CorruptDataError: it is something else.
@@ -103,7 +107,7 @@ def segment_of(text: str, shards: int) -> SegmentId:
         serial = int(text, 16)
     except ValueError as exc:
         raise CorruptDataError(f"expected a segment's number in hexadecimal; found {text!r}") from exc
-    return serial % shards, serial
+    return shards(serial) if callable(shards) else serial % shards, serial
 
 
 def slot_text(slot: Slot) -> str:
@@ -115,7 +119,7 @@ def slot_text(slot: Slot) -> str:
     return f"{segment_text(slot[0])}/{slot[1]}"
 
 
-def slot_of(text: str, shards: int) -> Slot:
+def slot_of(text: str, shards: Makers) -> Slot:
     """Read what `slot_text` wrote; errors as in `segment_of`."""
     segment, _, slot = text.partition("/")
     if not slot.isdecimal():
@@ -189,14 +193,14 @@ class SegmentFile:
     Args:
         directory: where it is.
         name: its name there.
-        shards: how many the repository has.
+        shards: see `Makers`.
 
     Raises:
         CorruptDataError: it is truncated, damaged, of another format, or no segment file.
         StorageError: it cannot be read.
     """
 
-    def __init__(self, directory: Directory, name: str, shards: int) -> None:
+    def __init__(self, directory: Directory, name: str, shards: Makers) -> None:
         self.where = f"{directory.uri}/{name}"
         self._file: OpenFile = directory.open(name)
         try:
@@ -280,7 +284,7 @@ def read_arrow(opened: Any, where: str, kind: str, columns: Sequence[int] | None
     return found, batch
 
 
-def _read_rows(file: OpenFile, where: str, shards: int) -> tuple[SegmentId, int, list[Row]]:
+def _read_rows(file: OpenFile, where: str, shards: Makers) -> tuple[SegmentId, int, list[Row]]:
     header, batch = read_arrow(file.arrow(), where, "segment", range(len(_SCHEMA) - 1))
     try:
         rows = [_row(row, shards) for row in batch.to_pylist()]
@@ -293,7 +297,7 @@ def _read_rows(file: OpenFile, where: str, shards: int) -> tuple[SegmentId, int,
     return segment, at, rows
 
 
-def _row(values: dict[str, Any], shards: int) -> Row:
+def _row(values: dict[str, Any], shards: Makers) -> Row:
     base = values.pop("base")
     place = slot_of(base, shards) if base is not None else None
     return Row(shape=tuple(values.pop("shape")), base=place, **values)

@@ -14,12 +14,19 @@ Rules
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .errors import CorruptDataError, ModelLostError
+from .errors import CorruptDataError, ModelLostError, MovedError
+from .handover import MovedSegment
 from .refs import ModelRef
-from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Segment, SegmentId, Stored
+from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Segment, SegmentId, Stored, layout
+
+MOVED_ON = 1 << 20
+"""Added to the generations of a segment that another shard takes over: the one before may count on for a moment."""
+RESTORED = "restored"
+"""Holds what a mirror gave back, until all homes have said what their versions name."""
 
 
 class SegmentTable:
@@ -43,8 +50,13 @@ class SegmentTable:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.epoch = 0
+        self.where: Callable[[SegmentId], int] = _maker
+        """Segment -> the shard that holds it."""
+        self.epoch: int = 0
         """Counts what changed since the start: an answer given at an epoch holds until the next."""
+        self.generations = 0
+        """Generation of a new segment. A shard that starts again begins above all of its earlier life: a client must
+        not take a block for one that it has of that."""
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
         self.outbox: list[tuple[int, str]] = []
@@ -69,7 +81,7 @@ class SegmentTable:
         Raises:
             CorruptDataError: the id is taken.
         """
-        self._add(Segment(segment_id, handle, tuple(sizes)))
+        self._add(Segment(segment_id, handle, tuple(sizes), generation=self.generations))
         self._recent[segment_id] = None
         self.hold(holder, {segment_id: range(len(sizes))})
 
@@ -204,7 +216,7 @@ class SegmentTable:
 
     def recover(self, segment_id: SegmentId, sizes: Sequence[int], stored: Stored) -> None:
         """Learn of a segment that is on disk; errors as in `adopt`. Its holders and bases come next."""
-        segment = Segment(segment_id, None, tuple(sizes))
+        segment = Segment(segment_id, None, tuple(sizes), generation=self.generations)
         segment.offsets = tuple(ABSENT if slot in stored.slots else GONE for slot in range(len(sizes)))
         segment.allocated = 0
         segment.stored, segment.files = stored, stored.generation + 1
@@ -239,7 +251,7 @@ class SegmentTable:
             return False
         nearest: dict[SegmentId, set[int]] = {}
         for (base, slot), *_ in stored.bases.values():
-            if base[0] == self.index:  # others came with a recovery, which had their shards hold them
+            if self.where(base) == self.index:  # others came with a recovery, which had their shards hold them
                 nearest.setdefault(base, set()).add(slot)
         holder, taking = file_holder(segment_id), f"{file_holder(segment_id)}+"
         holds = {base: sorted(slots) for base, slots in nearest.items()}
@@ -267,6 +279,87 @@ class SegmentTable:
         self._evict_if_cold(segment)
         return True
 
+    # ---- mirrors ----------------------------------------------------------------------------------------
+
+    def unsaved(self) -> set[SegmentId]:
+        """Name the segments that versions hold and that are not wholly on disk: what goes with this shard's memory."""
+        return {
+            segment_id
+            for segment_id, segment in self._segments.items()
+            if not segment.is_safe and any("@" in holder or holder == RESTORED for holder in segment.holders)
+        }
+
+    def take_back(self, segment_id: SegmentId, handle: Any, sizes: Sequence[int], slots: Sequence[int]) -> None:
+        """Take into care a block that a mirror kept, held by `RESTORED` until it is known who holds it.
+
+        What is on disk of the segment stays there as well.
+
+        Args:
+            segment_id: the segment.
+            handle: its block, laid out as `layout` does it.
+            sizes: bytes of all its slots.
+            slots: those that the block has.
+        """
+        known = self._segments.get(segment_id)
+        stored = known.stored if known is not None else None
+        on_disk = stored.slots if stored is not None else frozenset[int]()
+        places, allocated = layout([sizes[slot] for slot in slots])
+        starts = dict(zip(slots, places, strict=True))
+        offsets = tuple(starts.get(slot, ABSENT if slot in on_disk else GONE) for slot in range(len(sizes)))
+        if known is None:
+            self._add(Segment(segment_id, handle, tuple(sizes), offsets, allocated, self.generations))
+        else:
+            self._count(known, -1)
+            known.counts += [0] * (len(sizes) - len(known.counts))
+            known.sizes = tuple(sizes)
+            known.move(handle, offsets, allocated)
+            self._count(known, +1)
+        self._recent[segment_id] = None
+        self.hold(RESTORED, {segment_id: slots})
+        self.epoch += 1
+
+    # ---- moving to another shard ------------------------------------------------------------------------
+
+    def segment_ids(self) -> list[SegmentId]:
+        """List all segments."""
+        return list(self._segments)
+
+    def holders(self, prefix: str) -> list[str]:
+        """List the holders whose names begin so."""
+        return [holder for holder in self._held if holder.startswith(prefix)]
+
+    def resident(self) -> list[SegmentId]:
+        """List those that are in memory, wholly or in part."""
+        return [segment_id for segment_id, segment in self._segments.items() if segment.handle is not None]
+
+    def moving(self, segment_id: SegmentId) -> MovedSegment:
+        """Give all that is known of a segment, for another shard that takes it over."""
+        s = self._segments[segment_id]
+        holders = {holder: sorted(slots) for holder, slots in s.holders.items()}
+        return MovedSegment(s.id, s.sizes, s.offsets, s.allocated, s.generation, s.digests, s.stored, s.files, holders)
+
+    def receive(self, moved: MovedSegment, handle: Any, holder: str) -> None:
+        """Take a copy of a segment into care, held by `holder` only; what is on disk of it is not in its care yet."""
+        segment = Segment(moved.id, handle, moved.sizes, moved.offsets, moved.allocated)
+        segment.generation = moved.generation + MOVED_ON
+        self._add(segment)
+        if handle is not None:
+            self._recent[moved.id] = None
+        self.hold(holder, {moved.id: [slot for slot, offset in enumerate(moved.offsets) if offset != GONE]})
+
+    def inherit(self, moved: MovedSegment, holder: str) -> None:
+        """Take a segment over, with its file and those who hold it; of what `receive` took, the memory stays."""
+        if moved.id not in self._segments:
+            offsets = tuple(ABSENT if offset != GONE else GONE for offset in moved.offsets)
+            self.receive(replace(moved, offsets=offsets, allocated=0), None, holder)
+        segment = self._segments[moved.id]
+        self._count(segment, -1)
+        segment.stored, segment.files = moved.stored, moved.files + MOVED_ON
+        segment.digests = moved.digests
+        self._count(segment, +1)
+        for other, slots in moved.holders.items():
+            self.hold(other, {moved.id: slots})
+
     # ---- within -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -287,6 +380,8 @@ class SegmentTable:
 
     def _known(self, segment_id: SegmentId) -> Segment:
         segment = self._segments.get(segment_id)
+        if segment is None and self.where(segment_id) != self.index:
+            raise MovedError(f"shard {self.index}: segment {segment_id} is another shard's now", 0)
         if segment is None:
             raise ModelLostError(
                 f"shard {self.index}: expected segment {segment_id}; it went with an earlier life of this shard"
@@ -346,7 +441,7 @@ class SegmentTable:
     def _others(self, stored: Stored | None) -> set[int]:
         """Name the other shards that have slots which a file's tensors are encoded against."""
         bases = stored.bases.values() if stored is not None else ()
-        return {chain[0][0][0] for chain in bases} - {self.index}
+        return {self.where(chain[0][0]) for chain in bases} - {self.index}
 
     def _evict_if_cold(self, segment: Segment) -> None:
         if all(holder in self._cold or holder.startswith(FILE_HOLDER) for holder in segment.holders):
@@ -357,6 +452,11 @@ class SegmentTable:
         self._live_bytes += sign * segment.live_bytes if segment.handle is not None else 0
         self._allocated += sign * segment.allocated
         self._file_bytes += sign * (segment.stored.nbytes if segment.stored is not None else 0)
+
+
+def _maker(segment_id: SegmentId) -> int:
+    """Where no shard ever drained, a segment is where it was made."""
+    return segment_id[0]
 
 
 def file_holder(segment_id: SegmentId) -> str:

@@ -104,10 +104,13 @@ class _Flattened:
 
     def __init__(self, module: nn.Module) -> None:
         self.vertices: list[Layer] = []
+        self._all = _state(module)
         self._names: defaultdict[int, list[str]] = defaultdict(list)
         """id of a tensor -> its names; several if it is tied."""
-        for name, tensor in _state(module).items():
+        for name, tensor in self._all.items():
             self._names[id(tensor)].append(name)
+        self._states: dict[int, dict[str, torch.Tensor]] = {}
+        """id of a module -> its own tensors."""
         self._modules = dict(module.named_modules())
         self._taken: set[str] = set()
         self._placed: set[int] = set()
@@ -161,18 +164,23 @@ class _Flattened:
     def _rest(self, module: nn.Module) -> None:
         """Modules that the traced call leaves out, and parameters that no leaf module holds."""
         for path, item in _leaves(module, ""):
-            if any(id(tensor) not in self._placed for tensor in _state(item).values()):
+            if any(id(tensor) not in self._placed for tensor in self._state(item).values()):
                 self._module(item, path, [])
-        for name, tensor in _state(module).items():
+        for name, tensor in self._all.items():
             if id(tensor) not in self._placed:
                 self._parameter(name, tensor)
 
     def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, Any] | None = None) -> str:
-        state = _state(module)
+        state = self._state(module)
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())
         config = {**_facts(module), "tensors": {name: list(item.shape) for name, item in state.items()}}
         return self._vertex(path, {**config, **(more or {})}, inputs, list(dict.fromkeys(names)))
+
+    def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        if id(module) not in self._states:
+            self._states[id(module)] = _state(module)
+        return self._states[id(module)]
 
     def _attribute(self, module: nn.Module, path: str) -> str:
         owner, _, name = path.rpartition(".")

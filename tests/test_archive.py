@@ -32,7 +32,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
 
 def run_history(top: Path, *events: int) -> list[Any]:
     command = [sys.executable, crash.__file__, str(top), *map(str, events)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -19,11 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
+import zstandard
 from tensorvine.store.archive import Archive
 from tensorvine.store.compress import Zstd
 from tensorvine.store.encoding import encode_tensors
 from tensorvine.store.manifest import Header, TensorEntry
 from tensorvine.store.manifestfile import Manifest
+from tensorvine.store.quantize import Quantize
 from tensorvine.store.refs import ModelRef
 
 from .crash import retired, tensor_of
@@ -283,3 +285,40 @@ class TestDocument:
         described = set(re.findall("`([a-z_]+)`", paragraph))
         assert set(header_of(repository / file)) - {"format"} <= described
         assert "`format` is 1 in both" in DOCUMENT
+
+
+class TestQuantised:
+    """Payloads of `quantize`, decoded with NumPy and zstandard as the table of codecs says."""
+
+    @pytest.mark.parametrize("bits", [2, 3, 4, 5, 7, 8, 16])
+    @pytest.mark.parametrize("tail", [None, Zstd(3)])
+    @pytest.mark.parametrize("kind", ["even", "noisy"])
+    def test_codes_minima_and_scales_are_where_the_document_says(self, bits: int, tail: Any, kind: str) -> None:
+        rng = np.random.default_rng(bits)
+        values = (rng.random(20_000) if kind == "even" else rng.standard_normal(20_000)).astype(np.float32)
+        codec = Quantize(bits) | tail if tail is not None else Quantize(bits)
+        encoded = codec.encode(values)
+        first, *rest = encoded.codec.split("|")
+        assert first == f"quantize({bits},tensor)"
+        payload = bytes(encoded.data)
+        if rest:
+            assert rest == ["zstd(3)"]
+            payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+        found = self.decoded(payload, bits, len(values))
+        np.testing.assert_allclose(found, codec.decode(encoded), rtol=1e-6, atol=1e-6)
+        assert np.abs(found - values).max() <= encoded.error + 1e-6
+
+    @staticmethod
+    def decoded(payload: bytes, bits: int, count: int) -> np.ndarray:
+        low, numbers = payload[-1], np.frombuffer(payload[-9:-1], "<f4")
+        codes, place = np.zeros(count, np.int64), 0
+        if low < bits:
+            codes += np.frombuffer(payload[:count], np.uint8).astype(np.int64) << low
+            place = count
+        if low == 16:
+            codes += np.frombuffer(payload[place : place + 2 * count], "<u2")
+        elif low:
+            packed = np.frombuffer(payload[place : place + -(-count * low // 8)], np.uint8)
+            single = np.unpackbits(packed, bitorder="little", count=count * low).reshape(count, low)
+            codes += single.astype(np.int64) @ (1 << np.arange(low))
+        return numbers[0] + codes * numbers[1].astype(np.float64)

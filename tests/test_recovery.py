@@ -170,7 +170,8 @@ class TestRecovery:
             mine = [version for version in disk.versions if home_of(version.ref.name, after) == state.index]
             assert state.models() == sorted(version.ref for version in mine if not version.retired)
             for version in mine:
-                assert state.chain(version.ref)[:2] == [version.ref, version.parent][: 2 if version.parent else 1]
+                expected = [version.ref, version.parent] if version.parent else [version.ref]
+                assert state.lineage.chain(version.ref)[:2] == expected
                 if version.retired:
                     with pytest.raises(ModelNotFoundError, match="was retired"):
                         state.resolve(version.ref.name, version.ref.version)

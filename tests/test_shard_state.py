@@ -29,7 +29,8 @@ from tensorvine.store.index import PrefixQuery, rank_of
 from tensorvine.store.prefix import common_prefix
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segment import GONE, SegmentId, layout
-from tensorvine.store.shard import Draft, Match, ShardState
+from tensorvine.store.shard import ShardState
+from tensorvine.store.version import Draft, Match
 
 from .strategies import build
 
@@ -506,7 +507,7 @@ class OneShard(RuleBasedStateMachine):
                 assert state.newer(name, 0) == max(live, default=None)
             here = sorted(ref for ref in self.live if self.home(ref.name) == shard)
             assert state.models() == here
-            assert state.find([{}], exact=False) == here
+            assert state.graphs.find([{}], exact=False) == here
 
     @invariant()
     def lineage_names_the_retired_and_the_lost(self) -> None:
@@ -518,7 +519,7 @@ class OneShard(RuleBasedStateMachine):
                 while parent is not None:
                     chain.append(parent)
                     parent = census[parent][0] if parent in census else None
-                assert state.chain(ref) == chain
+                assert state.lineage.chain(ref) == chain
             for root in {parent for parent, _ in census.values() if parent is not None}:
                 below = {root}
                 for _ in census:
@@ -662,7 +663,7 @@ class TestHistories:
         ref = state.begin_commit(draft)
         state.retire(parent)
         state.publish(ref, draft, 2)
-        assert state.architecture(b"key")[0] == GRAPHS[0].to_json()
+        assert state.graphs.architecture(b"key")[0] == GRAPHS[0].to_json()
         state.retire(ref)
         assert state.stats().bytes_metadata == 0
 

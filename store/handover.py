@@ -1,0 +1,89 @@
+"""What one shard hands to another when names, or segments, move (see `planner.topology`).
+
+Rules
+- A name moves whole: all its versions, live, pinned, lost or retired, with its next version number and the leases on
+  them. Who takes it answers just as who handed it over did.
+- No bytes of tensors are in a bundle of names: segments stay where they are.
+- A segment moves with those who hold it. What its id is does not change, so no manifest does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .manifest import Header
+from .refs import ModelRef
+from .segment import SegmentId, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class MovedVersion:
+    """A live version, or a retired one that is still pinned."""
+
+    header: Header
+    body: bytes
+    segments: tuple[SegmentId, ...]
+    pins: Mapping[str, str]
+    """Lease id -> client."""
+    ghost: bool
+    """It is retired."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedName:
+    """What is known of a name beside its versions."""
+
+    next_version: int
+    warm: tuple[int, ...]
+    """Versions that retention has not let go from memory."""
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Names on their way from one home to another."""
+
+    names: Mapping[str, MovedName]
+    versions: tuple[MovedVersion, ...]
+    lineage: Mapping[ModelRef, ModelRef | None]
+    """Every version there ever was -> its parent."""
+    qualities: Mapping[ModelRef, float]
+    """Of those that had one."""
+    graphs: Mapping[bytes, tuple[str, str | None]]
+    """Key -> the graph's JSON and the framework's recipe."""
+
+    @property
+    def leases(self) -> list[str]:
+        """Name the leases that move along."""
+        return [lease for version in self.versions for lease in version.pins]
+
+    @property
+    def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
+        """Give every version that moves: its parent, and whether it lives or is lost."""
+        live = {version.header.ref for version in self.versions if not version.ghost}
+        live |= {ModelRef(name, version) for name, known in self.names.items() for version in known.lost}
+        return {ref: (parent, ref in live) for ref, parent in self.lineage.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSegment:
+    """A segment on its way: what there is to know but its bytes."""
+
+    id: SegmentId
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """Where each slot lies in the block that goes with this; negative where it does not."""
+    allocated: int
+    """Length of that block."""
+    generation: int
+    digests: tuple[str, ...] | None
+    stored: Stored | None
+    files: int
+    holders: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether the disk does not have all that somebody holds."""
+        on_disk = self.stored.slots if self.stored is not None else frozenset[int]()
+        return any(not on_disk.issuperset(slots) for slots in self.holders.values())
