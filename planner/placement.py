@@ -30,5 +30,21 @@ def home_of(name: str, shards: Sequence[int]) -> int:
     return max(shards, key=lambda shard: (_weight(name, shard), shard))
 
 
+def keeper_of(segment: tuple[int, int], shards: Sequence[int]) -> int:
+    """Choose the shard that takes a segment over from one that drains.
+
+    Args:
+        segment: its id.
+        shards: those that stay.
+
+    Raises:
+        ValueError: there is no shard.
+
+    >>> keeper_of((3, 255), [1]), keeper_of((3, 255), [0, 1]) == keeper_of((3, 255), [1, 0])
+    (1, True)
+    """
+    return home_of(f"{segment[0]}/{segment[1]:x}", shards)
+
+
 def _weight(name: str, shard: int) -> bytes:
     return blake2b(name.encode(), digest_size=8, person=b"home" + shard.to_bytes(4, "big")).digest()
