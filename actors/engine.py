@@ -25,14 +25,26 @@ GROUPS = {"ctl": 512, "data": 64, "watch": 16384}
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def group(name: str) -> Callable[[_Method], _Method]:
-    """Mark an actor's method as one of the concurrency group `name`, so that a slow group cannot block it."""
+def group(name: str, *, line: bool | None = None) -> Callable[[_Method], _Method]:
+    """Mark an actor's method as one of the concurrency group `name`, so that a slow group cannot block it.
+
+    Args:
+        name: one of `GROUPS`.
+        line: it can be called by a `line`, too, and is then carried out in the loop of `ctl`. None: the group `ctl`
+            can. What needs the engine to travel, such as handles of blocks, cannot.
+    """
 
     def mark(method: _Method) -> _Method:
         method.concurrency_group = name  # pyright: ignore[reportFunctionMemberAccess]
+        method.by_line = name == "ctl" if line is None else line  # pyright: ignore[reportFunctionMemberAccess]
         return method
 
     return mark
+
+
+def methods_by_line(cls: type) -> frozenset[str]:
+    """Name the methods of an actor's class that can be called by a `line`."""
+    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name), "by_line", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,25 @@ class Node:
     id: str
     store_bytes: int
     """Capacity of its object store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How long an actor lives, and on what."""
+
+    outlives: bool = True
+    """It stays when its starter has ended."""
+    restarts: bool = True
+    """It is started again when its process dies."""
+    gpus: float = 0.0
+    """GPUs that it takes; a part of one may be shared."""
+    cpus: float = 0.0
+    """CPU slots that it takes."""
+    bundle: tuple[Any, int] | None = None
+    """A placement group of the engine's, and the number of the bundle in it where the actor is placed."""
+
+
+SERVICE = Life()
 
 
 class Engine(Protocol):
@@ -55,8 +86,14 @@ class Engine(Protocol):
         """Give the id of the node that this process runs on."""
         ...
 
-    def spawn(self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None) -> Actor:
-        """Start an actor that outlives its starter and is restarted when it dies, or find the running one."""
+    def address(self) -> str:
+        """Give the address of this process's machine, as the others of the cluster reach it."""
+        ...
+
+    def spawn(
+        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+    ) -> Actor:
+        """Start an actor, by default one that outlives its starter, or find the running one of that name."""
         ...
 
     def find(self, name: str) -> Actor:
