@@ -1,0 +1,208 @@
+"""Joining a group: members meet, agree on what carries the bytes, and connect.
+
+Rules
+- All members give the same name, epoch, size and back end. Each opens what it is reached by before it meets the others.
+- "auto" takes shared memory if all members are on one machine and can read each other's memory, otherwise Gloo; all
+  take the same. Why it is not shared memory is logged, by rank 0.
+- A join that fails closes what it opened.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ..embedded import default_engine
+from .group import TIMEOUT_S, Group
+from .member import label_of
+from .rendezvous import ActorRendezvous, Rendezvous
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+BACKENDS = ("shared", "gloo", "nccl")
+
+
+class Offer(Protocol):
+    """What a member has opened for the others."""
+
+    card: dict[str, Any]
+    """Tells the others how to connect; JSON-like."""
+
+    def close(self) -> None:
+        """Close what no group has taken over; a second call does nothing."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes groups whose bytes it carries."""
+
+    name: str
+
+    def offer(self) -> Any:
+        """Open what peers connect to; gives an `Offer`."""
+        ...
+
+    def join(
+        self,
+        offer: Any,
+        name: str,
+        epoch: int,
+        rank: int,
+        size: int,
+        cards: Sequence[Mapping[str, Any]],
+        timeout: float,
+        rendezvous: Rendezvous,
+    ) -> Group:
+        """Connect to all others; errors as in `connect`."""
+        ...
+
+
+def connect(
+    name: str,
+    rank: int,
+    size: int,
+    *,
+    epoch: int = 0,
+    backend: str = AUTO,
+    timeout: float = TIMEOUT_S,
+    rendezvous: Rendezvous | None = None,
+) -> Group:
+    """Join a group; returns when all its members have.
+
+    Args:
+        name: of the group.
+        rank: this member, 0 to size - 1.
+        size: how many members there are.
+        epoch: counts up when members join or leave, or after a failure.
+        backend: "auto", "shared", "gloo" or "nccl".
+        timeout: seconds until all must have come; later, what an operation waits where nothing else is said.
+        rendezvous: where the members meet; None: that of the running Ray.
+
+    Raises:
+        OperationTimeoutError: not all came in time; names who did not.
+        PeerLostError: a member died or left meanwhile.
+        ValueError: a wrong argument, another member's differs, or somebody came as this rank; or the members of a
+            "shared" group cannot read each other's memory.
+        ImportError: what the back end needs is not installed.
+
+    >>> from tensorvine.actors.collective.rendezvous import LocalRendezvous
+    >>> with connect("alone", 0, 1, backend="shared", rendezvous=LocalRendezvous()) as group:
+    ...     group.barrier()
+    ...     group.rank, group.size
+    (0, 1)
+    """
+    where = label_of(name, epoch)
+    if not 0 <= rank < size:
+        raise ValueError(f"{where}: expected a rank from 0 to size - 1; found rank {rank} of {size}")
+    if backend not in (AUTO, *BACKENDS):
+        raise ValueError(f"{where}: backend: expected {AUTO}, {', '.join(BACKENDS)}; found {backend!r}")
+    if not 0 < timeout < threading.TIMEOUT_MAX or epoch < 0:
+        expected = "expected a time above 0 that ends, and an epoch from 0"
+        raise ValueError(f"{where}: {expected}; found {timeout} s, epoch {epoch}")
+    place = rendezvous if rendezvous is not None else ActorRendezvous(default_engine())
+    return _Joining(name, epoch, rank, size, place, time.monotonic() + timeout, timeout).join(backend)
+
+
+def renew(
+    group: Group, rank: int, size: int, *, timeout: float | None = None, rendezvous: Rendezvous | None = None
+) -> Group:
+    """Leave a group and join its next epoch, in which others have joined or left.
+
+    Args:
+        group: the group as it is; it is closed.
+        rank: this member in the next epoch.
+        size: how many members that has.
+        timeout: seconds; None: the group's.
+        rendezvous: as in `connect`.
+
+    Raises:
+        As `connect` does.
+    """
+    group.close()
+    return connect(
+        group.name,
+        rank,
+        size,
+        epoch=group.epoch + 1,
+        backend=group.backend,
+        timeout=group.timeout if timeout is None else timeout,
+        rendezvous=rendezvous,
+    )
+
+
+class _Joining:
+    """One member's way into a group."""
+
+    def __init__(
+        self, name: str, epoch: int, rank: int, size: int, place: Rendezvous, deadline: float, timeout: float
+    ) -> None:
+        self._name, self._epoch, self._rank, self._size = name, epoch, rank, size
+        self._label = label_of(name, epoch)
+        self._place = place
+        self._deadline, self._timeout = deadline, timeout
+
+    def join(self, wanted: str) -> Group:
+        """Join; errors as in `connect`."""
+        backend = backend_of("shared" if wanted == AUTO else wanted)
+        offer = backend.offer()
+        try:
+            cards = self._met("", {"wanted": wanted, "card": offer.card})
+            others = [rank for rank, card in enumerate(cards) if card["wanted"] != wanted]
+            if others:
+                found = f"{cards[others[0]]['wanted']!r} of rank {others[0]}"
+                raise ValueError(f"{self._label}: expected back end {wanted!r} of all ranks; found {found}")
+            theirs = [card["card"] for card in cards]
+            if wanted != AUTO or self._readable(offer, theirs):
+                return self._connected(backend, offer, theirs)
+        finally:
+            offer.close()
+        backend = backend_of("gloo")
+        offer = backend.offer()
+        try:
+            return self._connected(backend, offer, self._met(": gloo", offer.card))
+        finally:
+            offer.close()
+
+    def _readable(self, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> bool:
+        """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
+        from .crossmemory import trouble
+
+        found = self._met(": agree", {"trouble": trouble(offer.card, cards)})
+        troubles = [f"rank {rank}: {card['trouble']}" for rank, card in enumerate(found) if card["trouble"]]
+        if troubles and self._rank == 0:
+            log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])
+        return not troubles
+
+    def _met(self, what: str, card: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return self._place.exchange(f"{self._label}{what}", self._rank, self._size, card, self._left())
+
+    def _connected(self, backend: Backend, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> Group:
+        group = backend.join(offer, self._name, self._epoch, self._rank, self._size, cards, self._left(), self._place)
+        group.timeout = self._timeout
+        return group
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 1e-3)
+
+
+def backend_of(name: str) -> Backend:
+    """Make the back end of a name.
+
+    Raises:
+        ImportError: what it needs is not installed.
+    """
+    if name == "shared":
+        from .shared import SharedBackend
+
+        return SharedBackend()
+    if name == "gloo":
+        from .gloo import GlooBackend
+
+        return GlooBackend()
+    from .nccl import NcclBackend
+
+    return NcclBackend()

@@ -1,0 +1,150 @@
+"""A collective group: processes that exchange arrays, whatever carries the bytes.
+
+Rules
+- A group is (name, epoch) and its ranks. Its membership never changes: who joins or leaves does so by the next epoch,
+  which is a group of its own.
+- Between two ranks, the k-th receive takes what the k-th send sent; it must be as many bytes. Collectives are called by
+  all ranks in one order. The two do not disturb each other.
+- An array is NumPy's, PyTorch's, TensorFlow's or CuPy's, contiguous; a part of one is sent by handing over that slice.
+  Nothing is copied to hand it over. What is being sent must not be changed, and what is being received into must not
+  be read, until `Work.wait` has returned.
+- Every wait has a timeout. A peer that died is a `PeerLostError` that names it, one that is silent an
+  `OperationTimeoutError` that names it: never a hang.
+- A failed operation breaks the group: what is under way fails, and what comes later is refused, with the first reason.
+- A group may be used by several threads; each of its operations keeps the order of the calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+Op = Literal["sum", "mean", "min", "max", "product"]
+OPS: tuple[Op, ...] = ("sum", "mean", "min", "max", "product")
+TIMEOUT_S = 30.0
+"""How long an operation waits for its peers, where nothing else is said."""
+
+
+class Work(Protocol):
+    """An operation under way."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end; once it has ended, again and again the same.
+
+        Args:
+            timeout: seconds from now; None: the time that the operation was given.
+
+        Raises:
+            PeerLostError: a peer died or left.
+            OperationTimeoutError: a peer did not take part in time.
+        """
+        ...
+
+    def done(self) -> bool:
+        """Tell whether it has ended, well or not."""
+        ...
+
+
+class Group(ABC):
+    """One member's end of a group. `connect` makes them; whoever has one closes it.
+
+    The methods with an `i` start an operation (MPI's names); those without wait for its end.
+    """
+
+    backend: ClassVar[str]
+    """What carries the bytes: "shared", "gloo" or "nccl"."""
+    name: str
+    epoch: int
+    rank: int
+    """0 to size - 1."""
+    size: int
+    timeout: float
+    """Seconds that an operation waits for its peers, where the call says nothing else."""
+
+    @abstractmethod
+    def isend(self, array: Any, to: int, *, timeout: float | None = None) -> Work:
+        """Start to send an array's bytes to a rank.
+
+        Raises:
+            ValueError: there is no such rank, or it is this one.
+            TensorMismatchError: no contiguous array of numbers.
+            PeerLostError, OperationTimeoutError: the group is broken.
+        """
+
+    @abstractmethod
+    def irecv(self, array: Any, source: int, *, timeout: float | None = None) -> Work:
+        """Start to receive a rank's next array into this one, which has as many bytes; errors as in `isend`."""
+
+    @abstractmethod
+    def ibroadcast(self, array: Any, root: int = 0, *, timeout: float | None = None) -> Work:
+        """Start to give all ranks what `root` has in the array; errors as in `isend`."""
+
+    @abstractmethod
+    def iall_gather(self, array: Any, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
+        """Start to give all ranks all parts of an array, in place: each rank has its own part there already.
+
+        Args:
+            array: the whole, 1-d.
+            bounds: size + 1 rising numbers of elements: rank r has array[bounds[r]:bounds[r + 1]], which may be empty.
+                None: `even_bounds`.
+            timeout: seconds; None: the group's.
+        """
+
+    @abstractmethod
+    def iall_reduce(self, array: Any, op: Op = "sum", *, timeout: float | None = None) -> Work:
+        """Start to combine the ranks' arrays, in place, elementwise; all ranks get the same bits.
+
+        The same arrays give the same bits each time, in groups of one size and back end.
+        """
+
+    @abstractmethod
+    def ibarrier(self, *, timeout: float | None = None) -> Work:
+        """Start to wait for all ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave; what is under way fails, here and, as `PeerLostError`, at the peers. A second call does nothing."""
+
+    def send(self, array: Any, to: int, *, timeout: float | None = None) -> None:
+        """Send an array's bytes to a rank; see `isend`."""
+        self.isend(array, to, timeout=timeout).wait()
+
+    def recv(self, array: Any, source: int, *, timeout: float | None = None) -> None:
+        """Receive a rank's next array into this one; see `irecv`."""
+        self.irecv(array, source, timeout=timeout).wait()
+
+    def broadcast(self, array: Any, root: int = 0, *, timeout: float | None = None) -> None:
+        """Give all ranks what `root` has in the array; see `ibroadcast`."""
+        self.ibroadcast(array, root, timeout=timeout).wait()
+
+    def all_gather(self, array: Any, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
+        """Give all ranks all parts of an array; see `iall_gather`."""
+        self.iall_gather(array, bounds, timeout=timeout).wait()
+
+    def all_reduce(self, array: Any, op: Op = "sum", *, timeout: float | None = None) -> None:
+        """Combine the ranks' arrays in place; see `iall_reduce`."""
+        self.iall_reduce(array, op, timeout=timeout).wait()
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Wait for all ranks."""
+        self.ibarrier(timeout=timeout).wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def even_bounds(length: int, size: int) -> list[int]:
+    """Cut a length into parts that differ by one at most, the longer ones first.
+
+    >>> even_bounds(7, 3)
+    [0, 3, 5, 7]
+    """
+    part, rest = divmod(length, size)
+    return [rank * part + min(rank, rest) for rank in range(size + 1)]

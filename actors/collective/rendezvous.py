@@ -1,0 +1,183 @@
+"""Where the members of a group meet before they are one: each brings a card, and gets the cards of all.
+
+Rules
+- A meeting is a key. It ends when all have their answer, or when those who wait have given up; then it is forgotten.
+- Who does not come within the time is named. Two who come as the same rank are refused, and so are two sizes.
+- A card is JSON-like. It says how its bringer is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ...store.errors import OperationTimeoutError
+from ..engine import Engine, group
+
+ACTOR = "rendezvous"
+ANSWER_S = 10.0
+"""How much longer than the meeting the answer may take."""
+
+Card = Mapping[str, Any]
+
+
+class Rendezvous(Protocol):
+    """A place to meet."""
+
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+        """Bring a card, and wait for those of all ranks.
+
+        Args:
+            key: names the meeting, and stands at the beginning of errors: "group 'g', epoch 2".
+            rank: who comes, 0 to size - 1.
+            size: how many come.
+            card: what the others are to know.
+            timeout: seconds.
+
+        Returns:
+            The cards, by rank.
+
+        Raises:
+            OperationTimeoutError: not all came; names the missing ranks.
+            ValueError: somebody came as this rank, or for another size; or there is no such rank.
+        """
+        ...
+
+
+class Meeting:
+    """Who has come to one meeting; whoever uses it keeps others away meanwhile.
+
+    >>> meeting = Meeting("group 'g'", 2)
+    >>> meeting.come(1, 2, {"port": 7}), meeting.missing
+    (False, [0])
+    >>> meeting.come(0, 2, {"port": 8}), meeting.cards
+    (True, [{'port': 8}, {'port': 7}])
+    """
+
+    def __init__(self, key: str, size: int) -> None:
+        self._key, self._size = key, size
+        self._came: dict[int, dict[str, Any]] = {}
+        self._gave_up: set[int] = set()
+
+    def come(self, rank: int, size: int, card: Card) -> bool:
+        """Take note of who comes; gives whether all have come.
+
+        Raises:
+            ValueError: as in `Rendezvous.exchange`.
+        """
+        if size != self._size:
+            raise ValueError(f"{self._key}: expected a group of {self._size}; found rank {rank} of {size}")
+        if not 0 <= rank < size:
+            raise ValueError(f"{self._key}: expected a rank from 0 to {size - 1}; found {rank}")
+        if rank in self._came:
+            raise ValueError(f"{self._key}: expected one rank {rank}; found another")
+        self._came[rank] = dict(card)
+        return not self.missing
+
+    def leave(self, rank: int) -> bool:
+        """Take note of who waits no longer; gives whether nobody does."""
+        del self._came[rank]
+        self._gave_up.add(rank)
+        return not self._came
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not come."""
+        return [rank for rank in range(self._size) if rank not in self._came]
+
+    @property
+    def cards(self) -> list[dict[str, Any]]:
+        """The cards, by rank."""
+        return [self._came[rank] for rank in range(self._size)]
+
+    def late(self, timeout: float) -> OperationTimeoutError:
+        """Say who did not come, or who came and did not wait long enough."""
+        never = [rank for rank in self.missing if rank not in self._gave_up]
+        who = f"{', '.join(map(str, never))} did not" if never else f"{', '.join(map(str, self.missing))} had given up"
+        expected = f"ranks 0 to {self._size - 1} to come within {timeout:.1f} s"
+        return OperationTimeoutError(f"{self._key}: expected {expected}; {who}")
+
+
+class LocalRendezvous:
+    """Where threads of one process meet.
+
+    >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
+    [{'port': 7}]
+    """
+
+    def __init__(self) -> None:
+        self._meetings: dict[str, Meeting] = {}
+        self._changed = threading.Condition()
+
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+        """Meet; see `Rendezvous.exchange`."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            meeting = self._meetings.get(key) or Meeting(key, size)
+            complete = meeting.come(rank, size, card)
+            self._meetings[key] = meeting
+            if complete:
+                del self._meetings[key]
+                self._changed.notify_all()
+            if self._changed.wait_for(lambda: not meeting.missing, deadline - time.monotonic()):
+                return meeting.cards
+            error = meeting.late(timeout)
+            if meeting.leave(rank):
+                del self._meetings[key]
+            raise error
+
+
+class RendezvousActor:
+    """Where the processes of a cluster meet: a service."""
+
+    def __init__(self) -> None:
+        self._meetings: dict[str, tuple[Meeting, asyncio.Event]] = {}
+
+    @group("watch")
+    async def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+        """Meet; see `Rendezvous.exchange`."""
+        meeting, complete = self._meetings.get(key) or (Meeting(key, size), asyncio.Event())
+        if meeting.come(rank, size, card):
+            self._meetings.pop(key, None)
+            complete.set()
+            return meeting.cards
+        self._meetings[key] = meeting, complete
+        try:
+            await asyncio.wait_for(complete.wait(), timeout)
+        except TimeoutError:
+            if not complete.is_set():
+                error = meeting.late(timeout)
+                if meeting.leave(rank):
+                    del self._meetings[key]
+                raise error from None
+        return meeting.cards
+
+
+class ActorRendezvous:
+    """A client's end of the cluster's rendezvous, which is started where there is none.
+
+    Args:
+        engine: what runs actors.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+        """Meet; see `Rendezvous.exchange`.
+
+        Raises:
+            ShardUnavailableError: the rendezvous died meanwhile.
+        """
+        try:
+            actor = self._engine.find(ACTOR)
+        except LookupError:
+            actor = self._engine.spawn(RendezvousActor, ACTOR, {})
+        future = self._engine.call(actor, "exchange", key, rank, size, dict(card), timeout)
+        try:
+            return self._engine.result(future, timeout + ANSWER_S, f"{key}: rendezvous")
+        except ValueError as exc:  # the engine's tells how it came here, too
+            raise ValueError(str(getattr(exc, "cause", exc))) from None
