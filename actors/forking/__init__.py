@@ -1,0 +1,1 @@
+"""Forking a data-parallel training while it runs (DeepClone)."""

@@ -1,0 +1,1 @@
+"""Data-parallel trainings as actors, which can be forked."""

@@ -1,0 +1,107 @@
+"""A rank that is no actor of ours: what callers of its post ask, and how it leaves.
+
+Rules
+- The rank's class brings the state and tells its port of each step; here is what is the same for every framework.
+- A rank that comes to its end sends first what a fork has captured; one that fails gives it up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from ..forking.order import ForkOrder
+from ..forking.port import ForkPort, ForkState
+from .post import Postbox
+from .report import RankReport
+from .training import TensorSpec
+
+
+class OutsideRank:
+    """What `ForkableRank` and `ForkCallback` share."""
+
+    run: str
+    rank: int
+    size: int
+    _port: ForkPort
+    _post: Postbox
+    _node: str
+    _lock: threading.Lock
+    """Held while a step begins or ends, and while a state is captured between two steps."""
+    _inside: bool
+    """A step has begun."""
+    _counted: int
+    """Steps since the rank was made."""
+    _ends: deque[float]
+    """When the last steps ended, by the monotonic clock."""
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the training's beginning."""
+        raise NotImplementedError
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """List the tensors of the state."""
+        raise NotImplementedError
+
+    def _read_order(self) -> Sequence[str]:
+        """List the tensors in the order in which a forward pass reads them."""
+        raise NotImplementedError
+
+    def _unhook(self) -> None:
+        """Take off what was attached to the training."""
+        raise NotImplementedError
+
+    def close(self, give_up: bool = False) -> None:
+        """Let go of it: the rank cannot be forked any more. A second call does nothing.
+
+        Args:
+            give_up: do not send what a fork has captured; otherwise that is sent first, within the fork's timeout.
+        """
+        if give_up:
+            self._port.close()
+        else:
+            self._port.leave()
+        self._unhook()
+        self._post.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(give_up=error is not None)
+
+    def describe(self) -> RankReport:
+        """Tell what it is and how far it is. A rank counts as training while it is within a step."""
+        ends = list(self._ends)
+        return RankReport(
+            self.run,
+            self.rank,
+            self.size,
+            self.steps_done,
+            self._inside,
+            (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0,
+            self._counted,
+            tuple(self.specs()),
+            tuple(self._read_order()),
+            None,
+            self._node,
+            os.getpid(),
+            fork=self._port.busy,
+        )
+
+    def arm(self, order: ForkOrder, step: int) -> None:
+        """Take an order to fork; errors as in `ForkPort.arm` and `ForkPort.capture`."""
+        with self._lock:
+            if self._port.arm(order, step):
+                self._port.capture()
+
+    def cancel(self, fork_id: str, reason: str) -> None:
+        """Give up a fork."""
+        self._port.cancel(fork_id, reason)
+
+    def fork_state(self, fork_id: str, timeout: float) -> ForkState:
+        """Wait for a fork's end, and tell how it goes; errors as in `ForkPort.state`."""
+        return self._port.state(fork_id, timeout)

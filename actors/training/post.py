@@ -1,0 +1,280 @@
+"""A post at which ranks take orders that are no actors of ours: of PyTorch DDP, of Ray Train, of any loop.
+
+Rules
+- A rank that can be forked answers calls of its handle. A foreign rank lives in a process that others cannot call; so
+  it starts an actor, its post, which has a rank's methods, and asks it for calls by a long poll, from a thread.
+- A post ends with the process that started it: callers learn that the rank died as they do with ranks of ours.
+- A rank that leaves answers what it was asked before its post ends.
+- The post's actor is found by the run's name and the rank. Two runs of one name are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
+from ..engine import Actor, Engine, Life, group
+from ..waiters import Waiters
+
+log = logging.getLogger(__name__)
+
+POLL_S = 20.0
+"""How long a poll waits for calls."""
+ANSWER_S = 25.0
+"""How long a rank may take for what it can answer at once."""
+CLOSE_S = 2.0
+FIND_S = 0.1
+"""How often those who look for a post look."""
+
+Call = tuple[int, str, tuple[Any, ...]]
+"""Its number, the method, its arguments."""
+
+
+def post_name(run: str, rank: int) -> str:
+    """Name the actor of a rank's post.
+
+    >>> post_name("resnet", 1)
+    'resnet/post-1'
+    """
+    return f"{run}/post-{rank}"
+
+
+class RankPost:
+    """A rank's post: calls go in at the one side, and are fetched and answered at the other."""
+
+    def __init__(self, run: str, rank: int) -> None:
+        self._who = f"rank {rank} of {run!r}"
+        self._lock = threading.RLock()
+        self._waiters = Waiters(self._lock)
+        self._owner: str | None = None
+        self._number = 0
+        self._calls: list[Call] = []
+        self._open: set[int] = set()
+        """Calls whose answer is waited for."""
+        self._answers: dict[int, tuple[Any, BaseException | None]] = {}
+
+    # ---- the rank's side ----------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def claim(self, owner: str) -> bool:
+        """Take the post, if nobody has it; tells whether it is the caller's."""
+        with self._lock:
+            self._owner = self._owner or owner
+            return self._owner == owner
+
+    @group("watch")
+    async def next(self, timeout: float) -> list[Call]:
+        """Wait for calls and give them, each once; none came if the list is empty."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                calls, self._calls = self._calls, []
+                if calls:
+                    return calls
+                waiter = self._waiters.join("calls")
+            if not await self._waiters.woken("calls", waiter, deadline):
+                return []
+
+    @group("ctl")
+    async def answer(self, number: int, value: Any, error: BaseException | None) -> None:
+        """Answer a call; an answer that nobody waits for any more is dropped."""
+        with self._lock:
+            if number in self._open:
+                self._answers[number] = (value, error)
+                self._waiters.wake(f"answer {number}")
+
+    @group("watch")  # as `ask`: one loop for both, so that its answers leave before this one's
+    async def answered(self, timeout: float) -> bool:
+        """Wait until no call is open; tells whether that came."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if not self._open:
+                    return True
+                waiter = self._waiters.join("answered")
+            if not await self._waiters.woken("answered", waiter, deadline):
+                return False
+
+    # ---- the callers' side --------------------------------------------------------------------------------
+
+    @group("watch")
+    async def ask(self, method: str, *arguments: Any, timeout: float = ANSWER_S) -> Any:
+        """Have the rank carry out a method, and give its answer; raises what that raises.
+
+        Raises:
+            OperationTimeoutError: the rank's process does not answer.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._open.add(number)
+            self._calls.append((number, method, arguments))
+            self._waiters.wake("calls")
+        try:
+            while True:
+                with self._lock:
+                    if number in self._answers:
+                        value, error = self._answers[number]
+                        break
+                    waiter = self._waiters.join(f"answer {number}")
+                if not await self._waiters.woken(f"answer {number}", waiter, deadline):
+                    raise OperationTimeoutError(
+                        f"{self._who}: {method}: expected an answer within {timeout:.1f} s; its process gave none"
+                    )
+        finally:
+            with self._lock:
+                self._open.discard(number)
+                self._answers.pop(number, None)
+                self._calls = [call for call in self._calls if call[0] != number]
+                if not self._open:
+                    self._waiters.wake("answered")
+        if error is not None:
+            raise error
+        return value
+
+    @group("watch")
+    async def describe(self) -> Any:
+        """Tell what the rank is and how far it is: `RankReport`."""
+        return await self.ask("describe")
+
+    @group("watch")
+    async def arm(self, order: Any, step: int) -> Any:
+        """Order a fork; see `ForkPort.arm`."""
+        return await self.ask("arm", order, step)
+
+    @group("watch")
+    async def cancel(self, fork_id: str, reason: str) -> Any:
+        """Give up a fork; see `ForkPort.cancel`."""
+        return await self.ask("cancel", fork_id, reason)
+
+    @group("watch")
+    async def fork_state(self, fork_id: str, timeout: float) -> Any:
+        """Wait for a fork's end, and tell how it goes; see `ForkPort.state`."""
+        return await self.ask("fork_state", fork_id, timeout, timeout=timeout + ANSWER_S)
+
+    @group("ctl")
+    async def recipe(self) -> None:
+        """Give what another rank like this one is made of: nothing is known of that."""
+
+
+class Postbox:
+    """The rank's side of a post: carries out the calls that come. Whoever opens it closes it.
+
+    Args:
+        engine: what runs the post.
+        run: the run's name.
+        rank: this rank.
+        target: has the methods that are called, from any thread, several at once.
+
+    Raises:
+        ForkError: a rank of this run and number has a post already.
+        OperationTimeoutError, ShardUnavailableError: the post did not start.
+    """
+
+    def __init__(self, engine: Engine, run: str, rank: int, target: Any, timeout: float = 60.0) -> None:
+        self._engine, self._target = engine, target
+        self._who = f"post of rank {rank} of {run!r}"
+        self._name = post_name(run, rank)
+        self._closed = threading.Event()
+        life = Life(outlives=False, restarts=False)
+        self._actor = engine.spawn(RankPost, self._name, {"run": run, "rank": rank}, life=life)
+        owner = uuid.uuid4().hex
+        if not engine.result(engine.call(self._actor, "claim", owner), timeout, self._who):
+            raise ForkError(f"{self._who}: expected a run and rank that is not there yet; another process has it")
+        self._thread = threading.Thread(target=self._serve, name="tensorvine-post", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the post; a second call does nothing."""
+        if not self._closed.is_set():
+            try:
+                for _ in range(2):  # when the second answer is there, all that came before has left the process
+                    self._engine.result(self._engine.call(self._actor, "answered", CLOSE_S), 2 * CLOSE_S, self._who)
+            except TensorVineError as exc:
+                log.info("%s: its last calls were not answered: %s", self._who, exc)
+            self._closed.set()
+            self._engine.kill(self._name)
+            self._thread.join(CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        """Fetch calls and have each carried out in a thread of its own: some wait for long."""
+        while not self._closed.is_set():
+            try:
+                future = self._engine.call(self._actor, "next", POLL_S)
+                calls: list[Call] = self._engine.result(future, 2 * POLL_S, self._who)
+            except OperationTimeoutError as exc:
+                log.info("%s: %s", self._who, exc)
+                continue
+            except TensorVineError as exc:
+                if not self._closed.is_set():
+                    log.warning("%s is gone; the rank goes on, and cannot be forked any more: %s", self._who, exc)
+                return
+            for call in calls:
+                threading.Thread(target=self._carry_out, args=call, name="tensorvine-call", daemon=True).start()
+
+    def _carry_out(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            carry_out: Callable[..., Any] = getattr(self._target, method)
+            value = carry_out(*arguments)
+        except TensorVineError as exc:
+            error = exc
+        except Exception as exc:  # noqa: BLE001  told to whoever called
+            error = ForkError(f"{self._who}: {method}: {type(exc).__name__}: {exc}")
+        try:
+            self._engine.result(self._engine.call(self._actor, "answer", number, value, error), ANSWER_S, self._who)
+        except TensorVineError as exc:
+            log.info("%s: the answer to %r did not arrive: %s", self._who, method, exc)
+
+
+def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = None) -> list[Actor]:
+    """Find the ranks of a run that is not ours, in order: what `fork` takes.
+
+    Args:
+        run: the run's name, as its `ForkableRank`s say it.
+        timeout: seconds to wait until all its ranks are there.
+        engine: what runs the posts; None: the running Ray.
+
+    Raises:
+        OperationTimeoutError: not all ranks were there in time; names the first that was not.
+        RepositoryNotFoundError: no Ray runs.
+
+    >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
+    """
+    if engine is None:
+        from ..embedded import default_engine
+
+        engine = default_engine()
+    deadline = time.monotonic() + timeout
+    first = _found(engine, run, 0, deadline)
+    report = engine.result(
+        engine.call(first, "describe"), max(deadline - time.monotonic(), 0.0), f"rank 0 of {run!r}: describe"
+    )
+    return [first, *(_found(engine, run, rank, deadline) for rank in range(1, report.size))]
+
+
+def _found(engine: Engine, run: str, rank: int, deadline: float) -> Actor:
+    pause = threading.Event()
+    while True:
+        try:
+            return engine.find(post_name(run, rank))
+        except LookupError as exc:
+            if time.monotonic() >= deadline:
+                raise OperationTimeoutError(f"rank {rank} of {run!r}: expected it in time; it is not there") from exc
+        pause.wait(FIND_S)

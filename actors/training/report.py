@@ -1,0 +1,59 @@
+"""What a rank is made of, and what it tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...store.refs import ModelRef
+from .training import Build, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a run's ranks are made of; a clone of a rank is made of the same."""
+
+    build: Build
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The latest ones."""
+    backend: str = "auto"
+    """What carries the bytes between the ranks: "auto", "shared", "gloo" or "nccl"."""
+    repository: str | None = None
+    """Name of the repository that the run saves to."""
+    cpus: float = 0.0
+    """CPU slots of each rank."""
+    gpus: float = 0.0
+    """GPUs of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One rank of a training, as it was when it was asked; a rank that trains answers at once, too."""
+
+    run: str
+    """The run's name."""
+    rank: int
+    size: int
+    """Ranks of the run."""
+    steps_done: int
+    """Since the training's beginning, those before a fork included."""
+    training: bool
+    """A train is under way."""
+    step_s: float
+    """Mean seconds of the last steps; 0 before the first."""
+    losses: int
+    """Steps that were trained here."""
+    specs: tuple[TensorSpec, ...]
+    """The tensors of its state, in the order in which a step updates them."""
+    forward_order: tuple[str, ...]
+    """Their names in the order in which the next forward pass needs them."""
+    backend: str | None
+    """What carries the bytes between the ranks; None for a single one."""
+    node: str
+    """Id of the node that it runs on."""
+    pid: int
+    saved: ModelRef | None = None
+    """The version that was saved or restored last: the parent of the next."""
+    fork: str | None = None
+    """Id of the fork that is under way."""

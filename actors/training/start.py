@@ -1,0 +1,341 @@
+"""Starting the ranks of a training, and what their starter holds of them.
+
+Rules
+- The ranks end with the process that started them, or when `Trainers` is closed.
+- A training whose ranks do not all come up is none: those that did are ended, and the first cause is raised.
+- Whatever changes how ranks train happens at all of them after the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
+from ...store.refs import ModelRef, check_name
+from .. import embedded
+from ..embedded import default_engine
+from ..engine import Actor, Engine, Future, Life
+from ..repository import Repository
+from ..save_request import Saved
+from .answers import first_failure, root_cause
+from .report import RankReport, Recipe
+from .trainer import TrainerActor
+from .training import Build
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "shared", "gloo", "nccl")
+ANSWER_S = 30.0
+"""How long a rank may take to answer what it can answer at once."""
+CLOSE_S = 5.0
+GRACE_S = 5.0
+"""How long after a rank noticed that a peer is gone the cause may take to come up."""
+MARGIN_S = 0.2
+"""A change of all ranks is made so much later than it is asked for, at least."""
+TRIES = 5
+"""How often a step for it is chosen anew when ranks are faster."""
+
+
+class Trainers(list[Actor]):
+    """The ranks of a training, in order: a list of handles of their actors. `start_trainers` makes it.
+
+    >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
+    ...     losses = trainers.train(100)
+    ...     trainers.configure({"rate": 0.01})
+    ...     losses = trainers.train(100)
+    """
+
+    def __init__(
+        self, engine: Engine, name: str, actors: Sequence[Actor], actor_names: Sequence[str], owns_cluster: bool = False
+    ) -> None:
+        super().__init__(actors)
+        self.engine = engine
+        """What runs the actors."""
+        self.name = name
+        """The run's name."""
+        self.pending: list[Future] = []
+        """Answers of the train that was begun last, by rank."""
+        self.report: Any = None
+        """How the fork went that these are clones of."""
+        self._actor_names = list(actor_names)
+        self._owns_cluster = owns_cluster
+
+    # ---- training ---------------------------------------------------------------------------------------
+
+    def train(self, steps: int, timeout: float = 3600.0) -> list[list[float]]:
+        """Train so many steps, and give their losses by rank.
+
+        Args:
+            steps: from 1.
+            timeout: seconds for all of them.
+
+        Raises:
+            ValueError: a train is under way.
+            PeerLostError: a rank died or left; names it.
+            OperationTimeoutError: it goes on; names the ranks.
+            Exception: whatever the training raises.
+        """
+        self.train_async(steps)
+        return self.results(timeout)
+
+    def train_async(self, steps: int) -> list[Future]:
+        """Begin to train; `results` gives the losses."""
+        self.pending = [self.engine.call(actor, "train", steps) for actor in self]
+        return self.pending
+
+    def results(self, timeout: float = 3600.0) -> list[list[float]]:
+        """Wait for the train that was begun last, and give its losses by rank; errors as in `train`."""
+        if not self.pending:
+            raise ValueError(f"results of {self.name!r}: expected train_async before it; found none")
+        return self._collect(self.pending, "train", timeout)
+
+    def stop(self, timeout: float = 600.0) -> None:
+        """End the train under way, at all ranks after the same step; it gives the losses so far.
+
+        Args:
+            timeout: seconds until that step has ended.
+        """
+        self._together("stop", (), timeout)
+
+    def configure(self, options: Mapping[str, Any], timeout: float = 600.0) -> None:
+        """Change options, at all ranks after the same step.
+
+        Args:
+            options: those that change.
+            timeout: seconds until that step has ended.
+
+        Raises:
+            ValueError: an option that the training does not have, or a wrong value.
+        """
+        self._together("configure", (dict(options),), timeout)
+
+    def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
+        """Tell how far the ranks are; they answer while they train."""
+        return self._ask("describe", (), timeout)
+
+    # ---- repository -------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        name: str,
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timeout: float = 600.0,
+    ) -> Saved:
+        """Save rank 0's whole state between two steps, as a child of what was last saved or restored.
+
+        Args:
+            name: the model's name.
+            quality, metadata: as in `Repository.save`; the metadata gets the training's facts as "training".
+            timeout: seconds; the step under way must end in it.
+
+        Raises:
+            ValueError: the training was started without a repository.
+            TensorVineError: what `Repository.save` raises.
+        """
+        future = self.engine.call(self[0], "save", name, quality, metadata)
+        return self.engine.result(future, timeout, self._who(0, "save"))
+
+    def restore_from(self, model: ModelRef | str, timeout: float = 600.0) -> None:
+        """Go on from a version that `save` made, at all ranks; all get rank 0's state.
+
+        Args:
+            model: the version, of this run or another.
+            timeout: seconds; the step under way must end in it.
+
+        Raises:
+            ValueError: the training was started without a repository, or the version has no facts of one.
+            TensorMismatchError: its tensors are not those of the training; nothing has changed.
+            TensorVineError: what `Repository.load` raises.
+        """
+        self._together("restore_from", (model,), timeout)
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the ranks, whatever they do; a second call does nothing."""
+        if not self._actor_names:
+            return
+        try:
+            self._ask("close", (), CLOSE_S)
+        except TensorVineError as exc:
+            log.info("not all ranks of %r ended by themselves: %s", self.name, exc)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the ranks at once; what they hold goes with their processes."""
+        names, self._actor_names = self._actor_names, []
+        for name in names:
+            self.engine.kill(name)
+        if self._owns_cluster:
+            self._owns_cluster = False
+            embedded.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _who(self, rank: int, what: str) -> str:
+        return f"rank {rank} of {self.name!r}: {what}"
+
+    def _ask(self, method: str, arguments: Sequence[Any], timeout: float) -> list[Any]:
+        return self._collect([self.engine.call(actor, method, *arguments) for actor in self], method, timeout)
+
+    def _collect(self, futures: Sequence[Future], what: str, timeout: float) -> list[Any]:
+        """Wait for the ranks' answers; the first failure ends it, or the cause of that, where it comes up soon."""
+        waits = [
+            lambda rank=rank, future=future: self.engine.result(future, timeout, self._who(rank, what))
+            for rank, future in enumerate(futures)
+        ]
+        answers, failed = first_failure(waits, GRACE_S)
+        if not failed:
+            return answers
+        rank, error = root_cause(failed)
+        if isinstance(error, ShardUnavailableError):
+            raise PeerLostError(f"{self._who(rank, what)}: expected it to live; it died: {error}") from error
+        raise error
+
+    def _together(self, method: str, arguments: tuple[Any, ...], timeout: float) -> list[Any]:
+        """Have all ranks do something after the same step: prepared at all of them, then decided."""
+        for attempt in range(TRIES):
+            reports = self.describe()
+            step = None
+            if any(report.training for report in reports):
+                ahead = math.ceil(MARGIN_S * 4**attempt / max(reports[0].step_s, 1e-4))
+                step = max(report.steps_done for report in reports) + max(ahead, 2)
+            change = uuid.uuid4().hex
+            if all(self._ask("prepare", (change, method, arguments, step), ANSWER_S)):
+                return self._ask("decide", (change, True), timeout)
+            self._ask("decide", (change, False), ANSWER_S)
+            log.info("%s of %r: step %s was too soon for a rank", method, self.name, step)
+        raise OperationTimeoutError(
+            f"{method} of {self.name!r}: expected a step that no rank has begun; {TRIES} were too soon"
+        )
+
+
+def start_trainers(
+    build: Build,
+    count: int = 1,
+    *,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backend: str = "auto",
+    repository: Repository | str | None = None,
+    nodes: Sequence[str] | None = None,
+    placement_group: Any = None,
+    cpus: float = 0.0,
+    gpus: float = 0.0,
+    timeout: float = 120.0,
+) -> Trainers:
+    """Start a data-parallel training: an actor for each rank, on the running Ray or on one embedded in this process.
+
+    Args:
+        build: makes a rank's training from its `RankContext`. It is sent to the actors by the engine, so a function of
+            a module that they cannot import must be defined in the main script, or within another function. All ranks
+            must come to the same state: give them one seed.
+        count: ranks.
+        name: of the run; None: made up.
+        options: what `build` and the training's steps are told: learning rate, seed, which data.
+        backend: what carries the bytes between ranks: "auto", "shared", "gloo" or "nccl".
+        repository: a repository, or its name, that the run saves to; None: it cannot save.
+        nodes: ids of the nodes that ranks are placed on, in turn; None: any.
+        placement_group: a Ray placement group: rank r is placed in its bundle r.
+        cpus: CPU slots of each rank.
+        gpus: GPUs of each rank.
+        timeout: seconds for the start, and for which a rank waits for its peers in a step.
+
+    Raises:
+        ValueError: an argument is wrong.
+        OperationTimeoutError: ranks did not start in time: no node has what they take; names them.
+        Exception: whatever `build` raises.
+
+    >>> trainers = start_trainers(build, 2, options={"seed": 7}, cpus=1)         # doctest: +SKIP
+    """
+    where = "start_trainers"
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"{where}: options: expected a mapping; found {type(options).__name__}")
+    recipe = Recipe(build, dict(options or {}), backend, _repository_name(repository, where), cpus, gpus)
+    _check(recipe, count, nodes, placement_group, timeout, where)
+    run = check_name(name if name is not None else f"run-{uuid.uuid4().hex[:8]}")
+    owns_cluster = not isinstance(repository, Repository) and embedded.attach_or_start()
+    engine = repository.engine if isinstance(repository, Repository) else default_engine()
+    token = uuid.uuid4().hex[:8]
+    trainers = Trainers(engine, run, [], [f"{run}/rank-{rank}-{token}" for rank in range(count)], owns_cluster)
+    try:
+        places = _places(engine, count, nodes, placement_group, where)
+        for rank, (node, bundle) in enumerate(places):
+            life = Life(outlives=False, restarts=False, gpus=gpus, cpus=cpus, bundle=bundle)
+            arguments = {"engine": engine, "recipe": recipe, "run": run, "group": f"{run}-{token}"}
+            arguments |= {"rank": rank, "size": count, "timeout": timeout}
+            trainers.append(engine.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, life))
+        trainers._ask("start", (), timeout)
+    except BaseException:
+        trainers.kill()
+        raise
+    return trainers
+
+
+def engine_here() -> Engine:
+    """Give the engine of the running Ray.
+
+    Raises:
+        RepositoryNotFoundError: no Ray runs.
+    """
+    return default_engine()
+
+
+def _places(
+    engine: Engine, count: int, nodes: Sequence[str] | None, placement_group: Any, where: str
+) -> list[tuple[str | None, tuple[Any, int] | None]]:
+    """Give each rank's node and bundle."""
+    if placement_group is not None:
+        return [(None, (placement_group, rank)) for rank in range(count)]
+    if nodes is None:
+        return [(None, None)] * count
+    known = [node.id for node in engine.nodes()]
+    if set(nodes) - set(known):
+        raise ValueError(f"{where}: nodes: expected some of {known}; found {list(nodes)}")
+    return [(nodes[rank % len(nodes)], None) for rank in range(count)]
+
+
+def _repository_name(repository: object, where: str) -> str | None:
+    if repository is None or isinstance(repository, str):
+        return repository
+    if isinstance(repository, Repository):
+        return repository.name
+    raise ValueError(f"{where}: repository: expected a Repository or its name; found {type(repository).__name__}")
+
+
+def _check(
+    recipe: Recipe, count: int, nodes: Sequence[str] | None, placement_group: Any, timeout: float, where: str
+) -> None:
+    """Refuse wrong arguments before anything is started."""
+    bundles = getattr(placement_group, "bundle_count", None)
+    problems = [
+        (not callable(recipe.build), f"build: expected a function of a RankContext; found {recipe.build!r}"),
+        (type(count) is not int or count < 1, f"count: expected ranks from 1; found {count!r}"),
+        (recipe.backend not in BACKENDS, f"backend: expected one of {', '.join(BACKENDS)}; found {recipe.backend!r}"),
+        (recipe.cpus < 0, f"cpus: expected from 0; found {recipe.cpus}"),
+        (recipe.gpus < 0, f"gpus: expected from 0; found {recipe.gpus}"),
+        (timeout <= 0, f"timeout: expected seconds above 0; found {timeout}"),
+        (nodes is not None and not nodes, "nodes: expected ids of nodes, or None; found none"),
+        (nodes is not None and placement_group is not None, "nodes: expected none beside placement_group; found both"),
+        (
+            placement_group is not None and (not isinstance(bundles, int) or bundles < count),
+            f"placement_group: expected one of {count} bundles or more; found {bundles}",
+        ),
+    ]
+    for wrong, text in problems:
+        if wrong:
+            raise ValueError(f"{where}: {text}")

@@ -1,0 +1,69 @@
+"""Which tensors of a model a forward pass reads, and when it first does.
+
+Rules
+- Each call of a PyTorch function or tensor method is looked at, not each call of a module: modules read parameters of
+  others (an attention those of its projection, tied weights those of an embedding) without calling them.
+- Code that was compiled or scripted cannot be watched: it reads all there is at the beginning.
+"""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+
+class Reads(TorchFunctionMode):
+    """While it is entered, tells of each tensor right before it is first read, in this thread.
+
+    Args:
+        names: id of a tensor -> its name.
+        tell: called with a name, once for each.
+
+    >>> model, order = nn.Linear(2, 1), []
+    >>> with Reads({id(item): name for name, item in model.named_parameters()}, order.append):
+    ...     _ = model(torch.ones(1, 2))
+    >>> order
+    ['weight', 'bias']
+    """
+
+    def __init__(self, names: Mapping[int, str], tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._left = dict(names)
+        self._tell = tell
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the arguments of a call, and make it."""
+        for tensor in _tensors((args, kwargs or {})):
+            name = self._left.pop(id(tensor), None)
+            if name is not None:
+                self._tell(name)
+        return func(*args, **(kwargs or {}))
+
+
+def can_be_watched(model: nn.Module) -> bool:
+    """Tell whether a model's code is Python that runs as it is written."""
+    return not any(
+        isinstance(module, torch.jit.ScriptModule)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)

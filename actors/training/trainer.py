@@ -1,0 +1,304 @@
+"""One rank of a training as an actor: it answers while it trains.
+
+Rules
+- The training lives in one thread (`loop`); all calls answer beside it, and what touches the training waits for the
+  boundary between two steps.
+- A step that fails ends the train, not the actor. Where there are peers, the rank leaves its group then, so that they
+  hear of it at once instead of waiting for it: what it did not finish cannot be taken up again.
+- What must happen to all ranks after the same step is prepared at each of them first, for a step to come, and then
+  decided: a rank that is too fast refuses, and nothing has happened.
+- The actor ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...store.errors import OperationTimeoutError, PeerLostError
+from ...store.refs import ModelRef
+from ..collective.connect import connect
+from ..collective.group import Group
+from ..collective.rendezvous import ActorRendezvous
+from ..engine import Engine, group
+from ..forking.calls import ForkCalls
+from ..save_request import Saved
+from .loop import TrainingLoop
+from .report import RankReport, Recipe
+from .training import RankContext, TensorSpec, Training
+from .versions import FACTS, Versions
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 2.0
+"""How long a step may take to end when its rank is closed."""
+DECISION_S = 60.0
+"""How long a rank stands still for the word whether a change is made."""
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class _Change:
+    """What is to happen at all ranks, or at none."""
+
+    decided: threading.Event = field(default_factory=threading.Event)
+    made: bool = False
+    ended: Future[Any] = field(default_factory=Future)
+
+
+class TrainerActor(ForkCalls):
+    """The process of one rank.
+
+    Args:
+        engine: what runs the ranks.
+        recipe: what the training is made of.
+        run: the run's name.
+        group: name of the ranks' group, which no other run has.
+        rank: this rank.
+        size: ranks of the run.
+        timeout: seconds that ranks wait for each other, at the start and in a step.
+    """
+
+    def __init__(
+        self, engine: Engine, recipe: Recipe, run: str, group: str, rank: int, size: int, timeout: float
+    ) -> None:
+        self._engine = engine
+        self._recipe = recipe
+        self._run, self._rank, self._size = run, rank, size
+        self._group_name, self._timeout = group, timeout
+        self._where = f"rank {rank} of {run!r}"
+        self._rendezvous = ActorRendezvous(engine)
+        self._group: Group | None = None
+        self._broken: str | None = None
+        """Why it left its group."""
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._forward: tuple[str, ...] = ()
+        self._versions = Versions(recipe.repository, self._where)
+        self._saving = asyncio.Lock()
+        self._changes: dict[str, _Change] = {}
+        self._loop = TrainingLoop(self._where, self._failed)
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def start(self) -> None:
+        """Join the peers and build the training; raises what that raises."""
+        await self._at_boundary(self._start)
+
+    def _start(self) -> None:
+        if self._size > 1:
+            self._group = connect(
+                self._group_name,
+                self._rank,
+                self._size,
+                backend=self._recipe.backend,
+                timeout=self._timeout,
+                rendezvous=self._rendezvous,
+            )
+        try:
+            training = self._recipe.build(
+                RankContext(self._run, self._rank, self._size, self._group, dict(self._recipe.options))
+            )
+            self._specs, self._forward = tuple(training.specs()), tuple(training.forward_order())
+        except BaseException:
+            if self._group is not None:
+                self._group.close()
+            raise
+        self._loop.training = training
+        self._forkable(training, self._run, self._rank, self._size, self._rendezvous)
+
+    @group("ctl")
+    async def close(self) -> None:
+        """Let go of all it holds; a train under way ends at the next boundary, or with its group."""
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        for change in self._changes.values():
+            change.decided.set()
+        ended = self._loop.close(CLOSE_S)
+        if self._group is not None:
+            self._group.close()
+        if not ended and not self._loop.close(CLOSE_S):
+            log.info("%s: its step goes on while it is closed", self._where)
+        self._end_forks("it was closed")
+        if self._loop.training is not None:
+            self._loop.training.close()
+        self._versions.close()
+
+    # ---- what it tells ----------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def describe(self) -> RankReport:
+        """Tell what it is and how far it is."""
+        return RankReport(
+            self._run,
+            self._rank,
+            self._size,
+            self._loop.training.steps_done if self._loop.training is not None else 0,
+            self._loop.busy,
+            self._loop.step_s,
+            self._loop.steps_trained,
+            self._specs,
+            self._forward,
+            self._group.backend if self._group is not None else None,
+            self._engine.this_node(),
+            os.getpid(),
+            self._versions.last,
+            self._forking,
+        )
+
+    @group("ctl")
+    async def recipe(self) -> Recipe:
+        """Give what another rank like this one is made of."""
+        return self._recipe
+
+    # ---- training ---------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def train(self, steps: int, fork: str | None = None) -> list[float]:
+        """Train so many steps; gives their losses, fewer if it was told to stop.
+
+        Args:
+            steps: from 1.
+            fork: from the state that this fork brings, of which `adopt` tells; None: as it stands.
+
+        Raises:
+            ForkError: the fork failed.
+            ValueError: another train is under way, or `steps` is no number from 1.
+            PeerLostError: a peer died or left, now or in an earlier train.
+            Exception: whatever the training raises.
+        """
+        if self._broken is not None:
+            raise PeerLostError(
+                f"{self._where}: train: expected all ranks in step; it left them at an error: {self._broken}"
+            )
+        if fork is not None:
+            await self._await_adoption(fork)
+        if self._adopting:
+            await self._at_boundary(self._await_state)
+        return await asyncio.wrap_future(self._loop.run(steps))
+
+    def _failed(self, error: BaseException) -> None:
+        """Leave the peers, which would wait for what does not come."""
+        if self._group is not None:
+            self._broken = f"{type(error).__name__}: {error}"
+            self._group.close()
+
+    @group("watch")
+    async def stop(self) -> None:
+        """End the train under way at the next boundary; see `Trainers.stop` for several ranks."""
+        self._loop.stop()
+
+    @group("watch")
+    async def configure(self, options: Mapping[str, Any]) -> None:
+        """Change options at the next boundary; see `Trainers.configure` for several ranks.
+
+        Raises:
+            ValueError: an option that the training does not have, or a wrong value.
+        """
+        await self._at_boundary(lambda: self._configure(options))
+
+    def _configure(self, options: Mapping[str, Any]) -> None:
+        self._before_change()
+        self._training().configure(options)
+        self._recipe = replace(self._recipe, options={**self._recipe.options, **options})
+
+    # ---- all ranks after the same step --------------------------------------------------------------------
+
+    @group("ctl")
+    async def prepare(self, change: str, method: str, arguments: tuple[Any, ...], step: int | None) -> bool:
+        """Prepare a change that `decide` makes; gives whether its step is still to come.
+
+        Args:
+            change: its id.
+            method: "configure", "stop" or "restore_from".
+            arguments: the method's.
+            step: after which it is made; until it is decided, the rank stands still there. If the train ends before
+                that step, then at its end. None: at the next boundary.
+        """
+        methods = {"configure": self._configure, "stop": self._loop.stop, "restore_from": self._restore}
+        new = _Change()
+        try:
+            new.ended = self._loop.at_boundary(lambda: self._make(new, methods[method], arguments), step)
+        except ValueError as exc:
+            log.info("%s", exc)
+            return False
+        self._changes[change] = new
+        return True
+
+    def _make(self, change: _Change, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if not change.decided.wait(DECISION_S):
+            raise OperationTimeoutError(f"{self._where}: expected the word on a change within {DECISION_S} s")
+        return method(*arguments) if change.made else None
+
+    @group("watch")
+    async def decide(self, change: str, made: bool) -> Any:
+        """Make a change that was prepared here, and give what it gives; or drop it, known or not."""
+        prepared = self._changes.pop(change, None)
+        if prepared is None:
+            if made:
+                raise ValueError(f"{self._where}: expected a change that was prepared; found {change!r}")
+            return None
+        prepared.made = made
+        prepared.decided.set()
+        return await asyncio.wrap_future(prepared.ended) if made else None
+
+    # ---- repository -------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def save(self, name: str, quality: float | None = None, metadata: Mapping[str, Any] | None = None) -> Saved:
+        """Save the whole state between two steps; training waits for one memory copy. Its parent is what was last saved
+        or restored here.
+
+        Args:
+            name: the model's name.
+            quality: as in `Repository.save`.
+            metadata: JSON values, to which the facts are added as "training".
+
+        Raises:
+            ValueError: this is not rank 0, the run has no repository, or the metadata has a "training".
+            TensorVineError: what `Repository.save` raises.
+        """
+        if self._rank != 0 or FACTS in (metadata or {}):
+            found = f"rank {self._rank}" if self._rank else f"metadata with {FACTS!r}"
+            raise ValueError(f"{self._where}: save: expected rank 0 and metadata without {FACTS!r}; found {found}")
+        loop = asyncio.get_running_loop()
+        async with self._saving:
+            await loop.run_in_executor(None, self._versions.connect)
+            pending = await self._at_boundary(
+                lambda: self._versions.stage(self._training(), name, quality, metadata or {})
+            )
+            saved: Saved = await loop.run_in_executor(None, pending.committed)
+            self._versions.last = saved.ref
+        return saved
+
+    @group("watch")
+    async def restore_from(self, model: ModelRef | str) -> ModelRef:
+        """Go on from a version that `save` made; see `Trainers.restore_from` for several ranks.
+
+        Raises:
+            ValueError: the run has no repository, or the version has no facts of a training.
+            TensorMismatchError: its tensors are not those of the training; nothing has changed.
+            TensorVineError: what `Repository.load` raises.
+        """
+        return await self._at_boundary(lambda: self._restore(model))
+
+    def _restore(self, model: ModelRef | str) -> ModelRef:
+        self._before_change()
+        return self._versions.restore(self._training(), model)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    async def _at_boundary(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.wrap_future(self._loop.at_boundary(work))
+
+    def _training(self) -> Training:
+        if self._loop.training is None:
+            raise ValueError(f"{self._where}: expected a training that was started; found none")
+        return self._loop.training

@@ -1,0 +1,131 @@
+"""A training's whole state in the repository: saved between two steps, and taken up again.
+
+Rules
+- A version holds all tensors of the state, and the facts in its metadata: it can be gone on with.
+- The parent of what is saved is what was saved or restored before: so lineage follows the state.
+- A version that does not fit is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...store.arrays import as_bytes, dtype_name
+from ...store.errors import TensorMismatchError
+from ...store.refs import ModelRef
+from ..collective.buffers import writable
+from ..pending import PendingSave
+from ..repository import Repository
+from .training import Training
+
+FACTS = "training"
+"""The key of a version's metadata under which the facts are."""
+ORIGIN = "fork"
+"""The key under which a clone says where it comes from."""
+
+
+class Versions:
+    """What a rank saves and restores.
+
+    Args:
+        repository: its name; None: there is none, and every call says so.
+        where: whose it is, for errors.
+    """
+
+    def __init__(self, repository: str | None, where: str) -> None:
+        self.last: ModelRef | None = None
+        """The version that was saved or restored last."""
+        self.origin: Mapping[str, Any] | None = None
+        """Of which fork the training is a clone; what it saves says so as "fork" in its metadata."""
+        self._name, self._where = repository, where
+        self._repo: Repository | None = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> Repository:
+        """Connect, if that was not done yet.
+
+        Raises:
+            ValueError: there is no repository.
+            RepositoryNotFoundError: it does not run.
+        """
+        if self._name is None:
+            raise ValueError(f"{self._where}: expected start_trainers(repository=...); found none")
+        with self._lock:
+            if self._repo is None:
+                self._repo = Repository.connect(self._name)
+            return self._repo
+
+    def stage(self, training: Training, name: str, quality: float | None, metadata: Mapping[str, Any]) -> PendingSave:
+        """Begin to save a training's state; returns when the training may change it.
+
+        Args:
+            training: it stands between two steps.
+            name: the model's name.
+            quality: as in `Repository.save`.
+            metadata: JSON values, to which the facts are added as "training".
+
+        Raises:
+            ValueError: there is no repository.
+            TensorVineError: what `Repository.save` raises.
+        """
+        tensors = {spec.name: training.tensor(spec.name) for spec in training.specs()}
+        metadata = {**metadata, FACTS: training.facts()}
+        if self.origin is not None:
+            metadata[ORIGIN] = dict(self.origin)
+        pending = self.connect().save_async(name, tensors, parent=self.last, quality=quality, metadata=metadata)
+        pending.staged()
+        return pending
+
+    def restore(self, training: Training, model: ModelRef | str) -> ModelRef:
+        """Give a training the state of a version.
+
+        Args:
+            training: it stands between two steps.
+            model: the version.
+
+        Raises:
+            ValueError: there is no repository, or the version has no facts of such a training.
+            TensorMismatchError: its tensors are not those of the training.
+            TensorVineError: what `Repository.load` raises.
+        """
+        repo = self.connect()
+        info = repo.info(model)
+        facts = info.metadata.get(FACTS)
+        if not isinstance(facts, Mapping):
+            raise ValueError(f"{self._where}: expected a version that a trainer saved; {info.ref} has no facts of one")
+        arrays = repo.load(info.ref)
+        expected = {spec.name: (spec.dtype, tuple(spec.shape)) for spec in training.specs()}
+        found = {name: (dtype_name(array.dtype), array.shape) for name, array in arrays.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise TensorMismatchError(
+                    f"{self._where}: {info.ref}: tensor {name!r}: expected {expected.get(name, 'none')}; "
+                    f"found {found.get(name, 'none')}"
+                )
+        training.restore(facts)
+        for name, array in arrays.items():
+            _fill(training.memory(name), array, f"{self._where}: tensor {name!r}")
+            training.filled(name)
+        self.last = info.ref
+        return info.ref
+
+    def close(self) -> None:
+        """Disconnect."""
+        with self._lock:
+            if self._repo is not None:
+                self._repo.close()
+                self._repo = None
+
+
+def _fill(memory: Any, array: np.ndarray, where: str) -> None:
+    """Write an array's bytes to memory of the CPU, or to a PyTorch tensor on a GPU."""
+    if getattr(memory, "is_cuda", False):
+        torch = sys.modules["torch"]
+        memory.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(as_bytes(array).copy()))
+    else:
+        np.copyto(writable(memory, where), as_bytes(array))
