@@ -1,0 +1,239 @@
+"""One candidate of an architecture search: what it inherits, and what is saved of it.
+
+Rules
+- The ancestor is pinned from the query to the release: somebody else may retire it meanwhile, and both the load and
+  the save that inherits from it still work.
+- What a save needs to know and to have before it can write is asked for before the training, and comes during it.
+- An ancestor whose tensors went with a shard that died is none: it costs the transfer, and not the candidate.
+- A layer is taken over when its tensors fit the ancestor's in number, shape and dtype, and so do all layers before it.
+- Frozen layers are the ancestor's. A save compares all the same: whatever of a layer is not the ancestor's, bit for
+  bit, is written.
+- A model of which all could be frozen could not learn: its outputs' layers are taken over, and learn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Set
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ...store.arrays import dtype_name
+from ...store.errors import ModelLostError, TensorVineError
+from ...store.graph import ModelGraph
+from ...store.refs import ModelRef, check_name
+from ..frameworks import recipe_of
+from ..match import PrefixMatch
+from ..repository import Repository
+from ..save_request import Announced, Saved, same_bytes
+from .parts import ModelParts
+
+log = logging.getLogger(__name__)
+
+
+class Candidate:
+    """A candidate, from the query to the release (EvoStore, section 4.3); a context manager.
+
+    Making one looks for the stored model with the longest common prefix, pins it, and loads what matches into `model`.
+
+    Args:
+        repository: where ancestors are looked for and the candidate is saved; None: no transfer, nothing is saved.
+        name: the model's name in the repository.
+        model: a built Keras model, which is to be compiled after this, or a torch module.
+        freeze: layers that are taken over do not learn: `trainable` is False in Keras, `requires_grad` in PyTorch.
+
+    Raises:
+        InvalidNameError, GraphError: the name or the model is none that can be stored.
+        ShardUnavailableError, OperationTimeoutError: the ancestor could not be looked for or loaded.
+
+    >>> with Candidate(repo, "nas/7", model) as candidate:                        # doctest: +SKIP
+    ...     model.compile("adam", "mse")
+    ...     model.fit(x, y)
+    ...     saved = candidate.save(quality=0.93)
+    """
+
+    def __init__(self, repository: Repository | None, name: str, model: Any, *, freeze: bool = True) -> None:
+        self.name = check_name(name)
+        self.model = model
+        self.ancestor: ModelRef | None = None
+        """Who it inherits from; None where no stored layer with tensors fits."""
+        self.layers: dict[str, str] = {}
+        """Layer of this model -> the ancestor's layer that was taken over."""
+        self.seconds = 0.0
+        """Seconds spent in the repository so far: query, load, save and release."""
+        self._repository = repository
+        self._parts: ModelParts | None = None
+        self._match: PrefixMatch | None = None
+        self._taken: dict[str, np.ndarray] = {}
+        """Tensor of this model -> the ancestor's bytes, which are compared with when it is saved."""
+        self._announced: Announced | None = None
+        self._thaw: Callable[[], None] | None = None
+        self._released = False
+        if repository is None:
+            return
+        try:
+            with self._timed():
+                parts = self._parts = ModelParts(model)
+                own = parts.tensors()
+                self._inherit(repository, parts, own)
+                frozen = self._to_freeze(parts.graph) if freeze and self.layers else set[str]()
+                if frozen:
+                    self._thaw = parts.freeze(frozen)
+                self._announce(repository, parts.graph, own, frozen)
+        except BaseException:
+            self.release()
+            raise
+
+    def save(self, quality: float, metadata: Mapping[str, Any] | None = None, timeout: float = 60.0) -> Saved | None:
+        """Save the model with its ancestor as parent; tensors of layers that are still the ancestor's are shared.
+
+        Args:
+            quality: a finite number, higher is better.
+            metadata: a mapping of JSON values to keep with the version.
+            timeout: seconds.
+
+        Returns:
+            What was saved; None without a repository.
+
+        Raises:
+            ValueError: `quality` is not finite, or the candidate was released.
+            TensorVineError: as `Repository.save`.
+        """
+        if not math.isfinite(quality):
+            raise ValueError(f"save of {self.name!r}: quality: expected a finite number; found {quality!r}")
+        if self._released:
+            raise ValueError(f"save of {self.name!r}: expected a candidate that holds its ancestor; it was released")
+        if self._repository is None or self._parts is None:
+            return None
+        with self._timed():
+            tensors = self._parts.tensors()
+            pending = self._repository._submit(
+                self.name,
+                tensors,
+                self._parts.graph,
+                recipe=recipe_of(self.model),
+                parent=self.ancestor,
+                inherit=self._unchanged(self._parts.graph, tensors) or None,
+                quality=float(quality),
+                metadata=metadata,
+                timeout=timeout,
+                announced=self._announced,
+            )
+            self._announced = None  # it is the save's now; what is refused before is withdrawn at the release
+            return pending.committed()
+
+    def release(self) -> None:
+        """Let the ancestor go; a second call is no error."""
+        self._released = True
+        self._taken = {}
+        thaw, self._thaw = self._thaw, None
+        if thaw is not None:
+            thaw()
+        match, self._match = self._match, None
+        announced, self._announced = self._announced, None
+        if match is None and announced is None:
+            return
+        with self._timed():
+            if match is not None:
+                match.release(wait=False)
+            if announced is not None and self._repository is not None:
+                self._repository._saves.saver.withdraw(announced)
+
+    def __enter__(self) -> Candidate:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.name!r}, ancestor={self.ancestor}, {len(self.layers)} layers taken over)"
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _inherit(self, repository: Repository, parts: ModelParts, own: Mapping[str, np.ndarray]) -> None:
+        """Query, load and assign."""
+        self._match = match = repository.longest_prefix(parts.graph)
+        if match is None:
+            return
+        try:
+            stored = repository.load(match.ref, layers=list(dict.fromkeys(match.layers.values())))
+        except ModelLostError as exc:
+            log.warning("%s inherits nothing: %s", self.name, exc)
+            stored = {}
+        layers = _fitting(match, parts.graph, stored, own) if stored else {}
+        tensors = {name for layer in layers for name in parts.graph.by_name[layer].tensors}
+        if not tensors:
+            self._match = None
+            match.release(wait=False)
+            return
+        self._taken = {mine: stored[theirs] for mine, theirs in match.tensors.items() if mine in tensors}
+        parts.assign(self._taken)
+        self.ancestor, self.layers = match.ref, layers
+
+    def _announce(
+        self, repository: Repository, graph: ModelGraph, own: Mapping[str, np.ndarray], frozen: Set[str]
+    ) -> None:
+        """Have the save begin; what is frozen will not be written."""
+        shared = {
+            name for mine in self.layers if frozen >= set(tensors := graph.by_name[mine].tensors) for name in tensors
+        }
+        written = [own[name] for name in graph.tensors if name not in shared]
+        parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
+        try:
+            self._announced = repository._saves.saver.announce(self.name, parent, written)
+        except TensorVineError as exc:
+            log.info("the save of %s could not be announced, it takes a message more: %s", self.name, exc)
+
+    def _to_freeze(self, graph: ModelGraph) -> set[str]:
+        """Give the tensors that must not change: all that were taken over, but for a model that could not learn."""
+        if self._taken.keys() < set(graph.tensors):
+            return set(self._taken)
+        followed: set[str] = set()
+        outputs: set[str] = set()
+        for layer in reversed(graph.layers):
+            if layer.name not in followed:
+                outputs.update(layer.tensors)
+            if layer.tensors or layer.name in followed:
+                followed.update(layer.inputs)
+        return set(self._taken) - outputs
+
+    def _unchanged(self, graph: ModelGraph, now: Mapping[str, np.ndarray]) -> dict[str, str]:
+        """Give the layers that were taken over and whose tensors are the ancestor's still, bit for bit."""
+        same = {name for name, array in self._taken.items() if same_bytes(now[name], array)}
+        return {mine: its for mine, its in self.layers.items() if same.issuperset(graph.by_name[mine].tensors)}
+
+    @contextmanager
+    def _timed(self) -> Generator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def _fitting(
+    match: PrefixMatch, graph: ModelGraph, stored: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+    """Give the matching layers whose tensors fit the ancestor's; what follows one that does not fit is left out too."""
+    ancestor = match._ancestor()
+    fits: dict[str, str] = {}
+    for name, source in match.layers.items():
+        layer = graph.by_name[name]
+        pairs = zip(layer.tensors, ancestor.by_name[source].tensors, strict=False)
+        alike = len(layer.tensors) == len(ancestor.by_name[source].tensors) and all(
+            _kind(own[mine]) == _kind(stored[theirs]) for mine, theirs in pairs
+        )
+        if alike and fits.keys() >= set(layer.inputs):
+            fits[name] = source
+    return fits
+
+
+def _kind(array: np.ndarray) -> tuple[tuple[int, ...], str]:
+    return array.shape, dtype_name(array.dtype)

@@ -1,0 +1,99 @@
+"""The parts of a model that is a candidate: its graph and its tensors, which can be filled and frozen.
+
+Rules
+- What can be known once is found out once: taking a Keras model apart costs more than all else that is done here.
+- What is frozen is told by tensors: a Keras layer is frozen when all of its weights are to be, a parameter of a torch
+  module when it is. So layers inside layers, and layers that are used twice, need no rule of their own.
+- A frozen Keras layer runs as in inference: BatchNormalization does not move its statistics. In PyTorch that is the
+  training flag, which `module.train()` sets again at every epoch: a module whose buffers are frozen is put back
+  before each of its calls, until it thaws.
+- Frozen is no promise: some layers write to their weights all the same. Who saves compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from ...store.graph import ModelGraph
+from ..frameworks import adapter_of
+
+
+class ModelParts:
+    """A model taken apart once.
+
+    Args:
+        model: a built Keras model or a torch module.
+
+    Raises:
+        GraphError: it is neither.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.graph: ModelGraph
+        self._model = model
+        self._adapter = adapter_of(model)
+        self.graph = self._adapter.graph_of(model)
+        self._keras = hasattr(self._adapter, "weights_of")
+        self._tensors: dict[str, Any] = self._adapter.weights_of(model) if self._keras else self._adapter._state(model)
+        """Name -> the framework's own tensor, which stays the same while it is trained."""
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Give the tensors as they are now, without a copy where the framework allows it."""
+        return self._adapter.snapshot(self._tensors) if self._keras else self._adapter.tensors_of(self._model)
+
+    def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set the tensors that are named."""
+        if self._keras:
+            self._adapter._assign(self._tensors, tensors)
+        else:
+            self._adapter.assign(self._model, tensors)
+
+    def freeze(self, names: Set[str]) -> Callable[[], None]:
+        """Keep tensors as they are while the model is trained.
+
+        Args:
+            names: of the tensors. A Keras model is to be compiled after this.
+
+        Returns:
+            Call it when the model is not trained any more: takes off what was attached to it; flags stay.
+        """
+        frozen = {name: self._tensors[name] for name in names}
+        if self._keras:
+            _freeze_layers(self._adapter._all_layers(self._model), {id(weight) for weight in frozen.values()})
+            return _nothing
+        for tensor in frozen.values():
+            if tensor.requires_grad:
+                tensor.requires_grad_(False)
+        return _keep_in_inference(self._model, {id(tensor) for tensor in frozen.values()})
+
+
+def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:
+    for layer in layers:
+        weights = {id(weight) for weight in layer.weights}
+        if weights and weights <= frozen:
+            layer.trainable = False
+
+
+def _keep_in_inference(module: Any, frozen: Set[int]) -> Callable[[], None]:
+    hooks: list[Any] = []
+    for part in module.modules():
+        if any(id(buffer) in frozen for buffer in part.buffers(recurse=False)):
+            part.eval()
+            hooks.append(part.register_forward_pre_hook(_to_inference))
+
+    def thaw() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return thaw
+
+
+def _to_inference(module: Any, arguments: Any) -> None:
+    module.eval()
+
+
+def _nothing() -> None:
+    pass
