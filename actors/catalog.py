@@ -86,12 +86,16 @@ class Catalog:
             graph = self.graph_from(key, text)
         return graph
 
+    def meet(self, ref: ModelRef, key: bytes) -> None:
+        """Learn the key of a version's graph."""
+        self._keys.put(ref, key)
+
     def graph_of(self, ref: ModelRef) -> ModelGraph:
         """Give a version's graph."""
         key = self._keys.get(ref)
         if key is None:
-            home = self._session.home(ref.name)
-            header = self._session.call(home, "header", self._session.client, ref.name, ref.version, again=True)
+            question = ("header", self._session.client, ref.name, ref.version)
+            header = self._session.at_home(ref.name, *question, again=True)
             key = header.graph_key
             self._keys.put(ref, key)
         return self.graph(ref, key)
@@ -106,7 +110,7 @@ class Catalog:
 
     def architecture(self, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
         """Fetch a graph's JSON and the recipe stored with it."""
-        return self._session.call(self._session.home(ref.name), "architecture", key, again=True)
+        return self._session.at_home(ref.name, "architecture", ref.name, key, again=True)
 
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
         """Keep what this client has just saved; the table is read when it is asked for."""
@@ -116,5 +120,4 @@ class Catalog:
         self._graphs.put(key, graph)
 
     def _fetch(self, ref: ModelRef) -> bytes:
-        home = self._session.home(ref.name)
-        return self._session.call(home, "body", self._session.client, ref, again=True)
+        return self._session.at_home(ref.name, "body", self._session.client, ref, again=True)

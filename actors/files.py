@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..store import interchange
 from ..store.errors import CorruptDataError, GraphError
 from ..store.graph import ModelGraph
-from .saver import Saved
+from .save_request import Saved
 
 if TYPE_CHECKING:
     from .repository import Model, Repository

@@ -24,19 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from ..planner.placement import home_of
+from ..planner.topology import Topology
 from ..store.archive import Archive
 from ..store.arena import Part
 from ..store.codec import Codec, from_spec
-from ..store.errors import InvalidNameError, ModelLostError, TensorVineError
-from ..store.manifest import Header, decode_body, slots_of
+from ..store.errors import InvalidNameError, TensorVineError
+from ..store.manifest import Header, decode_body
 from ..store.manifestfile import Manifest
 from ..store.recovery import Recovered, recover
 from ..store.refs import ModelRef
 from ..store.segment import ALIGNMENT, SegmentId, Stored
-from ..store.shard import Draft, ShardState
+from ..store.shard import ShardState
+from ..store.version import Draft
 from .holdings import INLINE_BYTES, Holdings
-from .messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, ToStore
+from .messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
+from .peers import Peers
 from .persister import Job, Persister
 from .tiers import Tiers
 
@@ -51,9 +53,6 @@ STORE_TIMEOUT_S = 600.0
 _LOADING = "loading"
 _MANIFEST = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 
-Ask = Callable[[int, str, tuple[Any, ...], float], Any]
-"""Calls a method of another shard and waits: (shard, method, arguments, seconds)."""
-
 
 class History:
     """The disk of one shard.
@@ -64,9 +63,9 @@ class History:
         state: the shard's.
         lock: guards it.
         holdings: the shard's memory.
-        ask: see `Ask`.
+        peers: the other shards.
         settle: called after the state changed, without the lock.
-        again: the shard had an earlier life in this repository.
+        standing: how things stand, where the shard had an earlier life in this repository; None: it had none.
     """
 
     def __init__(
@@ -76,28 +75,38 @@ class History:
         state: ShardState,
         lock: threading.RLock,
         holdings: Holdings,
-        ask: Ask,
+        peers: Peers,
         settle: Callable[[], None],
-        again: bool,
+        standing: Standing | None,
     ) -> None:
         self._config = config
         self._disk = disk
         self._state = state
         self._lock = lock
         self._holdings = holdings
-        self._ask = ask
+        self._peers = peers
         self._settle = settle
-        self._archive = Archive(disk.uri, len(config.shards), create=False)
+        self._archive = Archive(disk.uri, lambda serial: peers.topology.maker(serial), create=False)
         codec = from_spec(disk.codec) if disk.codec else None
         self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = ThreadPoolExecutor(READERS, thread_name_prefix="tensorvine-disk")
         self._loading: dict[SegmentId, asyncio.Lock] = {}
         self._serial = count(1)
-        self._recover(again)
+        self.recovered: list[str] = []
+        """Holders that the disk named; those that came since are of commits on their way."""
+        if standing is not None or not peers.topology.former:  # one that joins brings nothing back
+            self._recover(standing)
         if codec is not None:
             self._workers.submit(_warm, codec)
         self.persister = Persister(
-            config.index, self._archive, disk.bytes_behind, self._body_of, self._architecture, self._store, self._settle
+            config.index,
+            lambda segment: state.where(segment),
+            self._archive,
+            disk.bytes_behind if disk.bytes_behind is not None else config.capacity // 2,
+            self._body_of,
+            self._architecture,
+            self._store,
+            self._settle,
         )
 
     # ---- to disk ----------------------------------------------------------------------------------------
@@ -258,24 +267,22 @@ class History:
 
     # ---- starting ---------------------------------------------------------------------------------------
 
-    def _recover(self, again: bool) -> None:
+    def _recover(self, standing: Standing | None) -> None:
         began = time.monotonic()
-        self._recovered: list[str] = []
-        """Holders that the disk named; those that came since are of commits on their way."""
-        index, shards = self._config.index, self._config.shards
+        index, home = self._config.index, _homes(self._config.index, self._peers.topology, standing)
         names = self._archive.manifests()
         files = self._archive.segments()
         with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
             read = self._read(names)
             manifests = [manifest for manifest in read.values() if manifest is not None]
-            found = recover(self._state, manifests, files, lambda name: home_of(name, shards))
+            found = recover(self._state, manifests, files, home)
         unread = [ref for name, manifest in read.items() if manifest is None and (ref := _ref_of(name)) is not None]
-        self._state.restore({ref: (None, True) for ref in unread if home_of(ref.name, shards) == index})
-        self._recovered = self._state.version_holders()
+        self._state.restore({ref: (None, True) for ref in unread if home(ref.name) == index})
+        self.recovered = self._state.version_holders()
         for holder, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
         # When it starts again, others can be about to name these; a manifest that cannot be read now may be one day.
-        if not again and len(manifests) == len(names):
+        if standing is None and len(manifests) == len(names):
             self._archive.delete_segments(found.garbage)
         self._log(found, len(names), time.monotonic() - began)
 
@@ -312,43 +319,29 @@ class History:
             log.error("shard %d: a version cannot be brought back: %s", self._config.index, exc)
             return None
 
-    def reconcile(self) -> None:
-        """After starting again: hold what other homes' versions name here, and release what they retired meanwhile."""
-        index = self._config.index
-        for shard in self._config.shards:
-            if shard == index:
-                continue
-            try:
-                claims: dict[str, dict[SegmentId, list[int]]] = self._ask(shard, "claims", (index,), 30.0)
-            except TensorVineError as exc:
-                log.warning("shard %d: shard %d did not say what it holds here: %s", index, shard, exc)
-                continue
-            with self._lock:
-                for holder in self._recovered:
-                    mine = home_of(ModelRef.parse(holder).name, self._config.shards) == shard
-                    if mine and holder not in claims:
-                        self._state.release(holder)
-                for holder, holds in claims.items():
-                    for segment, slots in holds.items():
-                        try:
-                            self._state.hold(holder, {segment: slots})
-                        except (ModelLostError, TensorVineError) as exc:
-                            log.warning("shard %d: %s is lost in part: %s", index, holder, exc)
-            self._settle()
+    def store_elsewhere(self, wanted: ToStore) -> Chains:
+        """Have those shards write segments that hold them now."""
+        by_shard: dict[int, dict[SegmentId, Sequence[Wanted]]] = {}
+        for segment, tensors in wanted.items():
+            by_shard.setdefault(self._state.where(segment), {})[segment] = tensors
+        chains: Chains = {}
+        for shard, part in by_shard.items():
+            chains |= self._store(shard, part)
+        return chains
 
     # ---- within -----------------------------------------------------------------------------------------
 
     def _store(self, shard: int, wanted: ToStore) -> Chains:
         if shard == self._config.index:
             return self._tiers.store(wanted)
-        return self._ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
+        return self._peers.ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
 
     def stored(self, segment: SegmentId) -> Stored:
         """Give the file of a segment of this shard, for another one that has tensors encoded against it."""
         return self._tiers.stored(segment)
 
     def _stored_elsewhere(self, segment: SegmentId) -> Stored:
-        return self._ask(segment[0], "stored", (segment,), PEER_TIMEOUT_S)
+        return self._peers.ask(self._state.where(segment), "stored", (segment,), PEER_TIMEOUT_S)
 
     def _body_of(self, ref: ModelRef) -> bytes | None:
         with self._lock:
@@ -357,7 +350,7 @@ class History:
 
     def _architecture(self, key: bytes) -> tuple[str, str | None]:
         with self._lock:
-            return self._state.architecture(key)
+            return self._state.graphs.architecture(key)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
@@ -375,18 +368,17 @@ def _collector_paused() -> Generator[None]:
             gc.enable()
 
 
-def claims_on(state: ShardState, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
-    """Give what this home's versions name of another shard's segments. Call it with the lock held.
+def _homes(index: int, topology: Topology, standing: Standing | None) -> Callable[[str], int]:
+    """Say which names on disk are at home here: in the middle of a change, not those that others hand over still."""
+    if standing is None or not topology.former:
+        return topology.home
+    here = {ref.name for ref in standing.census}
 
-    Commits on their way are named, too: what they hold there, they have told or will tell themselves.
-    """
-    claims: dict[str, dict[SegmentId, list[int]]] = {str(ref): {} for ref in state.begun()}
-    for record in state.records():
-        if any(segment[0] == shard for segment in record.segments):
-            ref = record.header.ref
-            entries = decode_body(record.body, ref).values()
-            claims[str(ref)] = slots_of(entry for entry in entries if entry.segment[0] == shard)
-    return claims
+    def home(name: str) -> int:
+        stays = topology.home(name) == topology.former_home(name) == index
+        return index if stays or name in here else -1
+
+    return home
 
 
 def _ref_of(manifest: str) -> ModelRef | None:

@@ -2,7 +2,7 @@
 
 Rules
 - Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
-  it in place; what comes from or goes to another node takes the engine's object store.
+  it in place; what comes from another node takes the engine's object store, what goes there one of the `ways`.
 - A freed part is used again only when no reader has an array on it.
 - Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
 - Copies and hashes run in worker threads, and hashing waits until no save does: it would take a core and the bus.
@@ -80,6 +80,11 @@ class Holdings:
         """Bytes that savers hold and have not handed over yet."""
         return self._arena.used(kept=False)
 
+    @property
+    def serves_saves(self) -> bool:
+        """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
+        return any(owner.partition("/")[2].startswith("s") for owner in self._arena.owners())
+
     def publish(self) -> None:
         """Show the counters on the board. Call it with the lock held."""
         self.memory.publish(*self.counters)
@@ -106,6 +111,21 @@ class Holdings:
                 if offsets:
                     break
         return offsets
+
+    def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
+
+        Call it with the lock held.
+        """
+        self._recycle()
+        free = self._arena.capacity - self._arena.used(kept=True) - self._arena.used(kept=False)
+        if free < 2 * sum(map(padded, sizes)):
+            return []
+        offsets = self._arena.grant(owner, sizes)
+        if len(offsets) == len(sizes):
+            return offsets
+        self._arena.free_owner(owner)
+        return []
 
     def _evict(self, segment_id: SegmentId) -> bool:
         """Let a segment leave the memory, unless somebody reads it: then its place would not come back."""
@@ -287,11 +307,12 @@ class Holdings:
         return carried
 
     def drop_idle_exports(self) -> None:
-        """Let go of the copies in the object store that nobody asked for lately."""
+        """Let go of the copies in the object store that nobody asked for lately, or whose segment is gone."""
         idle = time.monotonic() - EXPORT_IDLE_S
         with self._lock:
-            for segment in [s for s, (_, _, used) in self._exports.items() if used < idle]:
-                del self._exports[segment]
+            for segment, (_, _, used) in list(self._exports.items()):
+                if used < idle or self._state.segment(segment) is None:
+                    del self._exports[segment]
 
     # ---- freeing ----------------------------------------------------------------------------------------
 

@@ -55,10 +55,14 @@ class PrefixMatch:
             for mine, theirs in zip(self._query.by_name[layer].tensors, graph.by_name[source].tensors, strict=False)
         }
 
-    def release(self) -> None:
-        """Let the ancestor go; a second call is no error."""
+    def release(self, wait: bool = True) -> None:
+        """Let the ancestor go; a second call is no error.
+
+        Args:
+            wait: until it went, so that what only this match kept is free when this returns.
+        """
         if self._finalizer.detach() is not None:
-            self._session.unpin([self._lease])
+            (self._session.unpin if wait else self._session.unpin_behind)([self._lease])
 
     def __enter__(self) -> PrefixMatch:
         return self

@@ -2,7 +2,7 @@
 
 Rules
 - The memory is a memfd: it has no name in any file system, so nothing is left behind however its processes end.
-  Clients open it through the shard's `/proc/PID/fd`; where they cannot, they use the engine's object store.
+  Clients open it through the shard's `/proc/PID/fd`; where they cannot, blocks are carried (`ways`).
 - Its first page is the board, which the shard alone writes: `epoch` counts whatever changes an answer, `freed`
   whatever takes a segment from its place. A client that finds there what its last answer said knows, without a
   message, that the answer still holds.

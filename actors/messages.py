@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..planner.gathering import Seat
+from ..planner.topology import Topology
 from ..store.manifest import Header
+from ..store.refs import ModelRef
 from ..store.retention import Retention
 from ..store.segment import Block, SegmentId
 from ..store.segmentfile import Slot
+from ..store.version import Match
+from .engine import Node
+from .frames import Slots
 from .holdings import Counters
+from .line import LineAddress
+from .parcels import Parcel
 
+TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
+"""Ways by which a version's bytes may be asked to come (see `ways`)."""
+PREALLOCATE_MOST = 256 << 20
 PEER_TIMEOUT_S = 30.0
 """How long one actor of a repository waits for another."""
 
@@ -22,8 +33,8 @@ class Disk:
     uri: str
     codec: str | None
     """What `store.codec.from_spec` reads; None: bytes as they are."""
-    bytes_behind: int
-    """Bytes that may wait in each shard to be written before savers wait."""
+    bytes_behind: int | None
+    """Bytes that may wait in each shard to be written before savers wait; None: half of its memory."""
     keep: Retention | None
     """Which versions stay in memory; None: all, until room is needed."""
 
@@ -43,6 +54,81 @@ class ShardConfig:
     """How long a client's session lasts without a sign of life."""
     disk: Disk | None = None
     """None: memory only."""
+    redis: str | None = None
+    """URL of the Redis server that consumers outside the cluster look at; None: there are none."""
+    start: str = ""
+    """Id of this start of the repository."""
+    replicas: int = 1
+    """Nodes that must have a version's bytes before it is committed."""
+    topology: Topology | None = None
+    """By which it starts; None: the one of `shards`."""
+
+
+Census = dict[ModelRef, tuple[ModelRef | None, bool]]
+"""Version -> its parent, and whether it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How the shards of a repository are started."""
+
+    store_bytes: int | None
+    """Capacity of each; None: its share of what its node's object store has."""
+    preallocate_bytes: int | None
+    """How much of it each touches at the start; None: 256 MiB, or its capacity where that is less."""
+    session_s: float
+    disk: Disk | None
+    redis: str | None
+
+    def config(self, topology: Topology, index: int, node: Node, neighbours: int) -> ShardConfig:
+        """Say how a shard is started on a node that has so many, itself included."""
+        room = self.store_bytes if self.store_bytes is not None else node.store_bytes // neighbours
+        touched = self.preallocate_bytes if self.preallocate_bytes is not None else min(room, PREALLOCATE_MOST)
+        return ShardConfig(
+            topology.repository,
+            index,
+            topology.shards,
+            room,
+            touched,
+            self.session_s,
+            self.disk,
+            self.redis,
+            topology.started_by,
+            replicas=topology.replicas,
+            topology=topology,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a shard that starts again must know of what went before."""
+
+    topology: Topology
+    finished: tuple[int, ...]
+    """Shards that have handed over all that they had to, where a change is under way."""
+    census: Census
+    """What it ever held; what lived counts as lost from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """How things stand on a shard when it answers."""
+
+    version: int
+    """Of its topology."""
+    stamp: str
+    """Another one after every name that left or arrived."""
+    sending: bool
+    """Names are on their way from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a shard handed over."""
+
+    names: int
+    metadata_bytes: int
+    tensor_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +162,10 @@ class Hello:
     memory_fd: int
     capacity: int
     """Bytes of memory for segments."""
+    wire: tuple[str, int, str] | None = None
+    """(host, port, token) of its end of the wire; None: it has none."""
+    line: LineAddress | None = None
+    """For short calls; None: it has none, or the client is on another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +180,16 @@ class Begun:
     """Pins the parent."""
     digests: dict[SegmentId, tuple[str, ...]]
     """Content hashes of the parent's segments that lie here, if they were asked for."""
+    blocks: dict[SegmentId, Block] | None
+    """Where the parent's bytes are, if all of them are in the memory here and the client can compare with them."""
+    counters: Counters
+    """At which this is so."""
     offsets: list[int]
     """Memory for the first few of the blocks that were announced."""
+    shard: int
+    """Which answers."""
+    life: int
+    """Its process id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +201,54 @@ class Fetched:
     blocks: dict[SegmentId, Block]
     counters: Counters
     """The answer holds while the shard's board shows the same epoch; its places, while it shows the same freeings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Answer to `match`."""
+
+    found: list[Match | None]
+    """By query."""
+    graphs: dict[bytes, str]
+    """Key -> the graph as JSON, of those found."""
+    places: dict[ModelRef, Fetched]
+    """Of those found, what answers a load of them, if that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuestion:
+    """What a reader asks that gets bytes by groups."""
+
+    places: Slots
+    timeout: float
+    """Seconds."""
+    life: str | None
+    """Begins the names of the groups that it has; None: it has none."""
+    pair: int | None
+    """Number of its group with the shard alone."""
+    epochs: tuple[int, ...]
+    """Groups with others that it has joined."""
+    alone: bool
+    """The bytes must come by the pair: together it went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer:
+    """How the bytes come; they are being sent."""
+
+    life: str
+    """Begins the names of the groups: where the shard started again, nothing of before counts."""
+    parcels: tuple[Parcel, ...]
+    pair: int | None
+    """They come by the pair of this number, which the reader connects to unless it has it."""
+    epoch: int | None
+    """They come by a broadcast in this group."""
+    seconds: float
+    """How long a broadcast may take."""
+    invited: Seat | None
+    """The reader is to join this group when it has the bytes."""
+    over: tuple[int, ...]
+    """Groups of the question that have ended."""
 
 
 def actor_name(repository: str, index: int) -> str:
@@ -121,3 +267,14 @@ def planner_name(repository: str) -> str:
     'default/planner'
     """
     return f"{repository}/planner"
+
+
+def check_transport(transport: str, where: str) -> str:
+    """Give `transport` if it is one.
+
+    Raises:
+        ValueError: it is not; `where` begins the message.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"{where}: transport: expected one of {', '.join(TRANSPORTS)}; found {transport!r}")
+    return transport

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from ..store.errors import OperationTimeoutError
-from .saver import Saved
+from .save_request import Saved
 
 
 class PendingSave:
@@ -17,6 +18,8 @@ class PendingSave:
         self._staged = threading.Event()
         self._ended = threading.Event()
         self._is_staged = False
+        self.ended_at = 0.0
+        """When it ended, by `time.perf_counter`; 0 before that."""
         self._saved: Saved | None = None
         self._error: BaseException | None = None
 
@@ -48,8 +51,13 @@ class PendingSave:
         except BaseException as exc:  # noqa: BLE001  handed to whoever waits
             self._error = exc
         finally:
+            self.ended_at = time.perf_counter()
             self._staged.set()
             self._ended.set()
+
+    def done(self) -> bool:
+        """Tell whether it ended, well or not."""
+        return self._ended.is_set()
 
     def mark_staged(self) -> None:
         """Tell who waits that the caller may change its tensors."""

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -67,6 +67,7 @@ class Persister:
 
     Args:
         index: the shard's number.
+        where: segment -> the shard that holds it.
         archive: the repository's files.
         bytes_behind: bytes of versions' own tensors that may wait to be written before savers wait.
         parent_table: gives a version's table of tensors, where this shard has it.
@@ -78,6 +79,7 @@ class Persister:
     def __init__(
         self,
         index: int,
+        where: Callable[[SegmentId], int],
         archive: Archive,
         bytes_behind: int,
         parent_table: Callable[[ModelRef], bytes | None],
@@ -89,6 +91,7 @@ class Persister:
         self.error: StorageError | None = None
         """Why the disk does not take what waits, while that is so."""
         self._index = index
+        self._where = where
         self._most_behind = bytes_behind
         self._parent_table = parent_table
         self._architecture = architecture
@@ -110,6 +113,21 @@ class Persister:
             self._jobs[job.header.ref] = job
             self._changed.notify_all()
 
+    def surrender(self, names: Collection[str]) -> list[Job]:
+        """Give what waits of these names to another shard that writes it; first what is being written is finished.
+
+        Raises:
+            OperationTimeoutError: that takes too long.
+        """
+        with self._changed:
+            waiting = [ref for ref in self._jobs if ref.name in names]
+        held = [job for ref in waiting if (job := self._hold_back(ref)) is not None]
+        with self._changed:
+            for job in held:
+                self._jobs.pop(job.header.ref, None)
+            self._changed.notify_all()
+        return held
+
     def behind(self) -> tuple[int, int]:
         """Tell how many versions, and how many bytes of them, wait to be written."""
         with self._changed:
@@ -119,6 +137,11 @@ class Persister:
         """Tell whether a version is still to be written."""
         with self._changed:
             return ref in self._jobs
+
+    def waiting(self) -> set[ModelRef]:
+        """Give the versions that are still to be written."""
+        with self._changed:
+            return set(self._jobs)
 
     def is_full(self) -> bool:
         """Tell whether savers must wait. One version may always wait, however large."""
@@ -272,7 +295,7 @@ class Persister:
             old = parent.get(name)
             alike = old is not None and (old.dtype, old.shape) == (entry.dtype, entry.shape)
             base = (old.segment, old.slot) if old is not None and alike and old.segment != entry.segment else None
-            slots = wanted.setdefault(entry.segment[0], {}).setdefault(entry.segment, {})
+            slots = wanted.setdefault(self._where(entry.segment), {}).setdefault(entry.segment, {})
             slots[entry.slot] = Wanted(entry.slot, name, layers.get(name), entry.dtype, entry.shape, base)
         return {
             shard: {segment: list(slots.values()) for segment, slots in segments.items()}

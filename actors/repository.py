@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
-from ..store.arrays import as_numpy
+from ..planner.scaling import ScalePolicy
 from ..store.codec import Codec
 from ..store.errors import (
     GraphError,
+    MovedError,
     OperationTimeoutError,
     StorageError,
-    TensorMismatchError,
     TensorVineError,
 )
 from ..store.graph import ModelGraph
@@ -35,21 +34,27 @@ from ..store.manifest import Header, ModelInfo, TensorEntry
 from ..store.pattern import check_pattern
 from ..store.refs import ModelRef, check_name, split_ref
 from ..store.retention import Retention
-from ..store.shard import Match, ShardStats
+from ..store.shard import ShardStats
+from ..store.version import Match
 from . import files, frameworks
 from .catalog import Catalog
+from .embedded import default_engine
 from .engine import Engine
-from .launch import DiskOptions, Launched, default_engine, launch
+from .launch import Launched, disk_options, launch, running
 from .match import PrefixMatch
+from .messages import Matches
 from .pending import PendingSave
 from .reader import Reader
-from .saver import Inherit, Saved, Saver, SaveRequest, metadata_text
+from .resizing import ScaleReport
+from .save_request import Announced, Inherit, Saved, SaveRequest, metadata_text
+from .saves import Saves, arrays_of
 from .session import CONTROL_TIMEOUT_S, Session
-from .staging import Staged, Staging
 from .verifier import Problem, Verifier
 
 log = logging.getLogger(__name__)
 
+GRACE_S = 5.0
+"""How much longer than the planner a client waits for it: it knows what is late."""
 FLUSH_TIMEOUT_S = 600.0
 """How long `close` waits for the disk."""
 Model = ModelRef | str
@@ -87,12 +92,9 @@ class Repository:
         self._session = Session(engine, name)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
-        self._saver = Saver(self._session, self._catalog)
-        self._staging = Staging()
+        self._saves = Saves(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session)
         self._disk = self._session.path is not None
-        self._saves: queue.SimpleQueue[tuple[PendingSave, SaveRequest, Staged | None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -111,6 +113,8 @@ class Repository:
         preallocate_bytes: int | None = None,
         keep: Retention | None = None,
         lag_bytes: int | None = None,
+        redis: str | None = None,
+        scaling: ScalePolicy | None = None,
     ) -> Repository:
         """Start a repository on the running Ray, or on one embedded in this process where there is none.
 
@@ -124,7 +128,9 @@ class Repository:
             codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
                 as `Quantize(8) | Zstd()`, a version answers exactly while it is in memory, and within the codec's
                 error once it was read back.
-            replicas: nodes that must hold a version; more than 1 is not available yet.
+            replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
+                one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
+                version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
             store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
                 the shards of the node. Memory is taken from the system as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
@@ -132,22 +138,30 @@ class Repository:
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
                 None: all, until room is needed. Others answer from disk.
             lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
+            redis: URL of a Redis server, such as `redis://host:6379/0`, where new versions are told to consumers
+                outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left there goes.
+                No save waits for it, and when it goes away later the log says so. None: there are no such consumers.
+            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: only when
+                `scale` is called.
 
         Raises:
-            NotImplementedError: `replicas` asks for what is not built yet.
-            ValueError: `shards` is not positive, it or `path` differs from the running repository's, or an option that
-                only means something with `path` is given without.
-            StorageError: `path` cannot be used, or another repository runs on it.
+            ValueError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
+                these, `path` or `redis` differs from the running repository's, an option
+                that only means something with `path` is given without, or `redis` is no such URL.
+            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
             CorruptDataError: `path` holds a repository of a newer format.
-            CodecUnavailableError: `codec` needs a package that is not installed.
+            CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
         """
         check_name(name)
-        if replicas != 1:
-            raise NotImplementedError(
-                f"Repository.start: replicas: expected 1, the only choice yet; found {replicas!r}"
-            )
         engine, launched = launch(
-            name, shards, store_bytes, preallocate_bytes, _disk_options(path, codec, keep, lag_bytes)
+            name,
+            shards,
+            store_bytes,
+            preallocate_bytes,
+            disk_options(path, codec, keep, lag_bytes),
+            redis,
+            replicas,
+            scaling,
         )
         try:
             return cls(engine, name, launched)
@@ -173,19 +187,34 @@ class Repository:
             if self._closed:
                 return
             self._closed = True
-            self._saves.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout=CONTROL_TIMEOUT_S)
-        self._saver.close()
-        self._staging.close()
+        self._saves.close()
         if self._launched is not None and self._launched.names and self._disk:
             try:
                 self.flush(FLUSH_TIMEOUT_S)
             except TensorVineError as exc:
                 log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+        self._reader.close()
         self._session.close()
         if self._launched is not None:
             self._launched.stop()
+
+    def leave(self) -> None:
+        """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
+
+        On a Ray that is embedded in this process it ends with the process all the same.
+        """
+        if self._launched is not None:
+            self._launched.leave()
+        self.close()
+
+    def stop(self) -> None:
+        """Close, and stop the repository, whoever started it. What waits for its path is written first, as by `close`.
+
+        Other clients' calls raise `ShardUnavailableError` from then on.
+        """
+        if self._launched is None or not self._launched.names:
+            self._launched = running(self._session.engine, self.name, self._session.shards)
+        self.close()
 
     def __enter__(self) -> Repository:
         return self
@@ -194,6 +223,16 @@ class Repository:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the repository's actors."""
+        return self._session.engine
+
+    @property
+    def has_path(self) -> bool:
+        """Whether a history is kept on disk."""
+        return self._disk
 
     def __repr__(self) -> str:
         return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
@@ -309,6 +348,7 @@ class Repository:
         tensors: Sequence[str] | None = None,
         into: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
+        transport: str = "auto",
     ) -> dict[str, np.ndarray]:
         """Load tensors: all, those of some layers, or some by name.
 
@@ -319,6 +359,9 @@ class Repository:
             into: tensor name -> writable array to fill; selects its own tensors when neither `layers` nor `tensors`
                 is given.
             timeout: seconds.
+            transport: which way the bytes take: `"shared"` (memory of this node), `"socket"`, `"object_store"`,
+                `"gloo"` or `"nccl"` (collective groups), `"files"` (the repository's path: what is on disk), or
+                `"auto"`: shared where that can be, else the fastest.
 
         Returns:
             Tensor name -> array. Read-only, and without a copy where this node holds the bytes; the arrays stay
@@ -328,8 +371,10 @@ class Repository:
             ModelNotFoundError, TensorNotFoundError: no such model, layer or tensor.
             TensorMismatchError: a buffer has another shape or dtype; none was written.
             ModelLostError: the bytes went with a shard that died.
+            ValueError: there is no such way.
+            ShardUnavailableError: the way cannot be used from here.
         """
-        return self._reader.load(model, layers, tensors, into, timeout)
+        return self._reader.load(model, layers, tensors, into, timeout, transport)
 
     def load_model(self, model: Model, *, into: Any = None) -> Any:
         """Load a Keras or PyTorch model.
@@ -384,10 +429,29 @@ class Repository:
         chain = [self._header(model).ref]
         while True:
             last = chain[-1]
-            more: list[ModelRef] = self._session.call(self._session.home(last.name), "chain", last, again=True)
+            more: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
             if len(more) <= 1:
                 return chain
             chain += more[1:]
+
+    def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
+        """Give the qualities that versions were saved with, those of retired ones too.
+
+        A quality of a retired version is known for as long as the process of its home lives, or the path has it.
+
+        Args:
+            refs: versions, such as those of a lineage.
+
+        Returns:
+            Version -> quality; without those that had none or are not known.
+        """
+        versions: dict[str, list[int]] = {}
+        for ref in refs:
+            versions.setdefault(ref.name, []).append(ref.version)
+        found: dict[ModelRef, float] = {}
+        for name, numbers in versions.items():
+            found |= self._session.at_home(name, "qualities", name, numbers, again=True)
+        return found
 
     def descendants(self, model: Model) -> list[ModelRef]:
         """Give all live versions that derive from this one, through however many generations, sorted."""
@@ -442,21 +506,24 @@ class Repository:
         if not graphs:
             return []
         self._session.keep_alive()
-        for shard in self._session.shards:
-            self._session.connection(shard)  # so that each watches this process, which it will hold pins for
+        self._session.connect_all()  # so that each watches this process, which it will hold pins for
         queries = [PrefixQuery.of(graph) for graph in graphs]
-        answers: list[tuple[list[Match | None], dict[bytes, str]]] = self._session.broadcast(
-            "match", self._session.client, queries
+        topology, one = self._session.topology, len(graphs) == 1
+        answers: list[Matches] = self._session.broadcast(
+            "match", self._session.client, queries, one, spoiled=self._unmatch
         )
-        texts = {key: text for _, part in answers for key, text in part.items()}
+        texts = {key: text for answer in answers for key, text in answer.graphs.items()}
         results: list[PrefixMatch | None] = []
         losers: list[str] = []
         for position, graph in enumerate(graphs):
-            found = [match for matches, _ in answers if (match := matches[position]) is not None]
+            found = [match for answer in answers if (match := answer.found[position]) is not None]
             best = max(found, key=lambda match: match.rank, default=None)
             losers += [match.lease for match in found if match is not best]
             results.append(self._match(graph, best, texts) if best is not None else None)
-        self._session.unpin(losers)
+            if best is not None and one:
+                told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
+                self._reader.expect(told, topology)
+        self._session.unpin_behind(losers)
         return results
 
     def stats(self) -> RepositoryStats:
@@ -479,7 +546,34 @@ class Repository:
             ModelNotFoundError: there is no such live version.
         """
         name, version = split_ref(model)
-        self._session.call(self._session.home(name), "retire", name, version)
+        self._session.at_home(name, "retire", name, version)
+
+    def scale(self, shards: int, timeout: float = 120.0) -> ScaleReport:
+        """Change the number of shards while reads and writes go on; nothing is lost.
+
+        Only what must moves: a shard that joins gets its share of the names, without any bytes of tensors. One that
+        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest.
+
+        Args:
+            shards: how many there are to be; as many as now is no change.
+            timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
+
+        Raises:
+            ValueError: less than one is asked for, or fewer than now in a repository with `redis=`.
+            OperationTimeoutError: it took longer than `timeout` seconds.
+            StoreFullError: the shards that would stay have no room; nothing has changed.
+            ShardUnavailableError: a shard could not be started; nothing has changed.
+        """
+        if shards < 1:
+            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
+        report = self._session.planner.call("scale", shards, timeout, timeout=timeout + GRACE_S)
+        self._session.refresh()
+        return report
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Numbers of the shards that there are, as far as this client knows."""
+        return self._session.shards
 
     def flush(self, timeout: float = 60.0) -> None:
         """Wait until all that is committed now is on disk, too.
@@ -539,11 +633,14 @@ class Repository:
             The newest version, or None when none came within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        home = self._session.home(check_name(name))
+        check_name(name)
         while True:
             left = max(deadline - time.monotonic(), 0.0)
+            home = self._session.home(name)
             try:
                 return self._session.call(home, "wait_newer", name, after, left, timeout=left + 1.0, again=True)
+            except MovedError as exc:
+                self._session.moved(name, home, exc, deadline + 1.0)
             except OperationTimeoutError:
                 return None
 
@@ -563,6 +660,7 @@ class Repository:
         durability: str = "memory",
         timeout: float = 60.0,
         copy: bool = False,
+        announced: Announced | None = None,
     ) -> PendingSave:
         where = f"save of {check_name(name)!r}"
         if graph is not None and not isinstance(graph, ModelGraph):
@@ -577,7 +675,7 @@ class Repository:
             raise StorageError(f"{where}: durability 'disk': expected a repository with path=; {self.name!r} has none")
         request = SaveRequest(
             name,
-            _arrays(tensors, where),
+            arrays_of(tensors, where),
             graph,
             split_ref(parent) if parent is not None else None,
             inherit,
@@ -586,29 +684,9 @@ class Repository:
             recipe,
             timeout,
             durability == "disk",
+            announced,
         )
-        pending = PendingSave(name)
-        staged = self._staging.take(request.arrays, where) if copy and not self._closed else None
-        if staged is not None:
-            request = replace(request, arrays=staged.arrays)
-            pending.mark_staged()
-        with self._lock:
-            if self._closed:
-                raise OperationTimeoutError(f"{where}: expected an open repository; {self.name!r} was closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
-                self._thread.start()
-            self._saves.put((pending, request, staged))
-        return pending
-
-    def _carry_out(self) -> None:
-        while (work := self._saves.get()) is not None:
-            pending, request, staged = work
-            released = staged.release if staged is not None else pending.mark_staged
-            pending.run(lambda request=request, released=released: self._saver.save(request, released))
-            if staged is not None:
-                staged.release()
-            del work, pending, request, staged, released  # the tensors must not live until the next save
+        return self._saves.submit(request, copy=copy)
 
     def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
         key, text = best.graph_key, texts[best.graph_key]
@@ -621,54 +699,14 @@ class Repository:
             lambda: self._catalog.graph_from(key, text),
         )
 
+    def _unmatch(self, answers: list[Matches]) -> None:
+        """Let go of what was pinned for nothing."""
+        self._session.unpin([match.lease for answer in answers for match in answer.found if match is not None])
+
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)
-        return self._session.call(self._session.home(name), "header", self._session.client, name, version, again=True)
+        return self._session.at_home(name, "header", self._session.client, name, version, again=True)
 
     def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
         header = self._header(model)
         return header.ref, self._catalog.table(header.ref, None)
-
-
-def _disk_options(
-    path: str | os.PathLike[str] | None, codec: Codec | None, keep: Retention | None, lag_bytes: int | None
-) -> DiskOptions | None:
-    where = "Repository.start"
-    if path is None:
-        for option, given in (("codec", codec), ("keep", keep), ("lag_bytes", lag_bytes)):
-            if given is not None:
-                raise ValueError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
-        return None
-    if codec is not None:
-        if not isinstance(codec, Codec):
-            raise ValueError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
-        codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
-    if keep is not None and not isinstance(keep, Retention):
-        raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
-    if lag_bytes is not None and lag_bytes < 0:
-        raise ValueError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
-    text = os.fspath(path)
-    uri = text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
-    return DiskOptions(uri, codec.spec if codec is not None else None, keep, lag_bytes)
-
-
-def _arrays(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    if not isinstance(tensors, Mapping):
-        raise TensorMismatchError(
-            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for name, value in tensors.items():
-        if not isinstance(name, str) or not name or not _is_text(name):
-            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
-        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
-    return arrays
-
-
-def _is_text(name: str) -> bool:
-    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,29 +4,34 @@ Rules
 - A save reads the caller's tensors until it is staged, and never after.
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
   meanwhile. To another node they go through the engine's object store.
+- After a save that did not wait, memory for the next one like it is reserved: so that can be staged without a message,
+  where it will stay (Viper's producer keeps its cache, section 4.4; DStore's preallocated buffer).
+- A save that is to come can be announced: its first question is answered while its caller does something else.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from ..store.arena import Part
 from ..store.arrays import as_bytes, dtype_name
 from ..store.errors import (
     GraphError,
     ModelNotFoundError,
-    TensorMismatchError,
+    MovedError,
+    ShardUnavailableError,
     TensorNotFoundError,
     TensorVineError,
 )
@@ -34,46 +39,18 @@ from ..store.graph import ModelGraph
 from ..store.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
-from ..store.shard import Draft
+from ..store.version import Draft
 from .catalog import Catalog
 from .messages import Begun
-from .session import Session, time_left
+from .reader import Reader
+from .save_request import Announced, Saved, SaveRequest, in_order, inherit_layers, same_bytes, to_write
+from .session import CONTROL_TIMEOUT_S, Session, time_left
 from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""How much longer than its shard a saver waits: the shard knows why the disk is late."""
-Inherit = Mapping[str, str] | Literal["auto"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a save did."""
-
-    ref: ModelRef
-    bytes_written: int
-    """Bytes of the tensors that this version wrote."""
-    bytes_inherited: int
-    """Bytes of the tensors that it shares with ancestors."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveRequest:
-    """A checked call of `Repository.save`."""
-
-    name: str
-    arrays: Mapping[str, np.ndarray]
-    graph: ModelGraph | None
-    parent: tuple[str, int | None] | None
-    """Name and version; None: the latest version of `name`, if there is one."""
-    inherit: Inherit
-    quality: float | None
-    metadata: str
-    recipe: str | None
-    timeout: float
-    durable: bool = False
-    """On disk before it is committed."""
+"""How much longer than its shard a saver waits: the shard knows why the disk, or another shard, is late."""
 
 
 @dataclass(slots=True)
@@ -85,67 +62,228 @@ class _Plan:
     inherited: dict[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
 
 
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """Memory of a shard that waits for a save."""
+
+    save_id: str
+    shard: int
+    life: int
+    """Process id of the shard."""
+    lengths: list[int]
+    """Of the blocks."""
+    offsets: list[int]
+
+
 class Saver:
     """Carries out saves of one client, one at a time, in the order they were asked for."""
 
-    def __init__(self, session: Session, catalog: Catalog) -> None:
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
         self._session = session
         self._catalog = catalog
+        self._reader = reader
         self._serial = count(1)
+        self._reserved: _Reserved | None = None
+        self._reserving = threading.Lock()
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
 
     def close(self) -> None:
         """End the helper thread."""
         self._helper.shutdown()
 
-    def save(self, request: SaveRequest, staged: Callable[[], None]) -> Saved:
+    def stage(self, request: SaveRequest) -> tuple[SaveRequest, Upload] | None:
+        """Copy the tensors into the memory that waits for them; None where none does.
+
+        May be called while another save is under way. Gives the request on the copies, and what `save` takes.
+        """
+        arrays = to_write(request)
+        with self._reserving:
+            reserved = self._reserved
+            if reserved is None or reserved.lengths != announce(list(arrays.values())):
+                return None
+            self._reserved = None
+        if reserved.shard not in self._session.staying:
+            return None  # it drains
+        try:
+            if self._session.connection(reserved.shard).hello.pid != reserved.life:
+                return None  # it went with that life of the shard
+        except MovedError:
+            return None
+        deadline = time.monotonic() + request.timeout
+        what = f"save of {request.name!r}"
+        granted = list(reserved.offsets)
+        life = reserved.life
+        upload = Upload(self._session, reserved.shard, reserved.save_id, deadline, what, self._helper, granted, life)
+        try:
+            upload.write(arrays, True)
+        except BaseException:
+            self._abort(reserved.save_id, {reserved.shard}, [])
+            raise
+        return replace(request, arrays={**request.arrays, **upload.copies(arrays)}), upload
+
+    def reserve(self, request: SaveRequest) -> None:
+        """Have memory wait for another save like this one, its pages made."""
+        lengths = announce(list(to_write(request).values()))
+        with self._reserving:
+            if self._reserved is not None and self._reserved.lengths == lengths:
+                return
+            old, self._reserved = self._reserved, None
+        if old is not None:
+            self._abort(old.save_id, {old.shard}, [])
+        near = self._session.near(self._session.home(request.name))
+        connection = self._session.connection(near)
+        if not lengths or connection.view is None:
+            return
+        save_id = f"{self._session.client}/r{next(self._serial)}"
+        life = connection.hello.pid
+        offsets = self._session.call(near, "reserve", self._session.client, save_id, lengths, again=True)
+        if not offsets:
+            log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
+            return
+        for offset, length in zip(offsets, lengths, strict=True):
+            connection.view.part(Part(offset, length))
+        with self._reserving:
+            self._reserved = _Reserved(save_id, near, life, lengths, offsets)
+
+    def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Sequence[np.ndarray]) -> Announced:
+        """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
+
+        Args:
+            name: of the model.
+            parent: name and version; None: the latest version of `name`, if there is one.
+            arrays: like those that will probably be written, in the graph's order.
+
+        Raises:
+            TensorVineError: it cannot be sent.
+        """
+        self._session.keep_alive()
+        save_id = f"{self._session.client}/s{next(self._serial)}"
+        shard = self._session.home(parent[0] if parent is not None else name)
+        lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard) else []
+        question = self._question(name, parent, False, save_id, shard)
+        return Announced(
+            save_id, lengths, shard, self._session.send(shard, "begin", *question, lengths, CONTROL_TIMEOUT_S)
+        )
+
+    def withdraw(self, announced: Announced) -> None:
+        """Let go of what was granted and pinned for a save that does not come; no wait."""
+        try:
+            begun: Begun = self._session.result(announced.begun, announced.shard, CONTROL_TIMEOUT_S)
+        except TensorVineError as exc:
+            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save_id, exc)
+            return
+        if begun.lease is not None:
+            self._session.unpin_behind([begun.lease])
+        self._abort(announced.save_id, {announced.shard}, [])
+
+    def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
+
+        Args:
+            request: what to save.
+            staged: called once.
+            upload: what `stage` gave; None: the tensors are still the caller's.
 
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
         """
         deadline = time.monotonic() + request.timeout
-        save_id = f"{self._session.client}/s{next(self._serial)}"
+        try:
+            return self._save(request, staged, upload, deadline)
+        except ShardUnavailableError:
+            if upload is None or upload.shard in self._session.topology.alive:
+                raise
+        # The shard has drained and ended. Its memory is mapped as long as the copies there are.
+        return self._save(request, staged, None, deadline)
+
+    def _save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: float) -> Saved:
+        if upload is not None:
+            save_id = upload.save_id
+        elif request.announced is not None:
+            save_id = request.announced.save_id
+        else:
+            save_id = f"{self._session.client}/s{next(self._serial)}"
         home = self._session.home(request.name)
         self._session.keep_alive()
         leases: list[str] = []
-        near = home
+        near = upload.shard if upload is not None else home
+        granter = home
         try:
-            lengths = self._announced(request, home)
-            parent, table, begun = self._parent(request, home, deadline, leases, save_id, lengths)
-            plan = self._plan(request, parent, table, begun.digests, deadline)
-            near = self._session.near(home) if plan.written else home
-            fits = lengths == announce(list(plan.written.values()))
-            granted = begun.offsets if fits else []
-            what = f"save of {request.name!r}"
-            upload = Upload(self._session, near, save_id, deadline, what, self._helper, granted)
-            upload.write(plan.written, home == near)
-            staged()
-            upload.finish()
-            if near != home and upload.blocks:
-                left = time_left(deadline, f"save of {request.name!r}")
-                self._session.call(near, "adopt", save_id, upload.life, upload.blocks, timeout=left)
-                upload.blocks = []
-            saved = self._commit(request, parent, plan, upload, home, leases, deadline)
+            lengths = self._lengths(request, home) if upload is None else []
+            begun = self._early(request) or self._begun(request, home, deadline, save_id, lengths)
+            if begun.offsets:
+                granter = begun.shard  # the name may have moved since
+            parent, table = self._parent(request, begun, leases)
+            plan = self._plan(request, parent, table, begun, deadline)
+            if upload is not None:
+                upload.keep(plan.written)
+            else:
+                fits = lengths == announce(list(plan.written.values()))
+                upload = self._written(request, plan, save_id, begun, begun.offsets if fits else [], deadline)
+                near = upload.shard
+                staged()
+                upload.finish()
+            saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
-            self._abort(save_id, {home, near}, leases)
+            self._abort(save_id, {home, near, granter} | (upload.at if upload is not None else set()), leases)
             raise
-        self._tidy(save_id, near if near != home else None, leases)
+        self._tidy(save_id, ({home, near, granter} | upload.at) - {at}, leases)
         return saved
 
+    def _written(
+        self, request: SaveRequest, plan: _Plan, save_id: str, begun: Begun, granted: list[int], deadline: float
+    ) -> Upload:
+        """Write what is to be written to the shard that should hold it; who answered may have `granted` memory."""
+        while True:
+            home = self._session.home(request.name)
+            what = f"save of {request.name!r}"
+            try:
+                near = self._session.near(home) if plan.written else home
+                offsets = granted if near == begun.shard else []
+                upload = Upload(self._session, near, save_id, deadline, what, self._helper, offsets, begun.life)
+                upload.write(plan.written, home == near)
+            except MovedError as exc:  # it drains
+                time_left(deadline, what)
+                self._session.refresh(exc.version)
+                continue
+            return upload
+
+    def _early(self, request: SaveRequest) -> Begun | None:
+        """Give the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
+        announced = request.announced
+        if announced is None:
+            return None
+        try:
+            return self._session.result(announced.begun, announced.shard, request.timeout)
+        except TensorVineError as exc:
+            log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
+            return None
+
+    def _begun(self, request: SaveRequest, home: int, deadline: float, save_id: str, lengths: list[int]) -> Begun:
+        """Have the parent pinned, and memory granted for blocks of `lengths` where its home is the save's, too."""
+        name = request.parent[0] if request.parent is not None else request.name
+        while True:
+            shard = self._session.home(name)
+            left = time_left(deadline, f"save of {request.name!r}")
+            try:
+                question = self._question(request.name, request.parent, request.inherit == "auto", save_id, shard)
+                sizes = lengths if shard == home else []
+                return self._session.call(shard, "begin", *question, sizes, left, timeout=left + 1.0, again=True)
+            except MovedError as exc:
+                self._session.moved(name, shard, exc, deadline)
+
+    def _question(
+        self, name: str, parent: tuple[str, int | None] | None, inherits: bool, save_id: str, shard: int
+    ) -> tuple[Any, ...]:
+        """Give the arguments of `Shard.begin`, without sizes and timeout."""
+        of, version = parent or (name, None)
+        known = self._catalog.known(of, version)
+        return (self._session.client, of, version, parent is None, known, inherits, self._is_mapped(shard), save_id)
+
     def _parent(
-        self, request: SaveRequest, home: int, deadline: float, leases: list[str], save_id: str, lengths: list[int]
-    ) -> tuple[Header | None, Mapping[str, TensorEntry], Begun]:
-        """Pin the parent and give its header, its table, and what else its home answered."""
-        optional = request.parent is None
-        name, version = request.parent or (request.name, None)
-        shard = self._session.home(name)
-        known = self._catalog.known(name, version)
-        left = time_left(deadline, f"save of {request.name!r}")
-        self._session.connection(shard)
-        question = (self._session.client, name, version, optional, known, request.inherit == "auto", save_id)
-        lengths = lengths if shard == home else []
-        begun: Begun = self._session.call(shard, "begin", *question, lengths, left, timeout=left + 1.0, again=True)
+        self, request: SaveRequest, begun: Begun, leases: list[str]
+    ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
+        """Give the parent's header and its table."""
         if begun.lease is not None:
             leases.append(begun.lease)
         if begun.header is None:
@@ -153,15 +291,18 @@ class Saver:
                 raise ModelNotFoundError(
                     f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
                 )
-            return None, {}, begun
-        return begun.header, self._catalog.table(begun.header.ref, begun.body), begun
+            return None, {}
+        return begun.header, self._catalog.table(begun.header.ref, begun.body)
+
+    def _is_mapped(self, shard: int) -> bool:
+        return self._session.connection(shard).view is not None
 
     def _plan(
         self,
         request: SaveRequest,
         parent: Header | None,
         table: Mapping[str, TensorEntry],
-        digests: dict[SegmentId, tuple[str, ...]],
+        begun: Begun,
         deadline: float,
     ) -> _Plan:
         graph = request.graph
@@ -173,7 +314,7 @@ class Saver:
                 old = self._catalog.graph(parent.ref, parent.graph_key)
                 plan.inherited = inherit_layers(request, graph, old, parent.ref, table)
         elif request.inherit == "auto":
-            plan.inherited = self._unchanged(request, table, digests, deadline)
+            plan.inherited = self._unchanged(request, table, begun, deadline)
         for name in plan.inherited:
             plan.written.pop(name, None)
         for name in graph.tensors:
@@ -182,25 +323,25 @@ class Saver:
                     f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
                     f"found neither it among the {len(request.arrays)} given nor inherited"
                 )
-        plan.written = _in_order(plan.written, graph)
+        plan.written = in_order(plan.written, graph)
         return plan
 
-    def _announced(self, request: SaveRequest, home: int) -> list[int]:
+    def _lengths(self, request: SaveRequest, home: int) -> list[int]:
         """Give the lengths of the blocks that the save will probably need, to ask memory for them at once."""
-        if self._session.connection(home).view is None:
+        if request.announced is not None:
+            return request.announced.lengths
+        try:
+            if not self._is_mapped(home):
+                return []
+        except MovedError:  # it has drained
             return []
-        arrays = _in_order(request.arrays, request.graph)
-        if request.graph is not None and isinstance(request.inherit, Mapping):
-            for layer in request.inherit.keys() & request.graph.by_name.keys():
-                for tensor in request.graph.by_name[layer].tensors:
-                    arrays.pop(tensor, None)
-        return announce(list(arrays.values()))
+        return announce(list(to_write(request).values()))
 
     def _unchanged(
         self,
         request: SaveRequest,
         table: Mapping[str, TensorEntry],
-        digests: dict[SegmentId, tuple[str, ...]],
+        begun: Begun,
         deadline: float,
     ) -> dict[str, TensorEntry]:
         """Give the parent's rows of the tensors whose bytes are the parent's."""
@@ -210,19 +351,34 @@ class Saver:
             if (entry := table.get(name)) is not None
             and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
         }
-        elsewhere: dict[int, list[SegmentId]] = {}
-        for segment in {entry.segment for entry in alike.values()} - digests.keys():
-            elsewhere.setdefault(segment[0], []).append(segment)
-        questions = {shard: ("digests", segments) for shard, segments in elsewhere.items()}
-        left = time_left(deadline, f"save of {request.name!r}")
-        known = dict(digests)
-        for answer in self._session.ask(questions, left) if questions else []:
-            known.update(answer)
+        if begun.blocks is not None and begun.header is not None and alike:
+            parent = self._reader.mapped(begun.shard, alike, begun.blocks, begun.counters)
+            if parent is None:  # it was moved between the answer and now
+                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline - time.monotonic())
+            return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}
+        unknown = {entry.segment for entry in alike.values()} - begun.digests.keys()
+        known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
         return {
             name: entry
             for name, entry in alike.items()
             if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
         }
+
+    def _digests(self, segments: Set[SegmentId], deadline: float, what: str) -> dict[SegmentId, tuple[str, ...]]:
+        """Ask for the content hashes of segments, wherever they are."""
+        known: dict[SegmentId, tuple[str, ...]] = {}
+        while missing := segments - known.keys():
+            by_shard: dict[int, list[SegmentId]] = {}
+            for segment in missing:
+                by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
+            questions = {shard: ("digests", part) for shard, part in by_shard.items()}
+            try:
+                for answer in self._session.ask(questions, time_left(deadline, what)):
+                    known.update(answer)
+                break
+            except MovedError as exc:
+                self._session.refresh(exc.version)
+        return known
 
     def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
         """Give the parent's graph when the save brings none and has just its tensors."""
@@ -234,17 +390,18 @@ class Saver:
     def _commit(
         self,
         request: SaveRequest,
-        parent: Header | None,
+        begun: Begun,
         plan: _Plan,
         upload: Upload,
-        home: int,
         leases: list[str],
         deadline: float,
-    ) -> Saved:
+    ) -> tuple[Saved, int]:
+        """Make the version exist; gives the shard that did, too."""
         entries = {**plan.inherited, **upload.entries}
         text = plan.graph.to_json()
         key = blake2b(f"{text}\0{request.recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        kept = parent is not None and parent.graph_key == key and self._session.home(parent.ref.name) == home
+        parent, home = begun.header, self._session.home(request.name)
+        kept = parent is not None and parent.graph_key == key and begun.shard == home
         written = sum(entry.nbytes for entry in entries.values() if entry.owner is None)
         inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
         draft = Draft(
@@ -260,20 +417,51 @@ class Saver:
             written,
             written + inherited,
         )
-        mine = [lease for lease in leases if self._session.home(parent.ref.name) == home] if parent else []
-        left = time_left(deadline, f"save of {request.name!r}")
-        arguments = (draft, self._session.client, upload.life, upload.blocks, mine, request.durable, left)
-        grace = GRACE_S if self._session.path is not None else 0.0
-        ref, _ = self._session.call(home, "commit", *arguments, timeout=left + grace)
+        while True:
+            mine = list(leases) if begun.shard == home else []
+            try:
+                ref = self._commit_at(home, draft, upload, mine, request.durable, deadline)
+                break
+            except MovedError as exc:
+                self._session.moved(request.name, home, exc, deadline)
+            except GraphError:  # the parent, and its graph with it, has moved away from there
+                if draft.architecture is not None:
+                    raise
+            draft = replace(draft, architecture=(text, request.recipe))
+            home = self._session.home(request.name)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
-        return Saved(ref, written, inherited)
+        return Saved(ref, written, inherited), home
 
-    def _tidy(self, save_id: str, near: int | None, leases: Sequence[str]) -> None:
+    def _commit_at(
+        self, home: int, draft: Draft, upload: Upload, leases: list[str], durable: bool, deadline: float
+    ) -> ModelRef:
+        """Have a shard commit; what lies on another one is taken there first."""
+        what = f"save of {draft.name!r}"
+        topology = self._session.topology
+        for shard, blocks in upload.places(topology.where).items():
+            if shard == home:
+                continue
+            try:
+                self._session.connection(shard)  # it must know this client
+                arguments = (upload.save_id, upload.life, blocks)
+                self._session.call(shard, "adopt", *arguments, timeout=time_left(deadline, what))
+            except MovedError as exc:
+                if shard == upload.shard:
+                    raise ShardUnavailableError(f"{what}: expected its tensors in shard {shard}; {exc}") from exc
+                raise
+            upload.taken(shard, blocks)
+        left = time_left(deadline, what)
+        arguments = (draft, self._session.client, upload.life, upload.blocks, leases, durable, left)
+        waits = self._session.path is not None or self._session.topology.replicas > 1
+        grace = GRACE_S if waits else 0.0
+        return self._session.call(home, "commit", *arguments, timeout=left + grace)[0]
+
+    def _tidy(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
-            if near is not None:
-                self._session.call(near, "abort", save_id, [], again=True)
+            for shard in shards:
+                self._session.call(shard, "abort", save_id, [], again=True)
             self._session.unpin(leases)
         except TensorVineError as exc:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
@@ -289,68 +477,3 @@ class Saver:
                 self._session.send(shard, "abort", save_id, [])
             except TensorVineError as exc:
                 log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
-
-
-def inherit_layers(
-    request: SaveRequest,
-    graph: ModelGraph,
-    old: ModelGraph,
-    parent: ModelRef,
-    table: Mapping[str, TensorEntry],
-) -> dict[str, TensorEntry]:
-    """Give, for the layers in `request.inherit`, the parent's rows under the child's tensor names.
-
-    Raises:
-        GraphError: a layer is unknown, or two layers' configs or numbers of tensors differ.
-        TensorMismatchError: a tensor that was given as well has another shape or dtype than the parent's.
-    """
-    rows: dict[str, TensorEntry] = {}
-    where = f"save of {request.name!r}: inherit"
-    if not isinstance(request.inherit, Mapping):
-        return rows
-    for mine, theirs in request.inherit.items():
-        layer, source = graph.by_name.get(mine), old.by_name.get(theirs)
-        if layer is None:
-            raise GraphError(f"{where}: expected layers of the graph that is saved; found {mine!r}")
-        if source is None:
-            raise GraphError(f"{where}: expected layers of the parent {parent}; found {theirs!r}")
-        if graph.canonical_configs[mine] != old.canonical_configs[theirs]:
-            raise GraphError(
-                f"{where}: expected layer {mine!r} to match {theirs!r} of {parent}; their configs differ: "
-                f"{graph.canonical_configs[mine]} and {old.canonical_configs[theirs]}"
-            )
-        if len(layer.tensors) != len(source.tensors):
-            raise GraphError(
-                f"{where}: expected layer {mine!r} to have the {len(source.tensors)} tensors of {theirs!r} of "
-                f"{parent}; found {len(layer.tensors)}"
-            )
-        for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
-            rows[name] = table[theirs_name]
-            given = request.arrays.get(name)
-            if given is not None and (given.shape, dtype_name(given.dtype)) != (
-                rows[name].shape,
-                rows[name].dtype,
-            ):
-                raise TensorMismatchError(
-                    f"{where}: tensor {name!r}: expected {rows[name].dtype} {rows[name].shape} as in {parent}; "
-                    f"found {dtype_name(given.dtype)} {given.shape}"
-                )
-    return rows
-
-
-def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
-    """Write the user's metadata as JSON.
-
-    Raises:
-        TensorMismatchError: it is no mapping of JSON values.
-    """
-    try:
-        return json.dumps(dict(metadata or {}))
-    except (TypeError, ValueError) as exc:
-        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
-
-
-def _in_order(arrays: Mapping[str, np.ndarray], graph: ModelGraph | None) -> dict[str, np.ndarray]:
-    """Sort tensors as the graph's layers come, so that a prefix is a run of segments; others come last."""
-    order = {name: position for position, name in enumerate(graph.tensors)} if graph is not None else {}
-    return dict(sorted(arrays.items(), key=lambda item: order.get(item[0], len(order))))

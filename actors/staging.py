@@ -1,7 +1,8 @@
 """A client's own copy of what `save_async` is given, so that training waits for one memory copy and for no message.
 
 Rules
-- One buffer per client (Check-QZP's snapshot, section 3.2), used again and again: its pages are made once.
+- One buffer per client (Check-QZP's snapshot, section 3.2), used again and again: its pages are made once. It goes when
+  memory of the shard has been reserved for such saves.
 - A save that comes while the buffer is in use, until the one before is in the shard's memory, does without, and is
   staged when its turn comes. So does one that is larger than a quarter of this machine's memory: the log says so once.
 - A save that waits anyway (`save`) copies straight into the shard's memory.
@@ -81,6 +82,12 @@ class Staging:
             part = self._block[offset : offset + array.nbytes]
             staged.arrays[name] = part.view(array.dtype).reshape(array.shape)
         return staged
+
+    def let_go(self) -> None:
+        """Give the buffer's memory back, unless it is in use: saves are staged elsewhere now."""
+        if self._block.nbytes and self._free.acquire(blocking=False):
+            self._block = np.empty(0, np.uint8)
+            self._free.release()
 
     def close(self) -> None:
         """End the helper thread."""

@@ -184,7 +184,12 @@ class Tiers:
 
     def _chain(self, base: Slot | None) -> tuple[Slot, ...]:
         """Give a base and what it is encoded against itself; nothing where it cannot serve as one."""
-        if base is None or self._codec is None or not self._codec.needs_base or base[0][0] != self._state.index:
+        if (
+            base is None
+            or self._codec is None
+            or not self._codec.needs_base
+            or self._state.where(base[0]) != self._state.index
+        ):
             return ()
         segment = self._state.segment(base[0])
         if segment is None or segment.stored is None or base[1] not in segment.stored.slots:
@@ -322,7 +327,7 @@ class Tiers:
                 self._open.pop(name, None)
 
     def _file_of(self, segment_id: SegmentId) -> SegmentFile:
-        mine = segment_id[0] == self._state.index
+        mine = self._state.where(segment_id) == self._state.index
         return self._file(self.stored(segment_id) if mine else self._stored_elsewhere(segment_id))
 
     def _file(self, stored: Stored) -> SegmentFile:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..store.errors import ModelNotFoundError, TensorVineError
+from ..store.errors import ModelNotFoundError, MovedError, TensorVineError
 from ..store.manifest import TensorEntry, decode_body
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
@@ -42,13 +42,13 @@ class Verifier:
 
     def check(self, ref: ModelRef, timeout: float) -> list[Problem]:
         """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
-        session, home = self._session, self._session.home(ref.name)
+        session = self._session
         try:
-            table = decode_body(session.call(home, "body", session.client, ref, again=True), ref)
+            table = decode_body(session.at_home(ref.name, "body", session.client, ref, again=True), ref)
             texts = self._owners(ref, table)
             if session.path is not None:
                 arguments = (session.client, ref)
-                texts += session.call(home, "check_manifest", *arguments, timeout=timeout, again=True)
+                texts += session.at_home(ref.name, "check_manifest", *arguments, timeout=timeout, again=True)
             texts += self._tensors(table, timeout)
         except ModelNotFoundError:
             return []
@@ -61,7 +61,7 @@ class Verifier:
         line = {ref}
         last = ref
         while True:
-            chain: list[ModelRef] = self._session.call(self._session.home(last.name), "chain", last, again=True)
+            chain: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
             if len(chain) <= 1:
                 break
             line.update(chain)
@@ -75,7 +75,13 @@ class Verifier:
     def _tensors(self, table: Mapping[str, TensorEntry], timeout: float) -> list[str]:
         names: dict[int, dict[SegmentId, dict[int, str]]] = {}
         for name, entry in table.items():
-            names.setdefault(entry.segment[0], {}).setdefault(entry.segment, {})[entry.slot] = name
+            names.setdefault(self._session.topology.where(entry.segment), {}).setdefault(entry.segment, {})[
+                entry.slot
+            ] = name
         questions = {shard: ("check_tensors", part) for shard, part in names.items()}
-        found: list[list[str]] = self._session.ask(questions, timeout) if questions else []
+        try:
+            found: list[list[str]] = self._session.ask(questions, timeout) if questions else []
+        except MovedError as exc:  # a shard has drained just now
+            self._session.refresh(exc.version)
+            return self._tensors(table, timeout)
         return [text for texts in found for text in texts]

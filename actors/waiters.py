@@ -44,6 +44,13 @@ class Waiters:
                     self._waiting[topic] = left
         return True
 
+    def wake_all(self) -> None:
+        """Let all look again."""
+        with self._lock:
+            topics = list(self._waiting)
+        for topic in topics:
+            self.wake(topic)
+
     def wake(self, topic: str) -> None:
         """Let those who wait look again."""
         with self._lock:

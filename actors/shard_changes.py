@@ -1,0 +1,136 @@
+"""A shard's part in a change of the topology: names move by `elastic`, segments by `estate`; here they are told to.
+
+Rules
+- Whoever takes something over has its mirrors told before it answers.
+- What all shards are asked is answered with how things stood (`Tag`): the asker sees whether a name was on its way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..planner.topology import Topology
+from ..store.arena import Part
+from ..store.handover import Bundle, MovedSegment
+from ..store.segment import SegmentId
+from .elastic import Unwritten
+from .engine import group
+from .estate import MOVING, needed
+from .messages import PEER_TIMEOUT_S, Moved, Tag
+from .shard_parts import ShardParts
+
+
+class ShardChanges(ShardParts):
+    """A shard, as the planner sees it that changes the topology."""
+
+    # ---- topology ---------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def learn(self, topology: Topology) -> None:
+        """Go by a new topology."""
+        self._elastic.learn(topology)
+        self._wake(None)
+        if self._mirrors is not None and topology.leaving:
+            await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
+
+    @group("ctl")
+    async def topology(self) -> Topology:
+        """Tell the planner, which lost it, by what topology this shard goes."""
+        return self._peers.topology
+
+    @group("ctl")
+    async def node(self) -> str:
+        """Tell on which node this shard is."""
+        return self._engine.this_node()
+
+    @group("ctl")
+    async def tag(self) -> Tag:
+        """Tell how things stand."""
+        return self._elastic.tag()
+
+    @group("ctl")
+    async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
+        """Answer what all shards are asked, and tell how things stood: where they changed meanwhile, as if sending."""
+        before = self._elastic.tag()
+        answer = await getattr(self, method)(*arguments)
+        return (before if self._elastic.tag() == before else replace(before, sending=True)), answer
+
+    # ---- names ------------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def hand_over(self) -> Moved:
+        """Hand all names over that are at home elsewhere now."""
+        return await self._elastic.hand_over()
+
+    @group("ctl")
+    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
+        """Become home to names; gives the bytes by which the metadata here grew."""
+        grown = await self._elastic.take(bundle, unwritten)
+        if self._mirrors is not None:
+            with self._lock:
+                here = self._only_in_memory()
+                arrived = {version.header.ref for version in bundle.versions} & here
+                records = {ref: self._state.kept(ref) for ref in arrived}
+            await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
+        return grown
+
+    @group("ctl")
+    async def arrived(self, former: int, version: int) -> None:
+        """Learn that a shard has handed over all that it had to."""
+        self._elastic.arrived(former, version)
+
+    # ---- segments ---------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def copy_out(self, after: Topology) -> int:
+        """Copy all segments to the shards that will have them; gives the bytes."""
+        return await self._estate.copy(after)
+
+    @group("watch")
+    async def move_segments(self, after: Topology) -> int:
+        """Have other shards hold the segments from now on; gives the bytes that were copied in all."""
+        return await self._estate.hand_over(after)
+
+    @group("data")
+    async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
+        """Take a copy of a segment of a shard that drains."""
+        length = needed(block)
+        part = Part((await self._room.granted(MOVING, [length]))[0], length) if length else None
+        try:
+            await self._estate.receive(moved, block, part, holder)
+        except BaseException:
+            with self._lock:
+                if part is not None:
+                    self._holdings.give_back(part, MOVING)
+            raise
+
+    @group("ctl")
+    async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+        """Hold segments for those who held them on the shard that drains; gives those that must come first."""
+        lacking = self._estate.inherit(holder, segments)
+        await self._settle()
+        if self._mirrors is not None and not lacking:
+            await self._mirrors.secure([moved.id for moved in segments], {}, time.monotonic() + PEER_TIMEOUT_S / 2)
+        return lacking
+
+    @group("watch")
+    async def keep_segments(self) -> None:
+        """Forget that segments were copied: the drain is given up."""
+        await self._estate.keep()
+
+    @group("ctl")
+    async def refuse(self, shard: int) -> None:
+        """Let go of what was copied here from a shard that was to drain."""
+        self._estate.refuse(shard)
+        await self._settle()
+
+    @group("ctl")
+    async def serves_saves(self) -> bool:
+        """Tell whether a save that has begun fills memory here."""
+        with self._lock:
+            return self._holdings.serves_saves

@@ -1,0 +1,151 @@
+"""What readers of tensors ask of a shard: where blocks are, or the bytes.
+
+Rules
+- All that is asked for is in memory at one time when it is answered, and stays until the reader had time to lock it.
+- What is on disk only is read into the memory first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..store.refs import ModelRef
+from ..store.segment import Block, SegmentId
+from ..store.version import Record
+from .desk import Cards
+from .engine import group
+from .holdings import Counters
+from .messages import Fetched, GroupAnswer, GroupQuestion, Places
+from .outlet import READ_ROUNDS
+from .shard_parts import ShardParts
+
+LOCK_S = 0.25
+
+_Found = tuple[dict[SegmentId, Block], Counters, dict[SegmentId, np.ndarray]]
+"""(blocks, the counters at which they are so, what keeps them in place)."""
+
+
+class ShardReads(ShardParts):
+    """A shard, as readers of tensors see it."""
+
+    @group("ctl")
+    async def fetch(
+        self,
+        client: str,
+        name: str,
+        version: int | None,
+        known: ModelRef | None,
+        wanted: Places | None,
+    ) -> Fetched:
+        """Give a version's manifest, unless `known`, and where blocks are: those `wanted`, or all that lie here (None).
+
+        What is on disk only is read first. Blocks are for clients that map this shard's memory.
+        """
+        found: list[Record] = []
+
+        def places() -> Places:
+            self._requests += 1
+            self._elastic.check(name)
+            found[:] = [self._state.record(name, version, client)]
+            if wanted is not None:
+                return wanted
+            return {segment: (-1, slots) for segment, slots in self._state.held(found[0].header.ref).items()}
+
+        blocks, counters, _ = await self._brought(places, True, name)
+        record = found[0]
+        return Fetched(record.header, None if record.header.ref == known else record.body, blocks, counters)
+
+    @group("ctl")
+    async def blocks(self, wanted: Places) -> tuple[dict[SegmentId, Block], Counters]:
+        """Give blocks of this shard's segments, read from disk where need be, and the counters at which this holds.
+
+        They are for clients that map this shard's memory.
+        """
+        blocks, counters, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
+        return blocks, counters
+
+    @group("ctl", line=False)
+    async def carried(self, wanted: Places) -> tuple[dict[SegmentId, Block], Counters]:
+        """Give blocks as in `blocks`, but such as the engine carries."""
+        blocks, counters, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
+        return await self._holdings.in_thread(self._holdings.exported, blocks, views), counters
+
+    @group("watch")
+    async def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
+        """Send slots of segments to a member, a client's reader, by a collective group; see `group_sender`."""
+        with self._lock:
+            sender = self._senders.by(backend)
+        return await asyncio.wrap_future(sender.ask(member, question))
+
+    @group("watch")
+    async def meet(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> Cards:
+        """Let members of a group meet here; see `desk`."""
+        return await self._desk.met(key, rank, size, card, timeout)
+
+    @group("data")
+    async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
+        """Hold a version's manifest on disk against what is answered here."""
+        with self._lock:
+            self._elastic.check(ref.name)
+            record = self._state.record(ref.name, ref.version, client)
+        return await self._disk().check_manifest(record.header, record.body)
+
+    @group("data")
+    async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        """Read tensors of this shard's segments, in memory and from disk, and say what is wrong with them."""
+        problems: list[str] = []
+        for segment, slots in names.items():
+            problems += await self._holdings.in_thread(self._holdings.check, segment, slots)
+        return problems + (await self._history.check_tensors(names) if self._history is not None else [])
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    async def _brought(self, places: Callable[[], Places], local: bool, what: str) -> _Found:
+        """Find blocks, and read what is on disk only until all of it is in the memory at one time.
+
+        Args:
+            places: says what is wanted, with the lock held.
+            local: see `_found`.
+            what: names the read in errors.
+        """
+        kept: list[np.ndarray] = []
+        for _ in range(READ_ROUNDS):
+            with self._lock:
+                wanted = places()
+                found = self._found(wanted, local)
+            if found is not None:
+                _let_go_soon(kept)
+                return found
+            kept += await self._load(wanted)
+        raise self._holdings.crowded(what)
+
+    def _found(self, wanted: Places, local: bool) -> _Found | None:
+        """Give what is wanted if all of it is in memory; for others than `local` clients, kept there.
+
+        Call it with the lock held.
+        """
+        if self._state.absent({segment: slots for segment, (_, slots) in wanted.items()}):
+            return None
+        blocks = self._state.blocks({segment: generation for segment, (generation, _) in wanted.items()})
+        return blocks, self._holdings.counters, {} if local else self._holdings.views(blocks)
+
+    async def _load(self, wanted: Places) -> list[np.ndarray]:
+        """Read into the memory what is wanted and on disk only.
+
+        All of it stays there as long as what is given back lives.
+        """
+        slots = {segment: slots for segment, (_, slots) in wanted.items()}
+        with self._lock:
+            absent = self._state.absent(slots)
+            kept = self._holdings.kept(slots)
+        return kept + await self._disk().load(absent, self._room.granted)
+
+
+def _let_go_soon(kept: list[np.ndarray]) -> None:
+    """Drop what keeps segments in the memory, once the reader had the time to lock them."""
+    if kept:
+        asyncio.get_running_loop().call_later(LOCK_S, kept.clear)

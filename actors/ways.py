@@ -1,0 +1,236 @@
+"""Ways by which blocks travel from a shard to a reader (docs/design/online.md).
+
+Rules
+- All ways give the same bytes; they differ in what they need and in what they cost.
+- A way moves bytes and nothing else: what a model is, and where its tensors lie, the reader has learned before.
+- A further way is one more object of this interface in the list that a reader is given.
+- A way that cannot be used just now raises `ShardUnavailableError`: the reader takes another.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..store.errors import ModelLostError, ShardUnavailableError
+from ..store.segment import Block, SegmentId
+from .backends import BACKENDS
+from .buffers import Buffers
+from .collective_way import CollectiveWay
+from .files_way import FilesWay
+from .frames import Digests, Received, Slots
+from .holdings import Counters
+from .session import Session, time_left
+from .wire import WireClient
+
+AUTO = "auto"
+SHARED = "shared"
+EPOCH, FREED = 0, 1
+"""A shard's counters: see `memory`."""
+
+
+class Way(Protocol):
+    """Brings blocks of one shard's segments to this process."""
+
+    name: str
+    """What `transport=` calls it."""
+    checks: bool
+    """It holds contents against checksums itself."""
+    exact: bool
+    """It gives the values that the shard has, not what a lossy codec made of them."""
+
+    @property
+    def automatic(self) -> bool:
+        """Whether `transport="auto"` may take it."""
+        ...
+
+    def brings(self, shard: int) -> bool:
+        """Tell whether it can be used for a shard from here."""
+        ...
+
+    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+        """Bring slots of segments of a shard.
+
+        Args:
+            shard: its index.
+            places: segment -> slots.
+            digests: tell the content hashes, too; a way that `checks` need not.
+            deadline: of `time.monotonic`.
+            what: names the read in errors.
+
+        Raises:
+            ShardUnavailableError: it cannot be used just now.
+            ModelLostError: a segment is not there any more.
+            OperationTimeoutError: it took longer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what it keeps open."""
+        ...
+
+
+def far_ways(session: Session) -> list[Way]:
+    """Give the ways to a shard whose memory is not mapped, the preferred one first."""
+    groups = [CollectiveWay(session, backend) for backend in BACKENDS]
+    return [SocketWay(session), ObjectStoreWay(session), *groups, FilesWay(session.path, session.maker)]
+
+
+class SharedMemoryWay:
+    """The shard's memory, mapped: nothing travels. Of one node only."""
+
+    name = SHARED
+    checks = True
+    exact = True
+    automatic = True
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._mapped: weakref.WeakValueDictionary[tuple[SegmentId, int], np.ndarray] = weakref.WeakValueDictionary()
+
+    def brings(self, shard: int) -> bool:
+        """Tell whether the memory is mapped."""
+        return self._session.connection(shard).view is not None
+
+    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+        """Lock the blocks in place, and ask again while the shard freed anything meanwhile."""
+        held: dict[SegmentId, tuple[Block, np.ndarray]] = {}
+        while True:
+            wanted = {s: (held[s][0].generation if s in held else -1, slots) for s, slots in places.items()}
+            blocks, counters = self._session.call(
+                shard, "blocks", wanted, timeout=time_left(deadline, what), again=True
+            )
+            held |= {segment: (block, self.lock(shard, segment, block)) for segment, block in blocks.items()}
+            if not blocks or self.holds({shard: counters}, FREED):
+                return {s: _received(block, places[s], array) for s, (block, array) in held.items()}
+
+    def lock(self, shard: int, segment: SegmentId, block: Block) -> np.ndarray:
+        """Give a block's bytes, locked in place where they lie in the memory of the shard that told the block."""
+        if isinstance(block.handle, bytes):
+            return np.frombuffer(block.handle, np.uint8)
+        key = (segment, block.generation)
+        mapped = self._mapped.get(key)
+        if mapped is None:
+            view = self._session.connection(shard).view
+            if view is None:
+                raise ModelLostError(f"segment {segment}: expected shard {shard} on this node; it has moved")
+            mapped = self._mapped[key] = view.read(block.handle)
+        return mapped
+
+    def holds(self, counters: Mapping[int, Counters], which: int) -> bool:
+        """Tell whether the boards of shards still show the same epochs (`EPOCH`) or freeings (`FREED`)."""
+        for shard, then in counters.items():
+            now = self._session.connection(shard).counters()
+            if now is None or now[which] != then[which]:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Do nothing: the session owns the maps."""
+
+
+class SocketWay:
+    """The wire: TCP, straight from the shard's memory into this process's."""
+
+    name = "socket"
+    checks = False
+    exact = True
+    automatic = True
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._buffers = Buffers()
+        self._clients: dict[int, tuple[tuple[str, int, str], WireClient]] = {}
+        self._lock = threading.Lock()
+
+    def brings(self, shard: int) -> bool:
+        """Tell whether the shard has an end of the wire."""
+        return self._session.connection(shard).hello.wire is not None
+
+    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+        """Read over the wire; once more where the shard has started again and listens elsewhere."""
+        address = self._address(shard, what)
+        try:
+            return self._client(shard, address).read(places, time_left(deadline, what), what, digests)
+        except ShardUnavailableError:
+            self._session.forget(shard)
+            again = self._address(shard, what)
+            if again == address:
+                raise
+        return self._client(shard, again).read(places, time_left(deadline, what), what, digests)
+
+    def close(self) -> None:
+        """End the connections."""
+        with self._lock:
+            clients = [client for _, client in self._clients.values()]
+            self._clients.clear()
+        for client in clients:
+            client.close()
+
+    def _address(self, shard: int, what: str) -> tuple[str, int, str]:
+        wire = self._session.connection(shard).hello.wire
+        if wire is None:
+            raise ShardUnavailableError(f"{what}: expected shard {shard} to have an end of the wire; it has none")
+        return wire
+
+    def _client(self, shard: int, address: tuple[str, int, str]) -> WireClient:
+        with self._lock:
+            known = self._clients.get(shard)
+            if known is not None and known[0] == address:
+                return known[1]
+            host, port, token = address
+            client = WireClient((host, port), token, buffers=self._buffers)
+            self._clients[shard] = (address, client)
+        if known is not None:
+            known[1].close()
+        return client
+
+
+class ObjectStoreWay:
+    """The engine's object store, which keeps one copy per node for all who read there."""
+
+    name = "object_store"
+    checks = False
+    exact = True
+    automatic = True
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def brings(self, shard: int) -> bool:
+        """Any shard's blocks come this way."""
+        return True
+
+    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+        """Have the shard put blocks into the store, and map them here."""
+        wanted = {segment: (-1, slots) for segment, slots in places.items()}
+        left = time_left(deadline, what)
+        blocks, _ = self._session.call(shard, "carried", wanted, timeout=left, again=True)
+        hashes: Digests = {}
+        if digests:
+            left = time_left(deadline, what)
+            hashes = self._session.call(shard, "digests", list(places), timeout=left, again=True)
+            lost = sorted(blocks.keys() - hashes.keys())
+            if lost:
+                raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")
+        far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
+        handles = [block.handle for block in far.values()]
+        came = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
+        arrays = {s: np.frombuffer(b.handle, np.uint8) for s, b in blocks.items() if s not in far}
+        arrays |= {s: np.frombuffer(array.data, np.uint8) for s, array in zip(far, came, strict=True)}
+        return {s: _received(block, places[s], arrays[s], hashes.get(s)) for s, block in blocks.items()}
+
+    def close(self) -> None:
+        """Do nothing: the engine owns the store."""
+
+
+def _received(block: Block, slots: Sequence[int], array: np.ndarray, hashes: Sequence[str] | None = None) -> Received:
+    gone = [slot for slot in slots if block.offsets[slot] < 0]
+    if gone:
+        raise ModelLostError(f"expected slots {list(slots)} of a block; {gone} are not there any more")
+    digests = {slot: hashes[slot] for slot in slots} if hashes is not None else None
+    return Received({slot: block.offsets[slot] for slot in slots}, array, digests)
