@@ -1,0 +1,101 @@
+"""How a command reaches a repository, and where it prints.
+
+Rules
+- A command connects, asks, and disconnects; what it finds running goes on running.
+- Results go to standard output, all else to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..store.errors import RepositoryNotFoundError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..actors.repository import Repository
+
+Name = Annotated[str, typer.Option("--name", "-n", help="The repository's name.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the Ray cluster. Without it: RAY_ADDRESS, else the Ray that was started on this machine.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+WIDTH = 160
+"""Characters in a line where there is no terminal."""
+
+
+@contextmanager
+def connected(name: str, address: str | None) -> Iterator[Repository]:
+    """Connect to a repository for one command.
+
+    Raises:
+        RepositoryNotFoundError: no Ray runs there, or no repository of that name on it.
+        typer.BadParameter: the address is none.
+    """
+    from ..actors import embedded
+    from ..actors.repository import Repository
+
+    if address is None and embedded.running() is None:
+        raise RepositoryNotFoundError(
+            "expected a Ray that RAY_ADDRESS names or that was started on this machine; found none: give --address, "
+            "or start one with `tensorvine up`"
+        )
+    attach(address)
+    repository = Repository.connect(name)
+    try:
+        yield repository
+    finally:
+        repository.close()
+        embedded.stop()
+
+
+def attach(address: str | None) -> None:
+    """Attach to a Ray; an address that is none is wrong usage."""
+    from ..actors import embedded
+
+    try:
+        embedded.attach(address)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--address") from exc
+
+
+def console(stderr: bool = False) -> Console:
+    """Give where to print: as wide as the terminal, or wide enough for a table where there is none.
+
+    Brackets in names are printed as they are: nothing in a text is taken for markup.
+    """
+    from rich.console import Console
+
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else WIDTH
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, and nothing else."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def table(title: str, *left: str, right: tuple[str, ...] = ()) -> Table:
+    """Make a table: columns of words, then columns of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+    for column in left:
+        made.add_column(column, overflow="fold")
+    for column in right:
+        made.add_column(column, justify="right", no_wrap=True)
+    return made

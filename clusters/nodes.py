@@ -1,0 +1,84 @@
+"""The machines of the running Ray, and which of a repository's actors are on which."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..actors.engine_ray import NAMESPACE
+from ..store.errors import OperationTimeoutError
+
+PLANNER = "/planner"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One living node of the cluster."""
+
+    id: str
+    address: str
+    """IP address."""
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    """What Ray may hand out of its memory."""
+    store_bytes: int
+    """Capacity of its object store."""
+    labels: Mapping[str, str]
+    """Of the node, Ray's own among them."""
+
+
+def machines() -> list[Machine]:
+    """List the living nodes of the Ray that this process is attached to, by address."""
+    import ray
+
+    found = [
+        Machine(
+            row["NodeID"],
+            row["NodeManagerAddress"],
+            row["Resources"].get("CPU", 0.0),
+            row["Resources"].get("GPU", 0.0),
+            int(row["Resources"].get("memory", 0)),
+            int(row["Resources"].get("object_store_memory", 0)),
+            row.get("Labels", {}),
+        )
+        for row in ray.nodes()
+        if row["Alive"]
+    ]
+    return sorted(found, key=lambda machine: (machine.address, machine.id))
+
+
+def await_nodes(count: int, timeout: float) -> None:
+    """Wait until the Ray that this process is attached to has `count` nodes.
+
+    Raises:
+        OperationTimeoutError: it has fewer after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while (found := len(machines())) < count:
+        if time.monotonic() > deadline:
+            raise OperationTimeoutError(f"Ray: expected {count} nodes within {timeout:.0f} s; found {found}")
+        threading.Event().wait(0.2)
+
+
+def places() -> dict[str, str]:
+    """Give, for each living actor that has a name, the id of the node that it is on."""
+    from ray._private import state  # Ray's public listing of actors needs its dashboard
+
+    rows = state.actors(actor_state_name="ALIVE").values()
+    return {row["Name"]: row["Address"]["NodeID"] for row in rows if row["Name"]}
+
+
+def repositories() -> list[str]:
+    """List the names of the repositories that run."""
+    from ray.util import list_named_actors
+
+    named: Any = list_named_actors(all_namespaces=True)  # its annotation leaves this form out
+    return sorted(
+        row["name"].removesuffix(PLANNER)
+        for row in named
+        if row["namespace"] == NAMESPACE and row["name"].endswith(PLANNER)
+    )
