@@ -19,6 +19,16 @@ NAMES = {
     "checkpoint": "checkpoints of a training that goes on, beside Check-QZP's variants, Keras and torch.save",
     "codec": "bytes and speed of each codec on trained weights and on fine-tuned versions, beside gzip and Zstandard",
     "persist": "writes to disk, reads of one tensor, codecs and recovery, beside plain write + fsync and file formats",
+    "update_latency": "a new version from training to answering: ours by each way, beside Keras' and h5py's files",
+    "notify": "from a commit until a waiting consumer knows, beside polling at 1 ms and 1 s",
+    "consumers": "1 to 64 consumers: delivery, answers during updates, and what publishing costs the training",
+    "schedule": "predicted and measured cumulative inference loss of five schedules for NT3, TC1 and PtychoNN",
+    "collective": "messages and collectives of each back end, beside ray.util.collective and a raw loopback socket",
+    "fork": "cloning a training that runs: ours beside an HDF5 file and the object store; overhead, standby, readiness",
+    "elastic": "shards 2 -> 4 -> 3 under reads and saves: what moves, and what is served; beside copying all anew",
+    "query_scaling": "10,000 prefix queries over 60,000 graphs, 1 to 16 callers, 1 to 8 shards, beside Redis-Queries",
+    "nas": "a search of 1000 candidates without transfer, with HDF5 files and Redis, and with the repository",
+    "calls": "short calls within a node: by line, and by Ray beside it",
     "growth": "save, load and query times at 1,000 to 100,000 models",
 }
 
@@ -37,7 +47,7 @@ def main(
     """Measure TensorVine beside what a user would pick instead, and beside the floor."""
     if name == "list":
         for known, about in NAMES.items():
-            print(f"{known:14}{about}")
+            print(f"{known:16}{about}")
         return
     if name not in NAMES:
         raise typer.BadParameter(f"expected list or one of {', '.join(NAMES)}; found {name!r}", param_hint="NAME")

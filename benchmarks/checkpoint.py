@@ -55,7 +55,7 @@ from .training import Task, Training
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
     from tensorvine.actors.pending import PendingSave
-    from tensorvine.actors.saver import Saved
+    from tensorvine.actors.save_request import Saved
 
 BASELINE = "torch.save"
 STALL_GOAL = 90.0

@@ -333,7 +333,9 @@ def quantised(value: NDArray[Any], bounds: tuple[float, float] | None = None) ->
     if not np.issubdtype(value.dtype, np.floating) or not value.size:
         return value
     low, high = bounds or (float(value.min()), float(value.max()))
-    scale = (high - low) / (2**BITS - 1) or 1.0  # of a constant tensor every code is 0
+    scale = (high - low) / (2**BITS - 1)
+    if not np.float32(scale):  # of a tensor that is constant, or as good as, every code is 0
+        scale = 1.0
     return np.round((value - np.float32(low)) / np.float32(scale)).astype(np.uint8), low, scale
 
 

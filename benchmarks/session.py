@@ -22,19 +22,27 @@ IN_FLIGHT = 256
 
 
 @contextmanager
-def repository(object_store_bytes: int = GIB, *, preallocate_bytes: int | None = None) -> Iterator[Repository]:
+def repository(
+    object_store_bytes: int = GIB,
+    *,
+    shards: int | None = None,
+    store_bytes: int | None = None,
+    preallocate_bytes: int | None = None,
+) -> Iterator[Repository]:
     """Start a cluster on this machine and a repository in it; stop both at the end.
 
     Args:
         object_store_bytes: capacity of the object store.
-        preallocate_bytes: as in `Repository.start`; None is what a user gets.
+        shards: as in `Repository.start`, as are the others; None is what a user gets.
+        store_bytes: capacity of each shard.
+        preallocate_bytes: memory that each shard takes at the start.
     """
     from tensorvine.actors import Repository
     from tensorvine.clusters.local import LocalCluster
 
     with (
         LocalCluster(object_store_bytes=object_store_bytes),
-        Repository.start(NAME, preallocate_bytes=preallocate_bytes) as repo,
+        Repository.start(NAME, shards=shards, store_bytes=store_bytes, preallocate_bytes=preallocate_bytes) as repo,
     ):
         yield repo
 

@@ -286,12 +286,12 @@ def test_the_copy_floor_copies_every_tensor() -> None:
 
 def test_memory_growth_sees_memory_that_is_gone_afterwards() -> None:
     def hold() -> int:
-        block = np.ones(64 * MIB, dtype=np.uint8)
+        block = np.ones(256 * MIB, dtype=np.uint8)
         return sum(int(block.sum()) for _ in range(5))
 
-    growth = memory_growth(Action(hold))
-    assert 60 * MIB < growth.rss_bytes < 128 * MIB
-    assert 60 * MIB < growth.uss_bytes < 128 * MIB
+    growth = memory_growth(Action(hold))  # other threads of this process free memory meanwhile
+    assert 200 * MIB < growth.rss_bytes < 384 * MIB
+    assert 200 * MIB < growth.uss_bytes < 384 * MIB
 
 
 def example_row() -> Row:
@@ -350,6 +350,16 @@ def test_the_command_lists_benchmarks_that_exist() -> None:
         "checkpoint",
         "codec",
         "persist",
+        "update_latency",
+        "notify",
+        "consumers",
+        "schedule",
+        "collective",
+        "fork",
+        "elastic",
+        "query_scaling",
+        "nas",
+        "calls",
         "growth",
     ]
     folder = Path(command_line.__file__).parent

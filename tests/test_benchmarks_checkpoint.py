@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from rich.console import Console
@@ -178,6 +178,7 @@ def test_nothing_cannot_be_tiled(weights: dict[str, np.ndarray]) -> None:
 # ---- Check-QZP ------------------------------------------------------------------------------------------
 
 
+@example(np.array([1e-45, 0], np.float32))
 @given(arrays(np.float32, array_shapes(min_side=0, max_side=8), elements=st.floats(-1e3, 1e3, width=32)))
 def test_quantised_values_are_at_most_half_a_step_off(value: np.ndarray) -> None:
     if not value.size:
