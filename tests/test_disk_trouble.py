@@ -261,7 +261,7 @@ class TestPathsThatCannotBeUsed:
                 start(path)
             child = subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(script), str(path)],
-                env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
+                env={**os.environ, "RAY_ADDRESS": "local"},
                 capture_output=True,
                 timeout=200,
                 check=False,
@@ -279,7 +279,7 @@ class TestCodecNotInstalled:
             repo.save("noise", {"a": noise(300_000)}, durability="disk")
         child = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("without_zstandard.py")), str(path)],
-            env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
+            env={**os.environ, "RAY_ADDRESS": "local"},
             capture_output=True,
             timeout=200,
             check=False,

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import warnings
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FRAMEWORKS = {"tensorvine.store.keras": "keras", "tensorvine.store.torch": "torch"}
+FRAMEWORKS = {
+    "tensorvine.actors.callback": "keras",
+    "tensorvine.actors.ray_serve": "ray.serve",
+    "tensorvine.actors.search.deephyper": "deephyper",
+    "tensorvine.actors.search.optuna": "optuna",
+    "tensorvine.actors.search.tune": "ray.tune",
+    "tensorvine.store.keras": "keras",
+    "tensorvine.store.keras_memory": "keras",
+    "tensorvine.store.torch": "torch",
+    **{f"tensorvine.actors.training.keras{part}": "keras" for part in ("", "_callback", "_gradients")},
+    **{f"tensorvine.actors.training.keras{part}": "keras" for part in ("_hooks", "_state")},
+    **{f"tensorvine.actors.training.torch{part}": "torch" for part in ("", "_gradients", "_optimizer", "_rank")},
+    **{f"tensorvine.actors.training.torch{part}": "torch" for part in ("_reads", "_state", "_updates")},
+}
 MODULES = [
-    f"tensorvine.{package}" if path.stem == "__init__" else f"tensorvine.{package}.{path.stem}"
+    ".".join(("tensorvine", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
     for package in ("store", "planner", "actors", "clusters")
-    for path in sorted((ROOT / package).glob("*.py"))
+    for path in sorted((ROOT / package).rglob("*.py"))
 ]
 
 
 def run_examples(name: str) -> doctest.TestResults:
-    if name in FRAMEWORKS:
-        pytest.importorskip(FRAMEWORKS[name])
-    module = importlib.import_module(name)
-    assert Path(module.__file__ or "").parent.parent == ROOT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what frameworks say when they are imported
+        if name in FRAMEWORKS:
+            pytest.importorskip(FRAMEWORKS[name])
+        module = importlib.import_module(name)
+    assert ROOT in Path(module.__file__ or "").parents
     return doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -226,7 +227,19 @@ class TestPlannerKilled:
         name = name_at(repo, 0)
         repo.save(name, {"t": np.ones(5)})
         planner = ray.get_actor(f"{repo.name}/planner", namespace="tensorvine")
+
+        def life() -> int:
+            return ray.get(planner.line.remote(repo._session.node), timeout=30).pid
+
+        def lives_again() -> bool:
+            try:
+                return life() != first
+            except ray.exceptions.RayActorError:
+                return False
+
+        first = life()
         ray.kill(planner, no_restart=False)
+        eventually(lives_again, "the planner is there again")
 
         def saves() -> bool:
             try:
@@ -313,3 +326,20 @@ def test_a_client_that_outlives_its_ray_says_so_and_starts_no_other() -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     assert "Ray was shut down in this process" in run.stdout
     assert "a new Ray was started: False" in run.stdout
+
+
+def test_a_client_of_a_repository_that_was_stopped_says_so_once(
+    cluster: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tensorvine.actors.session.RENEW_S", 0.05)
+    monkeypatch.setattr("tensorvine.actors.session.TICK_S", 0.02)
+    caplog.set_level(logging.DEBUG, logger="tensorvine.actors.session")
+    with Repository.start("left", shards=1, preallocate_bytes=0) as repo, Repository.connect("left") as client:
+        client.save("m", {"t": np.ones(5)})
+        repo.close()
+
+        def levels() -> list[str]:
+            return [record.levelname for record in caplog.records if "is not renewed" in record.getMessage()]
+
+        eventually(lambda: len(levels()) > 2, "it goes on asking")
+        assert (levels()[0], set(levels()[1:])) == ("WARNING", {"DEBUG"})

@@ -117,7 +117,12 @@ def test_packages_import_their_own_relatively(path: Path) -> None:
         assert not [line for line in lines if line.startswith(("import tensorvine", "from tensorvine"))]
 
 
-@pytest.mark.parametrize("package", LAYERS)
+def is_lazy(package: str) -> bool:
+    """Say whether a package imports its names when they are first used: a table of them is what it says this by."""
+    return "\n_MODULES = {" in (ROOT / package / "__init__.py").read_text()
+
+
+@pytest.mark.parametrize("package", [package for package in LAYERS if not is_lazy(package)])
 def test_a_package_only_re_exports_and_lists_all_that_it_does(package: str) -> None:
     tree = ast.parse((ROOT / package / "__init__.py").read_text())
     assert ast.get_docstring(tree)
@@ -130,6 +135,34 @@ def test_a_package_only_re_exports_and_lists_all_that_it_does(package: str) -> N
             assert isinstance(node, ast.Assign), ast.unparse(node)
             assert ast.unparse(node.targets[0]) == "__all__"
     assert imported == exported(package)
+
+
+@pytest.mark.parametrize("package", [package for package in LAYERS if is_lazy(package)])
+def test_a_lazy_package_only_re_exports_and_its_table_says_what_a_type_checker_reads(package: str) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    read: dict[str, str | None] = {}
+    table: dict[str, str] = {}
+    for node in tree.body[1:]:
+        if isinstance(node, ast.If):
+            assert ast.unparse(node.test) == "TYPE_CHECKING"
+            lines = [line for line in node.body if isinstance(line, ast.ImportFrom) and line.level == 1]
+            assert len(lines) == len(node.body)
+            read |= {alias.name: line.module for line in lines for alias in line.names}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
+            table = ast.literal_eval(node.value)
+        elif isinstance(node, ast.Assign):
+            assert ast.unparse(node.targets[0]) == "__all__"
+        elif isinstance(node, ast.FunctionDef):
+            assert node.name in ("__getattr__", "__dir__")
+        else:
+            assert ast.unparse(node) in (
+                "from __future__ import annotations",
+                "import importlib",
+                "from typing import TYPE_CHECKING, Any",
+            )
+    assert read == table
+    assert set(table) == exported(package)
 
 
 @pytest.mark.skipif(not (ROOT / "docs/api.md").exists(), reason="docs/api.md is not written yet")

@@ -88,7 +88,7 @@ class TestSavingAndLoading:
             other.close()
             repo.retire(name)
 
-    def test_a_client_that_cannot_map_the_memory_uses_the_object_store(
+    def test_a_client_that_cannot_map_the_memory_has_its_blocks_carried(
         self, repo: Repository, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def refuse(*_: object) -> None:
@@ -99,7 +99,7 @@ class TestSavingAndLoading:
         far = Repository.connect(repo.name)
         try:
             saved = far.save(name, tensors)
-            assert "its memory cannot be opened, using the object store" in caplog.text
+            assert "its memory cannot be opened, its blocks are carried" in caplog.text
             for reader in (far, repo):
                 loaded = reader.load(saved.ref)
                 assert all(np.array_equal(loaded[k], v) for k, v in tensors.items())
@@ -271,8 +271,8 @@ class TestSharing:
         assert repo.stats().tensors == before.tensors
 
     def test_lineage_questions(self, repo: Repository, name: str) -> None:
-        root = repo.save(name, {"t": np.zeros(2)}).ref
-        left = repo.save(f"{name}-left", {"t": np.ones(2)}, parent=root).ref
+        root = repo.save(name, {"t": np.zeros(2)}, quality=0.25).ref
+        left = repo.save(f"{name}-left", {"t": np.ones(2)}, parent=root, quality=0.5).ref
         right = repo.save(f"{name}-right", {"t": np.ones(2)}, parent=root).ref
         leaf = repo.save(f"{name}-leaf", {"t": np.ones(2)}, parent=left).ref
         assert repo.lineage(leaf) == [leaf, left, root]
@@ -281,6 +281,7 @@ class TestSharing:
         assert repo.common_ancestor(leaf, repo.save(f"{name}-stranger", {}).ref) is None
         assert repo.descendants(root) == sorted([left, right, leaf])
         repo.retire(left)
+        assert repo.qualities(repo.lineage(leaf)) == {left: 0.5, root: 0.25}
         assert repo.descendants(root) == sorted([right, leaf])
         assert repo.lineage(leaf) == [leaf, left, root]
 
@@ -459,9 +460,9 @@ class TestBadInput:
             repo.save(name, {"t": huge})
         assert [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
 
-    def test_what_is_not_built_yet_says_so(self) -> None:
-        with pytest.raises(NotImplementedError, match="replicas"):
-            Repository.start("other", replicas=2)
+    def test_more_replicas_than_nodes(self, repo: Repository) -> None:
+        with pytest.raises(ValueError, match="replicas=2 with 1 living nodes and 1 shards"):
+            Repository.start(f"{repo.name}-other", replicas=2)
 
     def test_durability_that_this_repository_cannot_give(self, repo: Repository, name: str) -> None:
         with pytest.raises(StorageError, match=r"expected a repository with path="):

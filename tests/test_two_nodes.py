@@ -1,4 +1,4 @@
-"""Two nodes on one machine: bytes stay where they were made; readers elsewhere get them through the object store."""
+"""Two nodes on one machine: bytes stay where they were made; readers elsewhere get them by the ways that carry."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ SCRIPT = textwrap.dedent("""
     repo = Repository.start("pair", preallocate_bytes=0)
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
+    mine = ray.get_runtime_context().get_node_id()
+    print("lines within the node only:", [(h.line is not None) == (h.node == mine) for h in hellos.values()])
 
     tensors = {"a": np.arange(1 << 20, dtype=np.int64), "b": np.ones(7)}
     graph = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
@@ -50,6 +52,7 @@ SCRIPT = textwrap.dedent("""
     @ray.remote(num_cpus=1)
     def elsewhere(names):
         client = Repository.connect("pair")
+        ways = [client._reader.fetch(names[0], transport=way, verify=True).ways for way in ("socket", "object_store")]
         for name in names:
             loaded = client.load(name)
             assert np.array_equal(loaded["a"], np.arange(1 << 20)) and loaded["b"].sum() == 7, name
@@ -60,15 +63,16 @@ SCRIPT = textwrap.dedent("""
             assert match.layers == {"in": "in"}
         node = ray.get_runtime_context().get_node_id()
         client.close()
-        return node, mine.bytes_written, str(mine.ref)
+        return node, mine.bytes_written, str(mine.ref), ways
 
-    node, written, child = ray.get(
+    node, written, child, ways = ray.get(
         elsewhere.options(scheduling_strategy=NodeAffinitySchedulingStrategy(hellos[far].node, soft=False)).remote(
             [str(r) for r in refs]
         ),
         timeout=100,
     )
     print("a reader elsewhere got all:", node == hellos[far].node, written)
+    print("by these ways:", ways)
     loaded = repo.load(child)
     print("and back:", sorted(loaded), loaded["c"].shape, np.array_equal(loaded["a"], tensors["a"]))
     for ref in refs:
@@ -86,11 +90,13 @@ SCRIPT = textwrap.dedent("""
 def test_two_raylets_share_a_repository() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=220, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines()[-7:] == [
+    assert run.stdout.splitlines()[-9:] == [
         "shards on nodes: 2",
+        "lines within the node only: [True, True]",
         "homes of metadata: 2",
         "bytes are where they were made: True 0",
         "a reader elsewhere got all: True 800000",
+        "by these ways: [{'socket': 8388664}, {'object_store': 8388664}]",
         "and back: ['a', 'b', 'c'] (100000,) True",
         "shared tensors stay: True",
         "nothing left: True",

@@ -1,0 +1,120 @@
+"""Publishing from plain `model.fit`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors import CheckpointCallback, Publisher, Repository
+from tensorvine.planner import PlanRequest
+from tensorvine.store.errors import InvalidNameError
+
+keras = pytest.importorskip("keras")
+pytestmark = pytest.mark.ray
+
+ROWS, BATCH, EPOCHS = 60, 10, 4
+STEPS = ROWS // BATCH
+
+
+@pytest.fixture(scope="module")
+def repo(cluster: object) -> Iterator[Repository]:
+    with Repository.start(f"fit-{uuid.uuid4().hex[:6]}", shards=1, preallocate_bytes=0) as repository:
+        yield repository
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:6]}"
+
+
+def net() -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="hidden"), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    return model
+
+
+class BatchLosses(keras.callbacks.Callback):
+    """Computes each batch's loss the other way: with the weights before the batch."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__()
+        self.x, self.y, self.found = x, y, []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        rows = slice(batch * BATCH, (batch + 1) * BATCH)
+        self.found.append(float(np.mean((self.model(self.x[rows]).numpy() - self.y[rows]) ** 2)))
+
+
+def fit(callback: Any, *more: Any, epochs: int = EPOCHS) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.random((ROWS, 4), np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    model = net()
+    watching = BatchLosses(x, y)
+    model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, watching, *more])
+    return model, watching.found
+
+
+def test_losses_are_those_of_each_batch(repo, name):
+    callback = CheckpointCallback(repo, name, schedule=1000)
+    _, wanted = fit(callback)
+    found = callback.report().losses
+    assert [iteration for iteration, _ in found] == list(range(1, STEPS * EPOCHS + 1))
+    np.testing.assert_allclose([loss for _, loss in found], wanted, rtol=1e-3)
+
+
+def test_an_interval_publishes_what_the_model_was_then(repo, name):
+    weights: dict[int, list[Any]] = {}
+
+    class Remember(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            weights[len(weights) + 1] = self.model.get_weights()
+
+    callback = CheckpointCallback(repo, name, schedule=7, synchronous=True, keep=9)
+    fit(callback, Remember())
+    updates = callback.report().updates
+    assert [update.iteration for update in updates] == [7, 14, 21]
+    for update in updates:
+        for found, wanted in zip(repo.load_model(update.ref).get_weights(), weights[update.iteration], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_each_epoch(repo, name):
+    callback = CheckpointCallback(repo, name, schedule="epoch", synchronous=True)
+    fit(callback)
+    assert [update.iteration for update in callback.report().updates] == [STEPS * i for i in range(1, EPOCHS + 1)]
+
+
+def test_planned_it_knows_how_long_the_training_is_and_publishes_after_the_warm_up(repo, name):
+    callback = CheckpointCallback(repo, name, warmup=5)
+    fit(callback, epochs=30)
+    report = callback.report()
+    assert report.updates[0].iteration == 5
+    assert callback.publisher._due.request == PlanRequest(warmup=5, stop=STEPS * 30)
+
+
+def test_one_publisher_lasts_for_several_fits(repo, name):
+    with Publisher(repo, name, 6, synchronous=True) as publisher:
+        fit(publisher.callback(), epochs=1)
+        fit(publisher.callback(), epochs=1)
+        assert publisher.iteration == 2 * STEPS
+        assert [update.iteration for update in publisher.report().updates] == [6, 12]
+
+
+def test_several_batches_in_one_execution_count_as_many(repo, name):
+    callback = CheckpointCallback(repo, name, schedule=1000)
+    model = net()
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=3)
+    model.fit(np.ones((ROWS, 4)), np.ones((ROWS, 1)), batch_size=BATCH, epochs=1, verbose=0, callbacks=[callback])
+    assert [iteration for iteration, _ in callback.report().losses] == [3, 6]
+
+
+def test_a_wrong_name_or_schedule_is_refused_before_the_training(repo):
+    with pytest.raises(InvalidNameError):
+        CheckpointCallback(repo, "/no")
+    with pytest.raises(ValueError, match="schedule: expected None"):
+        CheckpointCallback(repo, "m", schedule="at noon")
