@@ -22,7 +22,13 @@ import ray.exceptions
 import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ..store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ..store.errors import (
+    EngineStoppedError,
+    ModelLostError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    TensorVineError,
+)
 from .engine import GROUPS, SERVICE, Life, Node
 
 NAMESPACE = "tensorvine"
@@ -130,9 +136,7 @@ class RayEngine:
 def _check_running(what: str) -> None:
     """Refuse what would otherwise start a Ray: its calls do so by themselves where none is initialised."""
     if not ray.is_initialized():
-        raise ShardUnavailableError(
-            f"{what}: expected the Ray that it was started on; Ray was shut down in this process"
-        )
+        raise EngineStoppedError(f"{what}: expected the Ray that it was started on; Ray was shut down in this process")
 
 
 def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..planner.topology import Topology
 from ..store.errors import (
+    EngineStoppedError,
     MovedError,
     OperationTimeoutError,
     RepositoryNotFoundError,
@@ -241,6 +242,7 @@ class Session:
             again: the call may be repeated while the shard is restarting: it changes nothing, or not twice.
 
         Raises:
+            EngineStoppedError: the engine was shut down in this process.
             ShardUnavailableError: the shard died; a call that changes something may or may not have happened.
             MovedError: it drained, or does not answer for the name; nothing has happened.
             OperationTimeoutError: no answer came in time.
@@ -249,6 +251,8 @@ class Session:
         while True:
             try:
                 return self.result(self.send(shard, method, *arguments), shard, deadline - time.monotonic())
+            except EngineStoppedError:
+                raise
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
                 self.forget(shard)
                 self._check_left(shard, exc)
@@ -307,6 +311,8 @@ class Session:
         for shard, future in futures.items():
             try:
                 answers.append(self.result(future, shard, deadline - time.monotonic()))
+            except EngineStoppedError:
+                raise
             except ShardUnavailableError as exc:
                 self.forget(shard)
                 self._check_left(shard, exc)

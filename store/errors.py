@@ -16,6 +16,7 @@ and where.
     ├── CodecError(ValueError)                 codecs that do not fit together, or not with a tensor
     ├── CodecUnavailableError(ImportError)     a codec whose package is not installed
     ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
+    │   └── EngineStoppedError             the engine, such as Ray, was shut down in this process
     ├── ModelLostError(LookupError)            was held only by a shard that died
     ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
     ├── PeerLostError(ConnectionError)         a member of a collective group died or left
@@ -77,6 +78,10 @@ class CodecUnavailableError(TensorVineError, ImportError):
 
 class ShardUnavailableError(TensorVineError, ConnectionError):
     """A shard died or does not answer; what it was asked to do may or may not have happened."""
+
+
+class EngineStoppedError(ShardUnavailableError):
+    """The engine, such as Ray, was shut down in this process: no call of it can succeed, and none is repeated."""
 
 
 class ModelLostError(TensorVineError, LookupError):

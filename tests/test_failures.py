@@ -305,18 +305,22 @@ class TestLeases:
 
 
 CLOSED_LATE = textwrap.dedent("""
+    import time
+
     import ray
     from tensorvine.actors import Repository
-    from tensorvine.store.errors import ShardUnavailableError
+    from tensorvine.store.errors import EngineStoppedError
 
     repo = Repository.start("late", shards=1, store_bytes=1 << 20)
     repo.save("m", {})
     ray.shutdown()
+    began = time.monotonic()
     try:
         repo.load("m")
-    except ShardUnavailableError as exc:
+    except EngineStoppedError as exc:
         print(exc)
     repo.close()
+    print("it waits for nothing:", time.monotonic() - began < 15)  # a read of a dead shard is repeated for 30 s
     print("a new Ray was started:", ray.is_initialized())
 """)
 
@@ -325,6 +329,7 @@ def test_a_client_that_outlives_its_ray_says_so_and_starts_no_other() -> None:
     run = subprocess.run([sys.executable, "-c", CLOSED_LATE], capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "Ray was shut down in this process" in run.stdout
+    assert "it waits for nothing: True" in run.stdout
     assert "a new Ray was started: False" in run.stdout
 
 
