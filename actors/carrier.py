@@ -142,7 +142,7 @@ class Carrier:
     def _usable(self, shard: int, wish: Wish) -> list[str]:
         named = [self._ways[wish.transport]] if wish.transport in self._ways else []
         ways = [way for way in self._ways.values() if way.automatic] if wish.transport == AUTO else named
-        names = [way.name for way in ways if way.brings(shard)]
+        names = [way.name for way in ways if way.brings(shard, wish.deadline)]
         if not names:
             raise ShardUnavailableError(
                 f"{wish.what}: expected a way to shard {shard} by transport={wish.transport!r}; from here there is none"

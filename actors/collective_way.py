@@ -73,7 +73,7 @@ class CollectiveWay:
         """Whether it has worked from here: otherwise a load would wait for libraries that nobody asked for."""
         return self._worked
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         """Tell whether what it needs is installed here."""
         return is_here(self.name)
 

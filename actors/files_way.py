@@ -50,7 +50,7 @@ class FilesWay:
         self._buffers = Buffers()
         self._lock = threading.Lock()
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         """Tell whether the repository has a path."""
         return self._path is not None
 

@@ -329,7 +329,7 @@ class Reader:
 
     def _is_mapped(self, shard: int, wish: Wish) -> bool:
         """Tell whether a shard's blocks are read in place."""
-        return wish.transport in (AUTO, SHARED) and self._shared.brings(shard)
+        return wish.transport in (AUTO, SHARED) and self._shared.brings(shard, wish.deadline)
 
     def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
         if selection is None:

@@ -96,7 +96,7 @@ class Saver:
 
         May be called while another save is under way. Gives the request on the copies, and what `save` takes.
         """
-        arrays = to_write(request)
+        arrays, deadline = to_write(request), time.monotonic() + request.timeout
         with self._reserving:
             reserved = self._reserved
             if reserved is None or reserved.lengths != announce(list(arrays.values())):
@@ -105,11 +105,10 @@ class Saver:
         if reserved.shard not in self._session.staying:
             return None  # it drains
         try:
-            if self._session.connection(reserved.shard).hello.pid != reserved.life:
+            if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
                 return None  # it went with that life of the shard
         except MovedError:
             return None
-        deadline = time.monotonic() + request.timeout
         what = f"save of {request.name!r}"
         granted = list(reserved.offsets)
         life = reserved.life
@@ -159,8 +158,9 @@ class Saver:
         self._session.keep_alive()
         save_id = f"{self._session.client}/s{next(self._serial)}"
         shard = self._session.home(parent[0] if parent is not None else name)
-        lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard) else []
-        question = self._question(name, parent, False, save_id, shard)
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
+        question = self._question(name, parent, False, save_id, shard, deadline)
         return Announced(
             save_id, lengths, shard, self._session.send(shard, "begin", *question, lengths, CONTROL_TIMEOUT_S)
         )
@@ -209,8 +209,8 @@ class Saver:
         near = upload.shard if upload is not None else home
         granter = home
         try:
-            lengths = self._lengths(request, home) if upload is None else []
-            begun = self._early(request) or self._begun(request, home, deadline, save_id, lengths)
+            lengths = self._lengths(request, home, deadline) if upload is None else []
+            begun = self._early(request, deadline) or self._begun(request, home, deadline, save_id, lengths)
             if begun.offsets:
                 granter = begun.shard  # the name may have moved since
             parent, table = self._parent(request, begun, leases)
@@ -238,7 +238,7 @@ class Saver:
             home = self._session.home(request.name)
             what = f"save of {request.name!r}"
             try:
-                near = self._session.near(home) if plan.written else home
+                near = self._session.near(home, deadline) if plan.written else home
                 offsets = granted if near == begun.shard else []
                 upload = Upload(self._session, near, save_id, deadline, what, self._helper, offsets, begun.life)
                 upload.write(plan.written, home == near)
@@ -248,13 +248,13 @@ class Saver:
                 continue
             return upload
 
-    def _early(self, request: SaveRequest) -> Begun | None:
+    def _early(self, request: SaveRequest, deadline: float) -> Begun | None:
         """Give the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
         announced = request.announced
         if announced is None:
             return None
         try:
-            return self._session.result(announced.begun, announced.shard, request.timeout)
+            return self._session.result(announced.begun, announced.shard, deadline - time.monotonic())
         except TensorVineError as exc:
             log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
             return None
@@ -266,19 +266,27 @@ class Saver:
             shard = self._session.home(name)
             left = time_left(deadline, f"save of {request.name!r}")
             try:
-                question = self._question(request.name, request.parent, request.inherit == "auto", save_id, shard)
+                inherits = request.inherit == "auto"
+                question = self._question(request.name, request.parent, inherits, save_id, shard, deadline)
                 sizes = lengths if shard == home else []
                 return self._session.call(shard, "begin", *question, sizes, left, timeout=left + 1.0, again=True)
             except MovedError as exc:
                 self._session.moved(name, shard, exc, deadline)
 
     def _question(
-        self, name: str, parent: tuple[str, int | None] | None, inherits: bool, save_id: str, shard: int
+        self,
+        name: str,
+        parent: tuple[str, int | None] | None,
+        inherits: bool,
+        save_id: str,
+        shard: int,
+        deadline: float,
     ) -> tuple[Any, ...]:
         """Give the arguments of `Shard.begin`, without sizes and timeout."""
         of, version = parent or (name, None)
         known = self._catalog.known(of, version)
-        return (self._session.client, of, version, parent is None, known, inherits, self._is_mapped(shard), save_id)
+        mapped = self._is_mapped(shard, deadline)
+        return (self._session.client, of, version, parent is None, known, inherits, mapped, save_id)
 
     def _parent(
         self, request: SaveRequest, begun: Begun, leases: list[str]
@@ -294,8 +302,8 @@ class Saver:
             return None, {}
         return begun.header, self._catalog.table(begun.header.ref, begun.body)
 
-    def _is_mapped(self, shard: int) -> bool:
-        return self._session.connection(shard).view is not None
+    def _is_mapped(self, shard: int, deadline: float) -> bool:
+        return self._session.connection(shard, deadline).view is not None
 
     def _plan(
         self,
@@ -326,12 +334,12 @@ class Saver:
         plan.written = in_order(plan.written, graph)
         return plan
 
-    def _lengths(self, request: SaveRequest, home: int) -> list[int]:
+    def _lengths(self, request: SaveRequest, home: int, deadline: float) -> list[int]:
         """Give the lengths of the blocks that the save will probably need, to ask memory for them at once."""
         if request.announced is not None:
             return request.announced.lengths
         try:
-            if not self._is_mapped(home):
+            if not self._is_mapped(home, deadline):
                 return []
         except MovedError:  # it has drained
             return []
@@ -443,7 +451,7 @@ class Saver:
             if shard == home:
                 continue
             try:
-                self._session.connection(shard)  # it must know this client
+                self._session.connection(shard, deadline)  # it must know this client
                 arguments = (upload.save_id, upload.life, blocks)
                 self._session.call(shard, "adopt", *arguments, timeout=time_left(deadline, what))
             except MovedError as exc:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -137,12 +138,12 @@ class Session:
         """Give the shard that made a segment of this serial number."""
         return self.topology.maker(serial)
 
-    def near(self, home: int) -> int:
+    def near(self, home: int, deadline: float = math.inf) -> int:
         """Give the shard that should hold bytes made here: the home if it is on this node, else one that is."""
         staying = self.staying
-        if home in staying and self.connection(home).hello.node == self.node:
+        if home in staying and self.connection(home, deadline).hello.node == self.node:
             return home
-        near = next((s for s in staying if self.connection(s).hello.node == self.node), None)
+        near = next((s for s in staying if self.connection(s, deadline).hello.node == self.node), None)
         return near if near is not None else home if home in staying else staying[0]
 
     def moved(self, name: str, shard: int, error: MovedError, deadline: float) -> None:
@@ -196,13 +197,23 @@ class Session:
             except MovedError as exc:
                 self.moved(name, shard, exc, deadline)
 
-    def connection(self, shard: int) -> Connection:
-        """Give the connection to a shard's present life, made anew when its process has ended."""
+    def connected(self, shard: int) -> Connection | None:
+        """Give the connection to a shard's present life, if there is one. Does not wait."""
         with self._lock:
             known = self._connections.get(shard)
-            if known is not None and (known.view is None or known.view.counters() is not None):
-                return known
-        hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), again=True)
+        return known if known is not None and (known.view is None or known.view.counters() is not None) else None
+
+    def connection(self, shard: int, deadline: float = math.inf) -> Connection:
+        """Give the connection to a shard's present life, made anew when its process has ended.
+
+        Args:
+            shard: its index.
+            deadline: by `time.monotonic`; it waits for no longer than `CONTROL_TIMEOUT_S` in any case.
+        """
+        if (known := self.connected(shard)) is not None:
+            return known
+        timeout = min(CONTROL_TIMEOUT_S, deadline - time.monotonic())
+        hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), timeout=timeout, again=True)
         line = Line(hello.line) if hello.line is not None else None
         made = Connection(self._actor(shard), hello, self._view(hello), line)
         with self._lock:

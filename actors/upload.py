@@ -97,7 +97,7 @@ class Upload:
         if total <= INLINE_BYTES and at_home:
             self._pack_inline(self._block(names, values), values)
             return
-        connection = self._session.connection(self.shard)
+        connection = self._session.connection(self.shard, self._deadline)
         if total > connection.hello.capacity:
             raise StoreFullError(
                 f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
@@ -116,7 +116,7 @@ class Upload:
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Give the arrays as they lie in the shard's memory after `write`."""
-        view = self._session.connection(self.shard).view
+        view = self._session.connection(self.shard, self._deadline).view
         if view is None:
             return {}
         at = {

@@ -48,8 +48,8 @@ class Way(Protocol):
         """Whether `transport="auto"` may take it."""
         ...
 
-    def brings(self, shard: int) -> bool:
-        """Tell whether it can be used for a shard from here."""
+    def brings(self, shard: int, deadline: float) -> bool:
+        """Tell whether it can be used for a shard from here; who must ask the shard waits until `deadline`."""
         ...
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
@@ -92,9 +92,9 @@ class SharedMemoryWay:
         self._session = session
         self._mapped: weakref.WeakValueDictionary[tuple[SegmentId, int], np.ndarray] = weakref.WeakValueDictionary()
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         """Tell whether the memory is mapped."""
-        return self._session.connection(shard).view is not None
+        return self._session.connection(shard, deadline).view is not None
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
         """Lock the blocks in place, and ask again while the shard freed anything meanwhile."""
@@ -124,7 +124,8 @@ class SharedMemoryWay:
     def holds(self, counters: Mapping[int, Counters], which: int) -> bool:
         """Tell whether the boards of shards still show the same epochs (`EPOCH`) or freeings (`FREED`)."""
         for shard, then in counters.items():
-            now = self._session.connection(shard).counters()
+            connected = self._session.connected(shard)
+            now = connected.counters() if connected is not None else None
             if now is None or now[which] != then[which]:
                 return False
         return True
@@ -147,18 +148,18 @@ class SocketWay:
         self._clients: dict[int, tuple[tuple[str, int, str], WireClient]] = {}
         self._lock = threading.Lock()
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         """Tell whether the shard has an end of the wire."""
-        return self._session.connection(shard).hello.wire is not None
+        return self._session.connection(shard, deadline).hello.wire is not None
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
         """Read over the wire; once more where the shard has started again and listens elsewhere."""
-        address = self._address(shard, what)
+        address = self._address(shard, deadline, what)
         try:
             return self._client(shard, address).read(places, time_left(deadline, what), what, digests)
         except ShardUnavailableError:
             self._session.forget(shard)
-            again = self._address(shard, what)
+            again = self._address(shard, deadline, what)
             if again == address:
                 raise
         return self._client(shard, again).read(places, time_left(deadline, what), what, digests)
@@ -171,8 +172,8 @@ class SocketWay:
         for client in clients:
             client.close()
 
-    def _address(self, shard: int, what: str) -> tuple[str, int, str]:
-        wire = self._session.connection(shard).hello.wire
+    def _address(self, shard: int, deadline: float, what: str) -> tuple[str, int, str]:
+        wire = self._session.connection(shard, deadline).hello.wire
         if wire is None:
             raise ShardUnavailableError(f"{what}: expected shard {shard} to have an end of the wire; it has none")
         return wire
@@ -201,7 +202,7 @@ class ObjectStoreWay:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         """Any shard's blocks come this way."""
         return True
 

@@ -19,6 +19,8 @@ LONGEST_S = 15.0
 def quiet(*, since: float = 0.0) -> float:
     """Wait until this process and those that it started are idle.
 
+    Who is ready to run but gets no processor, because others have them all, is not idle.
+
     Args:
         since: when something was committed last, by `time.monotonic`; what follows it is waited for.
 
@@ -28,13 +30,14 @@ def quiet(*, since: float = 0.0) -> float:
     >>> quiet() < LONGEST_S + 5
     True
     """
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    others = psutil.Process().children(recursive=True)
+    processes = [psutil.Process(), *others]
     start = now = time.monotonic()
     calm, before = 0, _cpu_s(processes)
     while (calm < 2 or now < since + SWEEP_S) and now < start + LONGEST_S:
         time.sleep(TICK_S)
         used = _cpu_s(processes)
-        calm = calm + 1 if used - before < TICK_S * IDLE_SHARE else 0
+        calm = calm + 1 if used - before < TICK_S * IDLE_SHARE and not _ready(others) else 0
         before, now = used, time.monotonic()
     return now - start
 
@@ -49,3 +52,14 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def _ready(processes: Sequence[psutil.Process]) -> bool:
+    """Tell whether a process runs, or waits for a processor only."""
+    for process in processes:
+        try:
+            if process.status() == psutil.STATUS_RUNNING:
+                return True
+        except psutil.NoSuchProcess:
+            continue
+    return False

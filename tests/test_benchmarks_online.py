@@ -101,12 +101,14 @@ def test_a_party_that_brought_an_older_version_is_caught(kind: type, training: T
 
 
 def test_quiet_waits_for_what_runs_yet() -> None:
-    burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass\nprint(input())"
-    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+    burn = "import time\nprint('begun', flush=True)\nwhile time.process_time() < 1.0: pass\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         quiet.quiet()
         used = sum(quiet.psutil.Process(child.pid).cpu_times()[:2])
         child.communicate(b"\n", timeout=30)
-    assert used > 0.6
+    assert used > 0.9
 
 
 def test_quiet_waits_until_a_shard_begins_to_hash() -> None:

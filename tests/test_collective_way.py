@@ -232,7 +232,7 @@ class TestPair:
         assert not reader.way.automatic
         reader.read(room.add(1))
         assert reader.way.automatic
-        assert reader.way.brings(0)
+        assert reader.way.brings(0, time.monotonic() + 5)
 
     def test_what_is_lost_is_lost_and_the_pair_stays(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")

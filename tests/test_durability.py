@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,8 +150,12 @@ class TestShardKilled:
         (tmp_path / "manifests").rename(tmp_path / "apart")
         (tmp_path / "manifests").write_text("no folder")
         kill_shard(repo, 0)
+        began = time.monotonic()
         with pytest.raises((ShardUnavailableError, OperationTimeoutError)):
-            repo.load(ref, timeout=15)
+            repo.load(ref, timeout=3)
+        with pytest.raises((ShardUnavailableError, OperationTimeoutError)):
+            repo.save(ref.name, tensors(3), timeout=3)
+        assert time.monotonic() - began < 20, "a timeout ends the wait for a connection, too"
         (tmp_path / "manifests").unlink()
         (tmp_path / "apart").rename(tmp_path / "manifests")
         eventually(lambda: answers(repo), "the shard is back")

@@ -97,7 +97,7 @@ class Broken:
         self.name = name
         self.tried = 0
 
-    def brings(self, shard: int) -> bool:
+    def brings(self, shard: int, deadline: float) -> bool:
         return True
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
