@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -28,10 +28,16 @@ from ..planner.topology import Topology
 from ..store.archive import Archive
 from ..store.arena import Part
 from ..store.codec import Codec, from_spec
-from ..store.errors import InvalidNameError, TensorVineError
+from ..store.errors import (
+    InvalidNameError,
+    ModelLostError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    TensorVineError,
+)
 from ..store.manifest import Header, decode_body
 from ..store.manifestfile import Manifest
-from ..store.recovery import Recovered, recover
+from ..store.recovery import Recovered, recover, relearn
 from ..store.refs import ModelRef
 from ..store.segment import ALIGNMENT, SegmentId, Stored
 from ..store.shard import ShardState
@@ -50,6 +56,8 @@ READ_AT_ONCE = 1024
 """Manifests whose bytes are in memory at one time."""
 STORE_TIMEOUT_S = 600.0
 """How long a home waits for another shard to write segments."""
+RELEARN_PAUSE_S = 0.2
+"""From one try to the next of telling a shard that a version is on disk."""
 _LOADING = "loading"
 _MANIFEST = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 
@@ -106,6 +114,7 @@ class History:
             self._body_of,
             self._architecture,
             self._store,
+            self._on_disk,
             self._settle,
         )
 
@@ -339,6 +348,37 @@ class History:
     def stored(self, segment: SegmentId) -> Stored:
         """Give the file of a segment of this shard, for another one that has tensors encoded against it."""
         return self._tiers.stored(segment)
+
+    async def relearn(self, ref: ModelRef) -> None:
+        """Know what a version on disk names here."""
+        await self._in_thread(self._relearn, ref)
+
+    def _relearn(self, ref: ModelRef) -> None:
+        manifest, files = self._archive.read_manifest(ref), self._archive.segments()
+        with self._lock:
+            relearn(self._state, manifest, files)
+        log.info("shard %d: %s was on its way to the disk when this shard started again", self._config.index, ref)
+
+    def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
+        """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        for shard, segments in parts.items():
+            while shard != self._config.index and not self._heard(shard, ref, segments, deadline):
+                threading.Event().wait(RELEARN_PAUSE_S)
+
+    def _heard(self, shard: int, ref: ModelRef, segments: Sequence[SegmentId], deadline: float) -> bool:
+        """Tell one shard; False: it is to be told again."""
+        try:
+            self._peers.ask(shard, "relearn", (ref, list(segments)), deadline - time.monotonic())
+        except ModelLostError:
+            raise
+        except (ShardUnavailableError, OperationTimeoutError) as exc:
+            if time.monotonic() + RELEARN_PAUSE_S < deadline:
+                return False  # it is being started, and has perhaps read the manifests already
+            log.warning("shard %d did not hear that %s is on disk: %s", shard, ref, exc)
+        except LookupError as exc:  # it has drained: another one knows what was there
+            log.debug("shard %d is no more, it need not hear of %s: %s", shard, ref, exc)
+        return True
 
     def _stored_elsewhere(self, segment: SegmentId) -> Stored:
         return self._peers.ask(self._state.where(segment), "stored", (segment,), PEER_TIMEOUT_S)

@@ -15,12 +15,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ..store.archive import Archive
 from ..store.errors import (
+    ModelLostError,
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
@@ -73,6 +74,7 @@ class Persister:
         parent_table: gives a version's table of tensors, where this shard has it.
         architecture: gives a stored graph's JSON and the framework's recipe.
         store: writes segments of this shard; asks other shards to.
+        on_disk: told (version, shard -> its segments of it) when a manifest was written.
         progressed: called, without a lock held, whenever something has reached the disk or failed to.
     """
 
@@ -85,6 +87,7 @@ class Persister:
         parent_table: Callable[[ModelRef], bytes | None],
         architecture: Callable[[bytes], tuple[str, str | None]],
         store: Callable[[int, ToStore], Chains],
+        on_disk: Callable[[ModelRef, Mapping[int, Sequence[SegmentId]]], None],
         progressed: Callable[[], None],
     ) -> None:
         self.archive = archive
@@ -96,6 +99,7 @@ class Persister:
         self._parent_table = parent_table
         self._architecture = architecture
         self._store = store
+        self._on_disk = on_disk
         self._progressed = progressed
         self._jobs: OrderedDict[ModelRef, Job] = OrderedDict()
         self._current: Job | None = None
@@ -262,7 +266,8 @@ class Persister:
         architecture = self._architecture(job.header.graph_key)
         layers = self._layers_of(job.header.graph_key, architecture[0])
         chains: dict[Slot, tuple[Slot, ...]] = {}
-        for shard, wanted in self._wanted(job.header, table, layers).items():
+        parts = self._wanted(job.header, table, layers)
+        for shard, wanted in parts.items():
             if job.cancelled:
                 break
             chains.update(self._store(shard, wanted))
@@ -272,7 +277,8 @@ class Persister:
             job.sealed = True
         try:
             self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
-        except StorageError:
+            self._on_disk(ref, {shard: list(wanted) for shard, wanted in parts.items()})
+        except (StorageError, ModelLostError):
             if job.urgent:
                 self._take_back(ref)
             raise

@@ -81,6 +81,19 @@ class ShardPeers(ShardParts):
             return await asyncio.to_thread(self._disk().store_elsewhere, wanted)
         return await self._disk().store(wanted)
 
+    @group("data")
+    async def relearn(self, ref: ModelRef, segments: Sequence[SegmentId]) -> None:
+        """Know the segments of this shard that a version on disk names, although its manifest came after a restart.
+
+        Raises:
+            ModelLostError: one of them has no file.
+        """
+        with self._lock:
+            known = all(self._state.knows_segment(segment) for segment in segments)
+        if not known:
+            await self._disk().relearn(ref)
+            await self._settle()
+
     @group("ctl")
     async def stored(self, segment: SegmentId) -> Stored:
         """Give the file of a segment of this shard."""

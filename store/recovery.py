@@ -7,6 +7,7 @@ Rules
   follow from the number of shards, which may be another than when the files were written.
 - A file that no manifest needs is garbage; so is an older generation of one that has a newer.
 - A manifest that names a missing file is reported; its other tensors stay readable.
+- A manifest that another shard wrote after this one had read them all is learnt of by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .archive import StoredFile
+from .errors import ModelLostError
 from .manifest import encode_body
 from .manifestfile import Manifest
 from .segment import SegmentId, Stored
@@ -79,6 +81,37 @@ def recover(
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
     missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
     return Recovered(garbage, missing)
+
+
+def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Sequence[StoredFile]]) -> None:
+    """Restore what one more manifest names: it was written, by another home, after `recover` had read all there were.
+
+    What the state knows already stays as it is.
+
+    Args:
+        state: of a shard that started again.
+        manifest: the one.
+        files: all segments' files, the newest generation of each first.
+
+    Raises:
+        ModelLostError: a file is not there; nothing changes.
+    """
+    needs: dict[SegmentId, _Need] = {}
+    _note(state, manifest, needs)
+    new = {segment: need for segment, need in needs.items() if not state.knows_segment(segment)}
+    missing = [segment for segment in new if segment not in files]
+    if missing:
+        raise ModelLostError(
+            f"shard {state.index}: expected files of the segments that {manifest.header.ref} names; {missing} have none"
+        )
+    for segment, need in new.items():
+        _restore(state, segment, need, files[segment][0])
+    for segment, need in new.items():
+        for holder, slots in need.holders.items():
+            state.hold(holder, {segment: slots})
+        for dependent, slots in need.dependents.items():
+            state.hold(file_holder(dependent), {segment: sorted(slots)})
+    state.drop_unheld()
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:

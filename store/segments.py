@@ -116,6 +116,10 @@ class SegmentTable:
         holder = str(ref)
         return {segment: sorted(self._segments[segment].holders[holder]) for segment in self._held.get(holder, ())}
 
+    def knows_segment(self, segment: SegmentId) -> bool:
+        """Tell whether a segment is here."""
+        return segment in self._segments
+
     def version_holders(self) -> list[str]:
         """List the versions that hold something here."""
         return [holder for holder in self._held if "@" in holder]

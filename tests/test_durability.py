@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -234,6 +235,41 @@ class TestShardKilled:
         again = repo.save(name, given, durability="disk").ref
         assert same(repo.load(again), given)
         assert again.version > max((ref.version for ref in found), default=0)
+
+    def test_what_reaches_the_disk_while_a_shard_starts_again_is_known_to_its_next_life(
+        self, repo: Repository, tmp_path: Path
+    ) -> None:
+        """That life has read all manifests when the one that names its segment is written."""
+        parent, name, gate = name_at(repo, 1), name_at(repo, 0), tmp_path / "gate"
+        seen = str(gate.with_suffix(".seen"))
+
+        def hold_manifest(self: Any) -> None:
+            archive = self._history.persister.archive
+            real = archive.write_manifest
+
+            def slow(manifest: Any, layers: Any) -> None:
+                if manifest.header.ref.name == name:
+                    Path(seen).touch()
+                    eventually(gate.exists, "the gate is open")
+                real(manifest, layers)
+
+            archive.write_manifest = slow
+
+        ray.get(ray.get_actor(f"{repo.name}/shard-0", namespace="tensorvine").__ray_call__.remote(hold_manifest))
+        base = repo.save(parent, {"p": weights(MIB, 7)}, durability="disk").ref
+        given = {"t": weights(2 * MIB, 1), "p": weights(MIB, 7)}
+        hidden = tmp_path / "hidden"
+        pending = repo.save_async(name, given, parent=base, durability="disk", timeout=60)
+        eventually(Path(seen).exists, "its manifest is due")
+        (tmp_path / "manifests" / f"{base.name}@1.arrow").rename(hidden)  # else the base's tells of the segment
+        kill_shard(repo, 1)
+        eventually(lambda: answers(repo), "the shard is back")
+        hidden.rename(tmp_path / "manifests" / f"{base.name}@1.arrow")
+        gate.touch()
+        made = pending.committed(60).ref
+        assert same(repo.load(made), given)
+        repo.retire(made)
+        assert repo.verify() == []
 
 
 class TestPlannerKilled:

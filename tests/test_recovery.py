@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorvine.store.archive import StoredFile
-from tensorvine.store.errors import ModelNotFoundError
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError
 from tensorvine.store.graph import ModelGraph
 from tensorvine.store.manifest import Header, TensorEntry, decode_body, encode_body
 from tensorvine.store.manifestfile import Manifest, decode_manifest, encode_manifest
-from tensorvine.store.recovery import Recovered, recover
+from tensorvine.store.recovery import Recovered, recover, relearn
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -221,6 +221,38 @@ class TestRecovery:
             }
             assert set(recovered.garbage) == files - {name_of(serial, g) for serial, g in newest.items()}
             assert len(recovered.garbage) == len(set(recovered.garbage))
+
+    @given(disk=disks(), before=counts, after=counts, data=st.data())
+    @few
+    def test_manifests_that_come_after_the_start_are_learnt_of_as_if_they_had_been_there(
+        self, disk: Disk, before: int, after: int, data: st.DataObject
+    ) -> None:
+        whole, _ = start(disk, before, after)
+        late = data.draw(st.sets(st.sampled_from(range(len(disk.versions))))) if disk.versions else set()
+        contents = disk.contents(before)
+        for expected in whole:
+            state = ShardState(expected.index, lambda name: home_of(name, after))
+            manifests = [decode_manifest(content, "here", after) for content in contents]
+            others = [manifest for manifest in manifests if home_of(manifest.header.ref.name, after) != state.index]
+            coming = [others[at] for at in late if at < len(others)]
+            early = [manifest for manifest in manifests if manifest not in coming]
+            recover(state, early, disk.files(after), lambda name: home_of(name, after))
+            for manifest in (*coming, *coming):
+                relearn(state, manifest, disk.files(after))
+            state.check()
+            assert state._segments.keys() >= expected._segments.keys()
+            for version in disk.live():
+                named = grouped(version.tensors, state.index, after)
+                assert state.held(version.ref).keys() <= named.keys()
+                assert state._segments.keys() >= named.keys()
+
+    def test_a_manifest_that_names_a_missing_file_is_not_learnt_of(self) -> None:
+        entry = TensorEntry("float32", (2,), 8, None, (0, 1), 0)
+        header = Header(ModelRef("a", 1), None, None, "{}", 1, b"key", 1, 1)
+        state = ShardState(0, lambda name: 1)
+        with pytest.raises(ModelLostError, match=r"shard 0: expected files of the segments that a@1 names"):
+            relearn(state, Manifest(header, (GRAPH, None), {"t": entry}, {}), {})
+        assert not state._segments
 
     @given(disk=disks(), before=counts, after=counts, data=st.data())
     @few

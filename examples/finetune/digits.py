@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 import keras
 import numpy as np
@@ -76,35 +72,20 @@ def network(extra: Sequence[int] = (), dropout: float = 0.0) -> keras.Model:
     )
 
 
-def train(model: keras.Model, task: Task, rate: float, epochs: int, each_epoch: Callable[[], None]) -> None:
+def train(
+    model: keras.Model,
+    task: Task,
+    rate: float,
+    epochs: int,
+    each_batch: Callable[[], None],
+    each_epoch: Callable[[], None],
+) -> None:
     """Train the layers of `model` that are not frozen."""
     model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
-    with interruptible() as check:
-        report = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: check(), on_epoch_end=lambda epoch, logs: each_epoch()
-        )
-        model.fit(*task.train, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[report])
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Give what raises KeyboardInterrupt after a Ctrl-C whose own one was lost: TensorFlow's C++ part swallows some."""
-    came = threading.Event()
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.set()
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if came.is_set():
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield check
-        check()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    report = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: each_batch(), on_epoch_end=lambda epoch, logs: each_epoch()
+    )
+    model.fit(*task.train, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[report])
 
 
 def predict(model: keras.Model, task: Task) -> np.ndarray:

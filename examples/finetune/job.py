@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 import numpy as np
 from digits import TRUNK, Task, load_task, network, predict, train
+from interrupt import interruptible
 from picture import draw_lineage
 from report import Report, Retired, Version
 from tensorvine.actors import PrefixMatch, Repository
@@ -89,11 +90,12 @@ def run(*, quick: bool, out: Path) -> None:
     report = Report()
     report.title("Starting Ray and the repository on this machine")
     with (
+        interruptible() as check,
         LocalCluster(object_store_bytes=1 << 30),
         Repository.start("finetune") as repo,
         tempfile.TemporaryDirectory() as files,
     ):
-        job = Job(repo, plan, report, Path(files))
+        job = Job(repo, plan, report, Path(files), check)
         job.train_root()
         job.branch_from_root()
         job.branch_from_branches()
@@ -112,13 +114,15 @@ def run(*, quick: bool, out: Path) -> None:
 class Job:
     """The steps, and what they saved."""
 
-    def __init__(self, repo: Repository, plan: Plan, report: Report, files: Path) -> None:
+    def __init__(self, repo: Repository, plan: Plan, report: Report, files: Path, check: Callable[[], None]) -> None:
         self.versions: list[Version] = []
         """In the order in which they were saved."""
         self._repo = repo
         self._plan = plan
         self._report = report
         self._files = files
+        self._check = check
+        """Raises what a Ctrl-C that was lost should have."""
         self._low = load_task(LOW, MANY_IMAGES, SEED)
         self._high = load_task(HIGH, FEW_IMAGES, SEED)
 
@@ -168,7 +172,7 @@ class Job:
 
     def _train(self, name: str, model: keras.Model, task: Task, rate: float, epochs: int) -> None:
         with self._report.progress(name, epochs) as each_epoch:
-            train(model, task, rate, epochs, each_epoch)
+            train(model, task, rate, epochs, self._check, each_epoch)
 
     def _save(
         self,
