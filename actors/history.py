@@ -56,8 +56,8 @@ READ_AT_ONCE = 1024
 """Manifests whose bytes are in memory at one time."""
 STORE_TIMEOUT_S = 600.0
 """How long a home waits for another shard to write segments."""
-RELEARN_PAUSE_S = 0.2
-"""From one try to the next of telling a shard that a version is on disk."""
+RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
+"""How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
 _LOADING = "loading"
 _MANIFEST = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 
@@ -361,7 +361,7 @@ class History:
 
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
-        deadline = time.monotonic() + PEER_TIMEOUT_S
+        deadline = time.monotonic() + RELEARN_S
         for shard, segments in parts.items():
             while shard != self._config.index and not self._heard(shard, ref, segments, deadline):
                 threading.Event().wait(RELEARN_PAUSE_S)
