@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.finetune.interrupt import Interrupts
+
 ROOT = Path(__file__).parents[1]
 SAYS = {
     "finetune": (
@@ -146,3 +148,27 @@ def test_ctrl_c_ends_an_example_promptly_and_cleanly(moment: str, group: bool, m
     assert "stopped by Ctrl-C" in rest
     assert "Traceback" not in rest
     assert outlive(mark, seconds=20) == []
+
+
+def test_ctrl_c_waits_for_the_framework_but_a_second_one_does_not() -> None:
+    reached: list[str] = []
+
+    def work(interrupts: Interrupts) -> None:
+        with interrupts.deferred():
+            interrupts.check()
+            signal.raise_signal(signal.SIGINT)
+            reached.append("what must not be interrupted")
+            interrupts.check()
+            reached.append("what comes after a check")
+
+    with Interrupts().handled() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            work(interrupts)
+        assert reached == ["what must not be interrupted"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with Interrupts().handled() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)  # not deferred
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)  # the second

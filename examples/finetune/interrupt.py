@@ -1,30 +1,50 @@
-"""Ctrl-C that is not lost: TensorFlow's C++ part swallows some of those that come while it runs."""
+"""Ctrl-C that waits for the framework: TensorFlow's C++ part swallows an exception that comes while it runs, or prints
+it as an error of its own.
+"""
 
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
-@contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Give what raises KeyboardInterrupt after a Ctrl-C within the block whose own one was lost."""
-    came = threading.Event()
+class Interrupts:
+    """What became of Ctrl-C: KeyboardInterrupt at once, or, within `deferred`, at the next `check`.
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.set()
-        raise KeyboardInterrupt
+    A second Ctrl-C is KeyboardInterrupt at once in any case.
+    """
 
-    def check() -> None:
-        if came.is_set():
+    def __init__(self) -> None:
+        self._came = False
+        self._deferred = False
+
+    @contextmanager
+    def handled(self) -> Iterator[Interrupts]:
+        """Handle Ctrl-C within the block."""
+        before = signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Keep a Ctrl-C that comes within the block until the next `check`, or the block's end."""
+        self._deferred = True
+        try:
+            yield
+            self.check()
+        finally:
+            self._deferred = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C came."""
+        if self._came:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield check
-        check()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again, self._came = self._came, True
+        if again or not self._deferred:
+            raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from digits import TRUNK, Task, load_task, network, predict, train
-from interrupt import interruptible
+from interrupt import Interrupts
 from picture import draw_lineage
 from report import Report, Retired, Version
 from tensorvine.actors import PrefixMatch, Repository
@@ -90,12 +90,13 @@ def run(*, quick: bool, out: Path) -> None:
     report = Report()
     report.title("Starting Ray and the repository on this machine")
     with (
-        interruptible() as check,
+        Interrupts().handled() as interrupts,
         LocalCluster(object_store_bytes=1 << 30),
         Repository.start("finetune") as repo,
         tempfile.TemporaryDirectory() as files,
+        interrupts.deferred(),
     ):
-        job = Job(repo, plan, report, Path(files), check)
+        job = Job(repo, plan, report, Path(files), interrupts.check)
         job.train_root()
         job.branch_from_root()
         job.branch_from_branches()
@@ -122,7 +123,7 @@ class Job:
         self._report = report
         self._files = files
         self._check = check
-        """Raises what a Ctrl-C that was lost should have."""
+        """Raises KeyboardInterrupt if Ctrl-C came; called between what TensorFlow does."""
         self._low = load_task(LOW, MANY_IMAGES, SEED)
         self._high = load_task(HIGH, FEW_IMAGES, SEED)
 
@@ -171,6 +172,7 @@ class Job:
         self._save(branch.name, model, self._high, f"{_learning(model)}; rate {branch.rate:g}", match.ref, frozen)
 
     def _train(self, name: str, model: keras.Model, task: Task, rate: float, epochs: int) -> None:
+        self._check()
         with self._report.progress(name, epochs) as each_epoch:
             train(model, task, rate, epochs, self._check, each_epoch)
 
@@ -183,6 +185,7 @@ class Job:
         parent: ModelRef | None = None,
         inherit: Mapping[str, str] | None = None,
     ) -> None:
+        self._check()
         predictions = predict(model, task)
         accuracy = task.accuracy(predictions)
         saved = self._repo.save_model(
@@ -235,6 +238,7 @@ class Job:
         """
         for version in self._left():
             loaded = predict(self._repo.load_model(version.ref), self._high)
+            self._check()
             if not np.array_equal(loaded, version.predictions):
                 raise RuntimeError(f"{version.ref}: expected the predictions of the model that was saved; they differ")
         self._report.verified(self._left())
