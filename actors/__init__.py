@@ -5,8 +5,9 @@ Names are imported when they are first used: a consumer outside the cluster impo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..store.lazy import lazy
 
 if TYPE_CHECKING:
     from .callback import CheckpointCallback
@@ -120,14 +121,4 @@ _MODULES = {
     "start_trainers": "training.start",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _MODULES)

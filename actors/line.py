@@ -34,6 +34,8 @@ MESSAGE_BYTES = 1 << 20
 SEND_S = 1.0
 """How long a server may leave a call in the socket's buffer before the engine is asked."""
 RECEIVE_BYTES = 1 << 16
+AGAIN_S = 5.0
+"""How long after it was asked for in vain a line is asked for again."""
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 WELCOME, FULL = b"+", b"-"

@@ -18,12 +18,10 @@ from typing import Any
 
 from ..store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from .engine import Actor, Engine
-from .line import HEADER, MESSAGE_BYTES, WELCOME, LineAddress, check_server, first_of, outcome_of
+from .line import AGAIN_S, HEADER, MESSAGE_BYTES, WELCOME, LineAddress, check_server, first_of, outcome_of
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0
-"""How long after it was asked for in vain a line is asked for again."""
 ASK_S = 30.0
 
 

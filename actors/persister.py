@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from ..store.archive import Archive
 from ..store.errors import (
-    ModelLostError,
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
@@ -278,13 +277,13 @@ class Persister:
         try:
             self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
             self._on_disk(ref, {shard: list(wanted) for shard, wanted in parts.items()})
-        except (StorageError, ModelLostError):
+        except TensorVineError:
             if job.urgent:
                 self._take_back(ref)
             raise
 
     def _take_back(self, ref: ModelRef) -> None:
-        """Remove a manifest whose writing failed, in case it got there: its version will not exist."""
+        """Remove a manifest that was not written or not heard of, in case it got there: its version will not exist."""
         try:
             self.archive.directory.delete(manifest_name(ref))
         except StorageError as exc:

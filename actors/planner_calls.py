@@ -14,13 +14,10 @@ from typing import Any
 
 from ..store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from .engine import Actor, Engine, Future
-from .line import Line, LineAddress, LineAnswer
+from .line import AGAIN_S, Line, LineAddress, LineAnswer
 from .messages import planner_name
 
 log = logging.getLogger(__name__)
-
-AGAIN_S = 5.0
-"""How long after it was asked for a line is asked for again."""
 
 
 class PlannerCalls:

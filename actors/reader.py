@@ -247,7 +247,7 @@ class Reader:
             if not new or self._shared.holds(found.counters, FREED):
                 break
         far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.blocks}
-        with self._in_part(key, found.ref):
+        with self._in_part(key, found.ref, wish):
             carried, ways = self._carrier.carried(far, wish)
         near = sum(entry.nbytes for name, entry in found.chosen.items() if name not in far)
         offsets: dict[SegmentId, Mapping[int, int] | Sequence[int]] = {s: b.offsets for s, b in found.blocks.items()}
@@ -286,7 +286,7 @@ class Reader:
             missing.setdefault(shards[segment], {})[segment] = (have.get(segment, -1), needed[segment])
         blocks = {**{segment: block for segment, (block, _) in held.items()}, **fetched.blocks}
         counters = {home: fetched.counters} if mapped else {}
-        with self._in_part(key, ref):
+        with self._in_part(key, ref, wish):
             questions = {shard: ("blocks", part) for shard, part in missing.items()}
             answers = self._session.ask(questions, time_left(wish.deadline, wish.what)) if questions else []
         for shard, (more, at) in zip(missing, answers, strict=True):
@@ -316,14 +316,15 @@ class Reader:
         return told[0] if self._shared.holds(counters, EPOCH) else None
 
     @contextlib.contextmanager
-    def _in_part(self, key: Key, ref: ModelRef) -> Generator[None]:
+    def _in_part(self, key: Key, ref: ModelRef, wish: Wish) -> Generator[None]:
         """Tell whether a part is lost, or was only let go because the version is gone or is the latest no more."""
         try:
             yield
         except ModelLostError as exc:
             name, version, _ = key
             question = ("header", self._session.client, name, version)
-            if self._session.at_home(name, *question, again=True).ref != ref:
+            left = time_left(wish.deadline, wish.what)
+            if self._session.at_home(name, *question, timeout=left, again=True).ref != ref:
                 raise _NewerError from exc
             raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
 

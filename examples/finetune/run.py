@@ -16,16 +16,15 @@ How to run it, after `pip install '.[examples]'`
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
-"""The exit code that shells give to what Ctrl-C ended."""
+sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+
+from online.starting import interruptible, stderr_closed
 
 
 def main(
@@ -33,30 +32,10 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
 ) -> None:
     """Fine-tune a stored digits model along several branches, and draw what the versions share."""
-    try:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported
-        with _stderr_closed():
+    with interruptible():
+        with stderr_closed():
             from job import run
         run(quick=quick, out=out)
-    except KeyboardInterrupt:
-        typer.echo("\nstopped by Ctrl-C", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _stderr_closed() -> Iterator[None]:
-    """Drop what is written to file descriptor 2.
-
-    TensorFlow's C++ part says there that it found no GPU, whatever its log level; errors are raised, not written.
-    """
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

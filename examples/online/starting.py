@@ -1,4 +1,4 @@
-"""How the online examples start: a quiet TensorFlow, and an end by Ctrl-C that is no traceback."""
+"""How the examples start: a quiet TensorFlow, and an end by Ctrl-C that is no traceback."""
 
 from __future__ import annotations
 
