@@ -110,7 +110,7 @@ class Catalog:
 
     def architecture(self, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
         """Fetch a graph's JSON and the recipe stored with it."""
-        return self._session.at_home(ref.name, "architecture", ref.name, key, again=True)
+        return self._session.at_home(ref.name, "architecture", self._session.client, ref, key, again=True)
 
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
         """Keep what this client has just saved; the table is read when it is asked for."""

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from ..store.errors import TensorVineError
+from ..store.errors import StorageError, TensorVineError
 from ..store.manifest import decode_body, slots_of
 from ..store.refs import ModelRef
 from ..store.segment import SegmentId
@@ -70,12 +70,15 @@ class Claims:
                 log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
                 continue
             with self._lock:
-                self._take(shard, named)
+                if not self._take(shard, named):
+                    continue
                 self._waiting.discard(shard)
                 if not self._waiting:
                     self._state.release(RESTORED)
 
-    def _take(self, shard: int, named: Named) -> None:
+    def _take(self, shard: int, named: Named) -> bool:
+        """Hold what a home names; False: not all of it can be told now, for a manifest cannot be read."""
+        done = True
         for holder in self._recovered if not self._peers.topology.former else ():  # else it may be at home elsewhere
             if self._state.home_of(ModelRef.parse(holder).name) == shard and holder not in named:
                 self._state.release(holder)
@@ -83,8 +86,12 @@ class Claims:
             for segment, slots in holds.items() if holder not in self._released else ():
                 try:
                     self._state.hold(holder, {segment: slots})
+                except StorageError as exc:
+                    log.debug("shard %d: %s is not held yet: %s", self._state.index, holder, exc)
+                    done = False
                 except TensorVineError as exc:
                     log.warning("shard %d: %s is lost in part: %s", self._state.index, holder, exc)
+        return done
 
 
 def claims_on(state: ShardState, shard: int) -> Named:
@@ -100,4 +107,6 @@ def claims_on(state: ShardState, shard: int) -> Named:
             ref = record.header.ref
             entries = decode_body(record.body, ref).values()
             claims[str(ref)] = slots_of(entry for entry in entries if state.where(entry.segment) == shard)
+    for ref in state.unread:  # what they name there is not known here, but they are not gone
+        claims.setdefault(str(ref), {})
     return claims

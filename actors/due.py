@@ -1,7 +1,7 @@
 """Whether an update is due: a plan, a fixed interval or given iterations.
 
 Rules
-- Values: whatever changes one gives another. So the training's thread reads what another one has replaced.
+- Values: whatever changes one gives another. Who replaces it by what it was turned into holds a lock meanwhile.
 - Where it is planned, the first version is due when the warm-up ends: who answers needs one, and its stall is what
   the plan is made with.
 - A plan comes a little after the iteration for which it was made: what it names before is due at once.

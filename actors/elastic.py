@@ -172,8 +172,10 @@ class Elastic:
                 shard = self._onward.pop(lease, None)
                 if shard is not None:
                     onward.setdefault(shard, []).append(lease)
+        alive = self._peers.topology.alive
         for shard, part in onward.items():
-            await self._peers.tell_gently(shard, "unpin", part)
+            for heir in (shard,) if shard in alive else self._peers.others:  # who drained has handed them on
+                await self._peers.tell_gently(heir, "unpin", part)
 
     # ---- a change ---------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class Elastic:
                     if header.ref in taken:
                         self._outlets.history.persister.add(Job(header, body, urgent=False))
         self._moved(bundle.names)
-        await self._peers.note(bundle.census)
+        await self._peers.arrived(list(bundle.names))
         return grown
 
     def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:

@@ -112,6 +112,18 @@ class Engine(Protocol):
         """Tell whether the actor that this code runs in had an earlier life."""
         ...
 
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep some bytes for as long as the cluster lives, whatever actors die; None lets go of them.
+
+        Raises:
+            ShardUnavailableError: it cannot be said whether they are kept.
+        """
+        ...
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        """Give what is kept under names that begin so; errors as in `keep`."""
+        ...
+
     def call(self, actor: Actor, method: str, *arguments: Any) -> Future:
         """Send a call; its answer comes as a future."""
         ...

@@ -13,13 +13,15 @@ Rules (each measured or read in Ray's source, see docs/design/engine.md)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import ray
 import ray.exceptions
 import ray.util
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ..store.errors import (
@@ -100,6 +102,23 @@ class RayEngine:
         """Tell whether this actor was restarted."""
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""
+        _check_running(name)
+        with _stored(name):
+            if value is None:
+                internal_kv._internal_kv_del(name, namespace=NAMESPACE)
+            else:
+                internal_kv._internal_kv_put(name, value, overwrite=True, namespace=NAMESPACE)
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        """Give what is kept there."""
+        _check_running(prefix)
+        with _stored(prefix):
+            names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
+            found = {name: internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
+        return {name.decode(): value for name, value in found.items() if value is not None}
+
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Send a call."""
         _check_running(method)
@@ -131,6 +150,14 @@ class RayEngine:
             return ray.get(list(handles), timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
+
+
+@contextlib.contextmanager
+def _stored(what: str) -> Generator[None]:
+    try:
+        yield
+    except (ray.exceptions.RayError, RuntimeError) as exc:
+        raise ShardUnavailableError(f"{what}: expected the head of the cluster to keep it; {exc}") from exc
 
 
 def _check_running(what: str) -> None:

@@ -25,9 +25,9 @@ from ..planner.topology import Topology
 from ..store.arena import Part
 from ..store.errors import OperationTimeoutError, TensorVineError
 from ..store.handover import MovedSegment
-from ..store.segment import ALIGNMENT, Holds, SegmentId
+from ..store.segment import ALIGNMENT, Holds, Offset, SegmentId
 from ..store.shard import ShardState
-from .holdings import INLINE_BYTES, Holdings
+from .holdings import INLINE_BYTES, Holdings, copy_slots
 from .messages import PEER_TIMEOUT_S
 from .peers import Peers
 
@@ -151,7 +151,7 @@ class Estate:
         """
         handle: Part | bytes | None = None
         if block is not None and part is not None:
-            await self._holdings.in_thread(np.copyto, self._holdings.memory.part(part)[: block.nbytes], block)
+            await self._holdings.in_thread(self._holdings.fill, part, MOVING, block)
             handle = part
         elif block is not None:
             handle = block.tobytes()
@@ -165,7 +165,7 @@ class Estate:
                 self._state.receive(moved, handle, holder)
                 self._holdings.hash_later(moved.id)
             if part is not None and taken:
-                self._holdings.keep(part)
+                self._holdings.keep(part, moved.id)
             elif part is not None:
                 self._holdings.give_back(part, MOVING)
 
@@ -221,7 +221,7 @@ class Estate:
             view = self._holdings.view(segment) if segment is not None else None
             if segment is None or view is None:
                 return
-            slots = [slot for slot, offset in enumerate(segment.offsets) if offset >= 0]
+            slots = [slot for slot, offset in enumerate(segment.offsets) if isinstance(offset, int)]
             offsets, length = segment.arranged(slots)
             before, moved = segment.offsets, replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
         block = await self._holdings.in_thread(_packed, view, before, offsets, moved.sizes, length)
@@ -268,11 +268,9 @@ def needed(block: np.ndarray | None) -> int:
 
 
 def _packed(
-    view: np.ndarray, before: Sequence[int], after: Sequence[int], sizes: Sequence[int], length: int
+    view: np.ndarray, before: Sequence[Offset], after: Sequence[Offset], sizes: Sequence[int], length: int
 ) -> np.ndarray:
     """Copy slots to where they lie in a block of their own."""
     block = np.zeros(length, np.uint8)
-    for slot, offset in enumerate(after):
-        if offset >= 0:
-            block[offset : offset + sizes[slot]] = view[before[slot] : before[slot] + sizes[slot]]
+    copy_slots(view, before, block, after, sizes)
     return block

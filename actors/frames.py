@@ -7,7 +7,8 @@ Rules
   `{"rows": [[segment, slots, sizes], ...]}` and the bytes of these slots, each slot padded to 64. With `digests` comes
   last `{"digests": [[hash, ...], ...]}`, in the order of the rows.
 - Instead of any answer can come `{"error": name in store.errors, "message": text}`.
-- The other side's every length is checked, and so is every wait.
+- The other side's every length is checked, and so is every wait. Who takes what is sent more slowly than `LEAST_RATE`
+  is let go.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -31,6 +32,8 @@ MESSAGE_BYTES = 16 << 20
 """Longest message."""
 ANSWER_S = 600.0
 """Longest time that a client may ask a server to spend on an answer."""
+LEAST_RATE = 32 << 10
+"""Bytes a second that who reads must take on the average of an answer: a quarter of what a link of 1 Mbit/s carries."""
 CHUNK_BYTES = 1 << 20
 """Bytes that are received at once: they are copied while the cache has them."""
 _VECTOR = 64
@@ -189,11 +192,57 @@ def pieces(found: Served, row: Row) -> Iterator[memoryview]:
     yield from _run(whole, start, end)
 
 
-def send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Send parts one after another; each wait for the other side has the connection's timeout."""
+class Pace:
+    """Watches how fast the other side takes what is sent: what is sent stays in memory so long.
+
+    Args:
+        grace: seconds that it may be behind `LEAST_RATE`.
+        clock: gives seconds.
+
+    >>> seconds = iter([0.0, 1.0, 3600.0])
+    >>> pace = Pace(30.0, lambda: next(seconds))
+    >>> pace.took(1)
+    >>> pace.took(60)
+    Traceback (most recent call last):
+    TimeoutError: expected it to take at least 32768 bytes a second; it took 61 in 3600 s
+    """
+
+    def __init__(self, grace: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace = grace
+        self._clock = clock
+        self._began = clock()
+        self._bytes = 0
+
+    def took(self, nbytes: int) -> None:
+        """Count bytes that it took.
+
+        Raises:
+            TimeoutError: it is too far behind.
+        """
+        self._bytes += nbytes
+        spent = self._clock() - self._began
+        if spent - self._bytes / LEAST_RATE > self._grace:
+            raise TimeoutError(
+                f"expected it to take at least {LEAST_RATE} bytes a second; it took {self._bytes} in {spent:.0f} s"
+            )
+
+
+def send(connection: socket.socket, parts: Sequence[bytes | memoryview], pace: Pace | None = None) -> None:
+    """Send parts one after another; each wait for the other side has the connection's timeout.
+
+    Args:
+        connection: to the other side.
+        parts: bytes.
+        pace: how fast it must take them; None: no matter how slowly.
+
+    Raises:
+        TimeoutError: it took nothing for so long, or does not keep pace.
+    """
     pending = deque(memoryview(part) for part in parts if len(part))
     while pending:
         sent = connection.sendmsg(list(islice(pending, _VECTOR)))
+        if pace is not None:
+            pace.took(sent)
         while sent:
             first = pending.popleft()
             if sent < len(first):

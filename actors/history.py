@@ -3,6 +3,7 @@
 Rules
 - With a path, the committed manifests on it are the truth; memory is the faster copy of the newest part.
 - A shard that starts reads all manifests: of its own names it takes the versions, of its own segments the holders.
+- A manifest that cannot be read now is not lost: it is tried again (`care`), and nothing is deleted meanwhile.
 - What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier life had only
   in memory is lost, by name.
 """
@@ -17,7 +18,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -29,11 +29,15 @@ from ..store.archive import Archive
 from ..store.arena import Part
 from ..store.codec import Codec, from_spec
 from ..store.errors import (
+    CorruptDataError,
     InvalidNameError,
     ModelLostError,
     OperationTimeoutError,
     ShardUnavailableError,
+    StorageError,
     TensorVineError,
+    Unreadable,
+    without_frames,
 )
 from ..store.manifest import Header, decode_body
 from ..store.manifestfile import Manifest
@@ -42,11 +46,13 @@ from ..store.refs import ModelRef
 from ..store.segment import ALIGNMENT, SegmentId, Stored
 from ..store.shard import ShardState
 from ..store.version import Draft
+from .care import Care
 from .holdings import INLINE_BYTES, Holdings
 from .messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
 from .peers import Peers
 from .persister import Job, Persister
 from .tiers import Tiers
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,8 @@ READ_AT_ONCE = 1024
 """Manifests whose bytes are in memory at one time."""
 STORE_TIMEOUT_S = 600.0
 """How long a home waits for another shard to write segments."""
+BLAMES = 16
+"""Failures of a retention policy that are logged, each once."""
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
 """How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
 _LOADING = "loading"
@@ -97,16 +105,17 @@ class History:
         self._archive = Archive(disk.uri, lambda serial: peers.topology.maker(serial), create=False)
         codec = from_spec(disk.codec) if disk.codec else None
         self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
-        self._workers = ThreadPoolExecutor(READERS, thread_name_prefix="tensorvine-disk")
+        self._workers = Workers(READERS, thread_name_prefix="tensorvine-disk")
         self._loading: dict[SegmentId, asyncio.Lock] = {}
         self._serial = count(1)
+        self._blamed: set[str] = set()
         self.recovered: list[str] = []
         """Holders that the disk named; those that came since are of commits on their way."""
         if standing is not None or not peers.topology.former:  # one that joins brings nothing back
             self._recover(standing)
         if codec is not None:
             self._workers.submit(_warm, codec)
-        self.persister = Persister(
+        persister = self.persister = Persister(
             config.index,
             lambda segment: state.where(segment),
             self._archive,
@@ -117,6 +126,7 @@ class History:
             self._on_disk,
             self._settle,
         )
+        self.care = Care(state, lock, self._archive, self._tiers, persister, peers, settle)
 
     # ---- to disk ----------------------------------------------------------------------------------------
 
@@ -155,15 +165,27 @@ class History:
     def retain(self, name: str) -> list[tuple[int, ModelRef]]:
         """Let go from memory what the policy does not keep; give (shard, version) for others to do the same.
 
-        Call it with the lock held.
+        A policy that fails lets nothing go. Call it with the lock held.
         """
         if self._disk.keep is None:
             return []
+        try:
+            let_go = self._state.retain(self._disk.keep, name)
+        except Exception as exc:  # noqa: BLE001 - the policy may be the user's own, and the version is committed
+            self._blame(exc)
+            return []
         others: list[tuple[int, ModelRef]] = []
-        for ref, shards in self._state.retain(self._disk.keep, name):
+        for ref, shards in let_go:
             self._state.cool(str(ref))
             others += [(shard, ref) for shard in shards - {self._config.index}]
         return others
+
+    def _blame(self, exc: Exception) -> None:
+        """Log what a policy raised, once."""
+        blamed = f"{type(self._disk.keep).__name__}: {exc!r}"
+        if blamed not in self._blamed and len(self._blamed) < BLAMES:
+            self._blamed.add(blamed)
+            log.error("shard %d: the retention policy fails, nothing leaves the memory: %s", self._config.index, blamed)
 
     def tidy(self) -> None:
         """Carry out what the state left for the disk. Call it with the lock held."""
@@ -216,19 +238,12 @@ class History:
         if length > INLINE_BYTES:
             (offset,) = await grant(owner, [length])
             part = Part(offset, -(-length // ALIGNMENT) * ALIGNMENT)
-        taken = False
-        try:
-            taken = await self._in_thread(self._tiers.load, segment, chosen, part)
-        finally:
-            with self._lock:
-                if part is not None and taken:
-                    self._holdings.keep(part)
-                elif part is not None:
-                    self._holdings.give_back(part, owner)
-                found = self._state.segment(segment) if taken else None
-                view = self._holdings.view(found) if found is not None else None
-                if taken:
-                    self._holdings.hash_later(segment)
+        taken = await self._in_thread(self._tiers.load, segment, chosen, part, owner)
+        with self._lock:
+            found = self._state.segment(segment) if taken else None
+            view = self._holdings.view(found) if found is not None else None
+            if taken:
+                self._holdings.hash_later(segment)
         return view
 
     async def digests(self, segments: Iterable[SegmentId], grant: Callable[[str, list[int]], Any]) -> None:
@@ -282,16 +297,14 @@ class History:
         names = self._archive.manifests()
         files = self._archive.segments()
         with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
-            read = self._read(names)
-            manifests = [manifest for manifest in read.values() if manifest is not None]
-            found = recover(self._state, manifests, files, home)
-        unread = [ref for name, manifest in read.items() if manifest is None and (ref := _ref_of(name)) is not None]
-        self._state.restore({ref: (None, True) for ref in unread if home(ref.name) == index})
+            manifests, unread = self._read(names)
+            found = recover(self._state, manifests, files, home, unread)
+        for ref, why in unread.items():
+            log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
         self.recovered = self._state.version_holders()
         for holder, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
-        # When it starts again, others can be about to name these; a manifest that cannot be read now may be one day.
-        if standing is None and len(manifests) == len(names):
+        if standing is None:  # when it starts again, others can be about to name these
             self._archive.delete_segments(found.garbage)
         self._log(found, len(names), time.monotonic() - began)
 
@@ -305,28 +318,34 @@ class History:
                 len(found.garbage),
             )
 
-    def _read(self, names: Sequence[str]) -> dict[str, Manifest | None]:
-        """Read manifests, None for those that cannot be read: many at once, but decoded by one thread.
+    def _read(self, names: Sequence[str]) -> tuple[list[Manifest], dict[ModelRef, Unreadable]]:
+        """Read manifests, and say why others cannot be read: many at once, but decoded by one thread.
 
         Several would only wait for one another's turn with the interpreter.
         """
-        read: dict[str, Manifest | None] = {}
+        read: list[Manifest] = []
+        unread: dict[ModelRef, Unreadable] = {}
         for start in range(0, len(names), READ_AT_ONCE):
             some = names[start : start + READ_AT_ONCE]
             for name, content in zip(some, self._workers.map(self._content, some), strict=True):
                 try:
-                    read[name] = self._archive.manifest_of(name, content) if content is not None else None
-                except TensorVineError as exc:
-                    read[name] = None
-                    log.error("shard %d: a version cannot be brought back: %s", self._config.index, exc)
-        return read
+                    if content is None:
+                        continue
+                    if isinstance(content, StorageError):
+                        raise content
+                    read.append(self._archive.manifest_of(name, content))
+                except (CorruptDataError, StorageError) as exc:
+                    ref = _ref_of(name)
+                    if ref is not None:  # else it is no version's
+                        unread[ref] = without_frames(exc)
+        return read, unread
 
     def _content(self, name: str) -> Any:
+        """Read a manifest's bytes; give the error of the disk, or None where it is not there any more."""
         try:
             return self._archive.directory.read(name)
-        except TensorVineError as exc:
-            log.error("shard %d: a version cannot be brought back: %s", self._config.index, exc)
-            return None
+        except StorageError as exc:
+            return None if isinstance(exc.__cause__, FileNotFoundError) else without_frames(exc)
 
     def store_elsewhere(self, wanted: ToStore) -> Chains:
         """Have those shards write segments that hold them now."""
@@ -361,6 +380,8 @@ class History:
 
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
+        with self._lock:
+            self._state.written(str(ref))
         deadline = time.monotonic() + RELEARN_S
         for shard, segments in parts.items():
             while shard != self._config.index and not self._heard(shard, ref, segments, deadline):
@@ -368,6 +389,8 @@ class History:
 
     def _heard(self, shard: int, ref: ModelRef, segments: Sequence[SegmentId], deadline: float) -> bool:
         """Tell one shard; False: it is to be told again."""
+        if shard not in self._peers.topology.alive:
+            return True  # it has drained: another one knows what was there
         try:
             self._peers.ask(shard, "relearn", (ref, list(segments)), deadline - time.monotonic())
         except ModelLostError:
@@ -376,8 +399,6 @@ class History:
             if time.monotonic() + RELEARN_PAUSE_S < deadline:
                 return False  # it is being started, and has perhaps read the manifests already
             log.warning("shard %d did not hear that %s is on disk: %s", shard, ref, exc)
-        except LookupError as exc:  # it has drained: another one knows what was there
-            log.debug("shard %d is no more, it need not hear of %s: %s", shard, ref, exc)
         return True
 
     def _stored_elsewhere(self, segment: SegmentId) -> Stored:
@@ -412,13 +433,7 @@ def _homes(index: int, topology: Topology, standing: Standing | None) -> Callabl
     """Say which names on disk are at home here: in the middle of a change, not those that others hand over still."""
     if standing is None or not topology.former:
         return topology.home
-    here = {ref.name for ref in standing.census}
-
-    def home(name: str) -> int:
-        stays = topology.home(name) == topology.former_home(name) == index
-        return index if stays or name in here else -1
-
-    return home
+    return standing.home
 
 
 def _ref_of(manifest: str) -> ModelRef | None:

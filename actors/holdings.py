@@ -3,7 +3,9 @@
 Rules
 - Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
   it in place; what comes from another node takes the engine's object store, what goes there one of the `ways`.
-- A freed part is used again only when no reader has an array on it.
+- M8. A part that becomes free, whoever had it, first loses its header and is used again only when nobody has a lock on
+  it: no reader, and nobody in this process who still copies from it or into it. Whoever copies takes the lock in the
+  same locked section in which he learns the place.
 - Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
 - Copies and hashes run in worker threads, and hashing waits until no save does: it would take a core and the bus.
 - The shard's lock guards all of this; methods that say so must be called with it held.
@@ -12,33 +14,36 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..store.arena import KEPT, Arena, Part
+from ..store.blockheader import HEADER_BYTES, header_of
 from ..store.errors import ShardUnavailableError, StoreFullError
 from ..store.manifest import digest_of
-from ..store.segment import ALIGNMENT, Block, Segment, SegmentId, layout, padded
+from ..store.overtaken import Ended
+from ..store.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, padded
 from ..store.shard import ShardState
 from .engine import Engine
-from .memory import SharedMemory
+from .memory import SMALLEST_BYTES, SharedMemory
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 64 << 10
+INLINE_BYTES = SMALLEST_BYTES
 EXPORT_IDLE_S = 30.0
 _COMPACTION = "compaction"
 
-Counters = tuple[int, int]
-"""(epoch, freeings) of a shard: see `memory`."""
 Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
 """A segment to be, where its bytes are, and its tensors' sizes."""
 
@@ -59,26 +64,29 @@ class Holdings:
         self._state = state
         self._lock = lock
         self._engine = engine
-        self._arena = Arena(capacity)
-        self._base = time.time_ns()
-        """Counters start here: those of an earlier life of the shard never come again."""
-        self._freed = 0
-        self._still_read: list[Part] = []
+        self._capacity = capacity
+        self._arena = Arena(self.memory.size)
+        """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
+        self._base = secrets.randbits(62)
+        """The epoch starts here: those of an earlier life of the shard do not come again."""
+        self._ended = Ended()
+        self._freed: list[Part] = []
+        """Parts that are free but for who still reads them, or copies."""
         self._unhashed: list[SegmentId] = []
         self._hashing: dict[SegmentId, Future[None]] = {}
         self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="tensorvine-shard")
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-hash")
+        self._workers = Workers(2, thread_name_prefix="tensorvine-shard")
+        self._hasher = Workers(1, thread_name_prefix="tensorvine-hash")
 
     @property
-    def counters(self) -> Counters:
+    def epoch(self) -> int:
         """What the board shows, or is about to."""
-        return (self._base + self._state.epoch, self._base + self._freed)
+        return self._base + self._state.epoch
 
     @property
     def bytes_filling(self) -> int:
         """Bytes that savers hold and have not handed over yet."""
-        return self._arena.used(kept=False)
+        return sum(self._bytes_of(owner) for owner in self._arena.owners())
 
     @property
     def serves_saves(self) -> bool:
@@ -86,8 +94,8 @@ class Holdings:
         return any(owner.partition("/")[2].startswith("s") for owner in self._arena.owners())
 
     def publish(self) -> None:
-        """Show the counters on the board. Call it with the lock held."""
-        self.memory.publish(*self.counters)
+        """Show the epoch on the board. Call it with the lock held."""
+        self.memory.publish(self.epoch)
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run something long without stopping this loop."""
@@ -99,32 +107,45 @@ class Holdings:
         """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
 
         Call it with the lock held.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
         """
-        offsets = self._arena.grant(owner, sizes)
-        if not offsets and self._still_read:
+        self._ended.check(owner)
+        offsets = self._granted(owner, sizes)
+        if not offsets and self._freed:
             self._recycle()
-            offsets = self._arena.grant(owner, sizes)
-        if not offsets and sizes and padded(sizes[0]) <= self._arena.capacity:
+            offsets = self._granted(owner, sizes)
+        if not offsets and sizes and padded(sizes[0]) <= self._capacity:
             for segment_id in self._state.evictable():
                 if self._evict(segment_id):
-                    offsets = self._arena.grant(owner, sizes)
+                    offsets = self._granted(owner, sizes)
                 if offsets:
                     break
         return offsets
+
+    def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
+        offsets = self._arena.grant(owner, [HEADER_BYTES + max(size, ALIGNMENT) for size in sizes])
+        return [offset + HEADER_BYTES for offset in offsets]
 
     def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
         """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
 
         Call it with the lock held.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
         """
+        self._ended.check(owner)
         self._recycle()
         free = self._arena.capacity - self._arena.used(kept=True) - self._arena.used(kept=False)
         if free < 2 * sum(map(padded, sizes)):
             return []
-        offsets = self._arena.grant(owner, sizes)
+        offsets = self._granted(owner, sizes)
         if len(offsets) == len(sizes):
             return offsets
-        self._arena.free_owner(owner)
+        self.drop_save(owner)
         return []
 
     def _evict(self, segment_id: SegmentId) -> bool:
@@ -143,22 +164,22 @@ class Holdings:
         What is on disk as well may: it only stays because somebody reads it now.
         """
         on_disk = next(self._state.evictable(), None) is not None
-        return on_disk or bool(self._still_read) or bool(self._arena.owners() - {save_id})
+        return on_disk or bool(self._freed) or bool(self._arena.owners() - {save_id})
 
     def full(self, save_id: str, nbytes: int) -> StoreFullError:
         """Make the error of a save for which there is no room."""
         with self._lock:
-            kept, filled = self._arena.used(kept=True), self._arena.used(kept=False)
+            kept, filled = self._bytes_of(KEPT), self.bytes_filling
         return StoreFullError(
             f"save {save_id}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
-            f"{self._arena.capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
+            f"{self._capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
             "the repository with more store_bytes"
         )
 
     def crowded(self, what: str) -> StoreFullError:
         """Make the error of a read that never got all it wanted into the memory at one time."""
         return StoreFullError(
-            f"load of {what}: expected room for it in the {self._arena.capacity} bytes of shard {self._state.index}; "
+            f"load of {what}: expected room for it in the {self._capacity} bytes of shard {self._state.index}; "
             "others push it out again: load layers or tensors apart, or start the repository with more store_bytes"
         )
 
@@ -172,9 +193,9 @@ class Holdings:
         """
         segments = [segment for s in wanted if (segment := self._state.segment(s)) is not None]
         needed = sum(layout([segment.sizes[slot] for slot in wanted[segment.id]])[1] for segment in segments)
-        if needed > self._arena.capacity:
+        if needed > self._capacity:
             raise StoreFullError(
-                f"load: expected at most {self._arena.capacity} bytes, the capacity of shard {self._state.index}; "
+                f"load: expected at most {self._capacity} bytes, the capacity of shard {self._state.index}; "
                 f"found {needed}: load layers or tensors apart, or start the repository with more store_bytes"
             )
         return [view for segment in segments if (view := self.view(segment)) is not None]
@@ -188,41 +209,73 @@ class Holdings:
             blocks: the segments.
 
         Raises:
-            ShardUnavailableError: an earlier life of this shard was filled, or the save was given up.
+            ShardUnavailableError: an earlier life of this shard was filled.
+            OperationTimeoutError: the save has ended.
         """
+        self._ended.check(save_id)
         for segment, handle, sizes in blocks:
             if not isinstance(handle, Part):
                 self._state.adopt(save_id, segment, handle, sizes)
                 hashes = _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
                 self._state.set_digests(segment, hashes)
                 continue
-            if life != os.getpid() or self._arena.owner_of(handle.offset) != save_id:
-                raise ShardUnavailableError(
-                    f"shard {self._state.index}: expected {handle} to be filled by {save_id} in its present life; the "
-                    "save was given up, or the shard started again meanwhile"
-                )
+            self._check_granted(handle, save_id, life)
             self._state.adopt(save_id, segment, handle, sizes)
-            self._arena.give(handle.offset, KEPT)
+            self.keep(handle, segment)
             self._unhashed.append(segment)
 
-    def keep(self, part: Part) -> None:
-        """Count a part that was granted as a segment's place. Call it with the lock held."""
-        self._arena.give(part.offset, KEPT)
+    def fill(self, part: Part, owner: str, block: np.ndarray) -> None:
+        """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
+
+        Raises:
+            ShardUnavailableError: it is the owner's no more.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                self._check_granted(part, owner, os.getpid())
+                stack.enter_context(self.memory.held(part))
+            np.copyto(self.memory.part(part)[: block.nbytes], block)
+
+    def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
+        """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).
+
+        Call it with the lock held, in the same locked section in which the state takes the part.
+        """
+        self._arena.give(part.offset - HEADER_BYTES, KEPT)
+        segment = self._state.segment(segment_id) if segment_id is not None else None
+        if segment is not None:
+            self.memory.label(part, header_of(segment.id, segment.generation))
 
     def give_back(self, part: Part, save_id: str) -> None:
         """Take back a part that a save did not come to use. Call it with the lock held."""
-        if self._arena.owner_of(part.offset) == save_id:
-            self._arena.free(part.offset)
+        if self._arena.owner_of(part.offset - HEADER_BYTES) == save_id:
+            self._free([part])
+
+    def end_save(self, save_id: str) -> None:
+        """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
+        self._ended.end(save_id)
+        self.drop_save(save_id)
 
     def drop_save(self, save_id: str) -> None:
         """Take back what a save was granted and did not hand over. Call it with the lock held."""
-        self._arena.free_owner(save_id)
+        granted = self._arena.parts_of(save_id)
+        self._free([Part(part.offset + HEADER_BYTES, part.length - HEADER_BYTES) for part in granted])
 
     def drop_client(self, client: str) -> None:
         """Take back what all saves of a client were granted. Call it with the lock held."""
         for owner in self._arena.owners():
             if owner.startswith(f"{client}/"):
-                self._arena.free_owner(owner)
+                self.drop_save(owner)
+
+    def _bytes_of(self, owner: str) -> int:
+        return sum(part.length - HEADER_BYTES for part in self._arena.parts_of(owner))
+
+    def _check_granted(self, part: Part, owner: str, life: int) -> None:
+        if life != os.getpid() or self._arena.owner_of(part.offset - HEADER_BYTES) != owner:
+            raise ShardUnavailableError(
+                f"shard {self._state.index}: expected {part} to be filled by {owner} in its present life; the "
+                "save was given up, or the shard started again meanwhile"
+            )
 
     # ---- hashing ----------------------------------------------------------------------------------------
 
@@ -243,7 +296,7 @@ class Holdings:
         with self._lock:
             return [self._hashing[segment] for segment in segments if segment in self._hashing]
 
-    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[int]) -> None:
+    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[Offset]) -> None:
         digests = _digests(view, offsets, segment.sizes)
         with self._lock:
             if segment.generation == generation:
@@ -271,8 +324,9 @@ class Holdings:
             offsets, digests, sizes = segment.offsets, segment.digests, segment.sizes
         problems: list[str] = []
         for slot, name in names.items():
-            if offsets[slot] >= 0 and digests[slot]:
-                found = digest_of(view[offsets[slot] : offsets[slot] + sizes[slot]])
+            offset = offsets[slot]
+            if isinstance(offset, int) and digests[slot]:
+                found = digest_of(view[offset : offset + sizes[slot]])
                 if found != digests[slot]:
                     problems.append(f"tensor {name!r}: expected content {digests[slot]} in memory; found {found}")
         return problems
@@ -325,53 +379,72 @@ class Holdings:
 
     def _take_back(self) -> None:
         freed, self._state.freed = self._state.freed, []
-        parts = [handle for handle in freed if isinstance(handle, Part)]
-        self._freed += len(parts)
-        self._still_read += parts
+        self._free([handle for handle in freed if isinstance(handle, Part)])
+
+    def _free(self, parts: Sequence[Part]) -> None:
+        """Take parts back, as soon as nobody reads them or copies: their headers go first (see `memory`)."""
+        for part in parts:
+            self._arena.give(part.offset - HEADER_BYTES, KEPT)
+            self.memory.clear(part)
+        self._freed += parts
         self._recycle()
 
     def _recycle(self) -> None:
-        """Take back the parts that nobody reads. The board shows their freeing first: see `memory`."""
-        self.publish()
-        still_read: list[Part] = []
-        for part in self._still_read:
+        """Use the parts again that nobody reads any more."""
+        freed, self._freed = self._freed, []
+        for part in freed:
             if self.memory.is_read(part):
-                still_read.append(part)
+                self._freed.append(part)
             else:
-                self._arena.free(part.offset)
-        self._still_read = still_read
+                self._arena.free(part.offset - HEADER_BYTES)
 
     def _compact(self, segment_id: SegmentId) -> None:
         """Copy the live slots of a segment into a smaller block."""
         with self._lock:
             segment = self._state.segment(segment_id)
-            if segment is None or segment.handle is None or not segment.wants_compaction:
+            old = self.view(segment) if segment is not None else None  # kept in place: `grant` lets others leave
+            if segment is None or old is None or not segment.wants_compaction:
                 return
-            handle, before = segment.handle, segment.offsets
+            in_memory, before, generation = isinstance(segment.handle, Part), segment.offsets, segment.generation
             sizes, (after, length) = segment.sizes, segment.compacted()
-            offsets = self.grant(_COMPACTION, [length]) if isinstance(handle, Part) else []
-            if isinstance(handle, Part) and not offsets:
+            offsets = self.grant(_COMPACTION, [length]) if in_memory else []
+            if in_memory and not offsets:
                 log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
                 return
-            old = self.memory.read(handle) if isinstance(handle, Part) else np.frombuffer(handle, np.uint8)
         part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
         new = self.memory.part(part) if part is not None else np.zeros(length, np.uint8)
-        for slot, offset in enumerate(after):
-            if offset >= 0:
-                new[offset : offset + sizes[slot]] = old[before[slot] : before[slot] + sizes[slot]]
+        copy_slots(old, before, new, after, sizes)
         del old
         with self._lock:
-            moved = self._state.move(segment_id, part if part is not None else new.tobytes(), after, length)
+            handle = part if part is not None else new.tobytes()
+            moved = self._state.move(segment_id, generation, handle, after, length)
             if part is not None and moved:
-                self._arena.give(part.offset, KEPT)
+                self.keep(part, segment_id)
             elif part is not None:
-                self._arena.free(part.offset)
+                self.give_back(part, _COMPACTION)
             self.settle()
 
 
-def _digests(block: np.ndarray, offsets: Sequence[int], sizes: Sequence[int]) -> list[str]:
+def copy_slots(
+    source: np.ndarray, before: Sequence[Offset], target: np.ndarray, after: Sequence[Offset], sizes: Sequence[int]
+) -> None:
+    """Copy the slots that a new block of a segment has from its old one.
+
+    Args:
+        source: the old block.
+        before: where its slots start.
+        target: the new block.
+        after: where its slots start.
+        sizes: bytes of each slot.
+    """
+    for start, end, size in zip(before, after, sizes, strict=True):
+        if isinstance(start, int) and isinstance(end, int):
+            target[end : end + size] = source[start : start + size]
+
+
+def _digests(block: np.ndarray, offsets: Sequence[Offset], sizes: Sequence[int]) -> list[str]:
     """Hash a block's tensors; one that was compacted away before has no hash, and nobody who asks for it."""
     return [
-        digest_of(block[offset : offset + size]) if offset >= 0 else ""
+        digest_of(block[offset : offset + size]) if isinstance(offset, int) else ""
         for offset, size in zip(offsets, sizes, strict=True)
     ]

@@ -31,7 +31,11 @@ class LocalClients:
             pidfd = os.pidfd_open(pid)
             self._processes[client] = (pidfd, process_watch(pidfd))
         except OSError as exc:
-            log.warning("client %s cannot be watched, its session must expire: %s", client, exc)
+            log.warning("client %s cannot be watched, it gets no memory to fill: %s", client, exc)
+
+    def watches(self, client: str) -> bool:
+        """Tell whether a client is watched: what it leaves behind will be taken back."""
+        return client in self._processes
 
     def died(self) -> list[str]:
         """Name those whose process is over."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..planner.gathering import Seat
 from ..planner.topology import Topology
+from ..store.ledger import Told
 from ..store.manifest import Header
 from ..store.refs import ModelRef
 from ..store.retention import Retention
@@ -15,7 +16,6 @@ from ..store.segmentfile import Slot
 from ..store.version import Match
 from .engine import Node
 from .frames import Slots
-from .holdings import Counters
 from .line import LineAddress
 from .parcels import Parcel
 
@@ -64,10 +64,6 @@ class ShardConfig:
     """By which it starts; None: the one of `shards`."""
 
 
-Census = dict[ModelRef, tuple[ModelRef | None, bool]]
-"""Version -> its parent, and whether it lives."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
     """How the shards of a repository are started."""
@@ -106,8 +102,28 @@ class Standing:
     topology: Topology
     finished: tuple[int, ...]
     """Shards that have handed over all that they had to, where a change is under way."""
-    census: Census
-    """What it ever held; what lived counts as lost from now on."""
+    ledger: Told
+    """All versions; what lived on the shard alone counts as lost from now on."""
+    arrived: Mapping[str, int]
+    """Names that have arrived at their new home, where a change is under way."""
+
+    def home(self, name: str) -> int:
+        """Give the shard that answers for a name now."""
+        former = self.topology.former_home(name)
+        return self.topology.home(name) if former in self.finished else self.arrived.get(name, former)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a shard tells a planner that starts again."""
+
+    topology: Topology
+    """By which it goes."""
+    ledger: Told
+    whole: bool
+    """It has heard of every commit of the repository, but for those of shards that owe it to somebody."""
+    arrived: tuple[str, ...]
+    """Names that came here in the change that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +164,6 @@ ToStore = Mapping[SegmentId, Sequence[Wanted]]
 """What must be on disk, by segment."""
 Chains = dict[Slot, tuple[Slot, ...]]
 """Tensors that are encoded against others -> these, the nearest first, up to one that stands alone."""
-Places = Mapping[SegmentId, tuple[int, Sequence[int]]]
-"""What a reader wants: segment -> the generation of the block that it has, or -1, and the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +196,6 @@ class Begun:
     """Content hashes of the parent's segments that lie here, if they were asked for."""
     blocks: dict[SegmentId, Block] | None
     """Where the parent's bytes are, if all of them are in the memory here and the client can compare with them."""
-    counters: Counters
-    """At which this is so."""
     offsets: list[int]
     """Memory for the first few of the blocks that were announced."""
     shard: int
@@ -199,8 +211,8 @@ class Fetched:
     header: Header
     body: bytes | None
     blocks: dict[SegmentId, Block]
-    counters: Counters
-    """The answer holds while the shard's board shows the same epoch; its places, while it shows the same freeings."""
+    epoch: int
+    """The answer holds while the shard's board shows the same. Its places need not: see `memory`."""
 
 
 @dataclass(frozen=True, slots=True)

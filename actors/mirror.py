@@ -2,12 +2,13 @@
 
 Rules
 - Each shard has `replicas - 1` buddies (`planner.buddies`), which keep a mirror of it on their shelves: the segments
-  that its memory alone has, and the records of the versions whose home it is. With a path that is what is not on disk.
+  that its memory alone has, and the records of the versions whose home it is. With a path that is what a restart would
+  not find there: a segment is let go when its file has it and manifests name all that versions need of it.
 - A commit waits until the buddies of every shard concerned have it. What goes is told behind, and asked for nowhere.
 - A buddy that fell behind, because it died or did not answer, is told everything again; commits wait meanwhile, reads
   do not. So is a new one: one that came to be on this shard's node is changed for one that is not, if there is one.
 - One thread tells the buddies; only commits' own copies go past it, and only to buddies that are not behind.
-- The planner's census says what was retired last: a mirror that has not heard of it does not bring it back.
+- The ledger says what was retired last: a mirror that has not heard of it does not bring it back.
 """
 
 from __future__ import annotations
@@ -128,6 +129,14 @@ class Mirrors:
             answers = await asyncio.gather(*(self._put(link, segments, records, deadline) for link in left))
             done |= {link for link, taken in zip(left, answers, strict=True) if taken}
 
+    async def leaves(self, holder: str, segments: Collection[SegmentId], deadline: float) -> None:
+        """Have the buddies take what only a manifest that is about to go still tells of; errors as in `secure`."""
+        with self._lock:
+            self._state.leaves(holder)
+            needed = [segment for segment in segments if self._needs(segment)]
+        if needed:
+            await self.secure(needed, {}, deadline)
+
     async def leave(self, deadline: float) -> None:
         """Wait until no shard that is about to drain keeps the mirror; what is late is finished behind."""
         while True:
@@ -245,6 +254,7 @@ class Mirrors:
     def _keep_up(self, link: Link) -> None:
         """Tell a buddy what went since, and see that it is there still."""
         with self._lock:
+            again = self._state.uncovered() - link.segments
             now = self._fingerprint()
             late = time.monotonic() - link.marked >= MARK_S  # what came and went between two looks leaves no trace
             changed, link.seen = now != link.seen or late, now
@@ -253,9 +263,10 @@ class Mirrors:
             link.records.difference_update(refs)
         if segments or refs:
             self._ask(link.shard, Drop(self._index, self._life, link.shelf, segments, refs, past))
-        if missing:
-            self._tell(link, set(), missing)
+        if missing or again:
+            self._tell(link, again, missing)
             with self._lock:
+                link.segments |= again
                 link.records |= missing
         if late:
             self._mark(link)
@@ -329,8 +340,7 @@ class Mirrors:
         return bool(links) and all(link.synced for link in links)
 
     def _needs(self, segment_id: SegmentId) -> bool:
-        segment = self._state.segment(segment_id)
-        return segment is not None and not segment.is_safe
+        return not self._state.rests(segment_id)
 
     def _originals(self, segments: Collection[SegmentId] | Iterator[SegmentId]) -> dict[SegmentId, Original]:
         """Describe those of these that are needed. Call it with the lock held."""

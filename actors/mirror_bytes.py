@@ -31,12 +31,12 @@ def length_of(original: Original) -> int:
 
 def original_of(segment: Segment, holdings: Holdings) -> Original:
     """Describe what a segment has. Call it with the shard's lock held."""
-    slots = tuple(slot for slot in segment.live_slots if segment.offsets[slot] >= 0)
+    places = {s: (at, segment.sizes[s]) for s in segment.live_slots if isinstance(at := segment.offsets[s], int)}
+    slots = tuple(places)
     original = Original(segment.sizes, slots, None)
     view = holdings.view(segment) if length_of(original) <= INLINE_BYTES else None
     if view is None:
         return original
-    places = {slot: (segment.offsets[slot], segment.sizes[slot]) for slot in slots}
     return Original(segment.sizes, slots, _laid_out(view, places, np.zeros(length_of(original), np.uint8)).tobytes())
 
 

@@ -4,7 +4,7 @@ Rules
 - All other shards are asked. One that is being started again has lost its shelf, so it is not waited for long: it may
   be waiting for this one.
 - Of the mirrors the one that was complete last has everything that was committed. None: all is lost, by name.
-- What the disk knows, or the planner's census counts as retired, is not brought back.
+- What the disk knows, or the ledger counts as retired, is not brought back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .holdings import INLINE_BYTES, Holdings
 from .mirror_bytes import fetched, length_of
 from .mirror_messages import Claim, Look, Offer, Original
 from .peers import Peers
-from .planner import Census
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +55,15 @@ class Restored:
     """Shards that have mirrors of earlier lives."""
 
 
-def restore(
-    index: int, peers: Peers, state: ShardState, lock: threading.RLock, holdings: Holdings, census: Census
-) -> Restored:
+def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, holdings: Holdings) -> Restored:
     """Bring back what the best mirror of shard `index` has.
 
     Args:
         index: the shard, which starts again.
         peers: the other actors.
-        state: what the disk brought back, if there is one.
+        state: the ledger, and what the disk brought back, if there is one.
         lock: guards it.
         holdings: the shard's memory.
-        census: what the planner knows.
     """
     standings = _standings(index, peers)
     restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
@@ -82,7 +78,7 @@ def restore(
                 parts = _room(holdings, wanted)
             here = {s: o for s, o in wanted.items() if s in parts or length_of(o) <= INLINE_BYTES}
             _take(index, state, lock, holdings, offer, here, parts)
-            restored.refs = _enter(state, lock, offer, census)
+            restored.refs = _enter(state, lock, offer)
         except TensorVineError as exc:
             log.error("shard %d: shard %d could not give its mirror back: %s", index, shard, exc)
             continue
@@ -164,24 +160,23 @@ def _take(
             for segment, copy in copies.items():
                 state.take_back(segment, copy.handle, copy.sizes, copy.slots)
                 if isinstance(copy.handle, Part):
-                    holdings.keep(copy.handle)
+                    holdings.keep(copy.handle, segment)
                 holdings.hash_later(segment)
     finally:
         with lock:
             holdings.drop_save(_OWNER)
 
 
-def _enter(state: ShardState, lock: threading.RLock, offer: Offer, census: Census) -> list[ModelRef]:
+def _enter(state: ShardState, lock: threading.RLock, offer: Offer) -> list[ModelRef]:
     """Have versions exist again, and hold what they name here."""
     entered: list[ModelRef] = []
     with lock:
-        known = state.census()
         for ref in sorted(offer.records):
-            if ref in known or not census.get(ref, (None, True))[1]:
+            if ref in state.live or ref in state.unread or state.ledger.retired(ref):
                 continue
             _enter_version(state, offer.records[ref])
             entered.append(ref)
-        state.restore({ref: (parent, False) for ref, parent in offer.past.items() if ref not in known})
+        state.restore({ref: (parent, False) for ref, parent in offer.past.items() if ref not in state.live})
     return entered
 
 

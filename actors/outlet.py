@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..store.errors import ModelLostError, OperationTimeoutError
-from ..store.segment import ABSENT, GONE, Segment, SegmentId
+from ..store.segment import GONE, Segment, SegmentId
 from ..store.shard import ShardState
 from .frames import Digests, Served, Slots
 from .holdings import Holdings
@@ -71,8 +71,7 @@ class Outlet:
                 served = self._served(slots)
             if served is not None:
                 return served
-            places = {segment: (-1, numbers) for segment, numbers in slots.items()}
-            self._ask("blocks", (places,), deadline - time.monotonic())
+            self._ask("blocks", (slots,), deadline - time.monotonic())
         raise self._holdings.crowded(f"segments {list(slots)} to be sent")
 
     def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
@@ -95,10 +94,10 @@ class Outlet:
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""
-        self._state.blocks(dict.fromkeys(slots, -1))  # all are here, and were used now
+        self._state.blocks(slots)  # all are here, and were used now
         segments = [segment for segment_id in slots if (segment := self._state.segment(segment_id)) is not None]
-        chosen = [_chosen(segment, slots[segment.id]) for segment in segments]
-        if any(offset == ABSENT for places in chosen for offset, _ in places.values()):
+        chosen = [places for segment in segments if (places := _chosen(segment, slots[segment.id])) is not None]
+        if len(chosen) < len(segments):
             return None
         found: dict[SegmentId, Served] = {}
         for segment, places in zip(segments, chosen, strict=True):
@@ -107,8 +106,8 @@ class Outlet:
         return found
 
 
-def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Give where slots are: slot -> (offset, bytes).
+def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """Give where slots are: slot -> (offset, bytes); None when some are on disk only.
 
     Raises:
         ModelLostError: there is no such slot, or it was let go.
@@ -116,4 +115,5 @@ def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]
     gone = [slot for slot in slots if slot >= len(segment.sizes) or segment.offsets[slot] == GONE]
     if gone:
         raise ModelLostError(f"segment {segment.id}: expected slots {list(slots)}; {gone} are not there any more")
-    return {slot: (segment.offsets[slot], segment.sizes[slot]) for slot in slots}
+    found = {slot: (at, segment.sizes[slot]) for slot in slots if isinstance(at := segment.offsets[slot], int)}
+    return found if len(found) == len(set(slots)) else None

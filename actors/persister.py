@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ..store.archive import Archive
@@ -26,6 +26,7 @@ from ..store.errors import (
     ShardUnavailableError,
     StorageError,
     TensorVineError,
+    without_frames,
 )
 from ..store.graph import ModelGraph
 from ..store.manifest import Header, TensorEntry, decode_body
@@ -35,6 +36,7 @@ from ..store.segment import SegmentId
 from ..store.segmentfile import Slot
 from .messages import PEER_TIMEOUT_S, Chains, ToStore, Wanted
 from .tiers import give_way
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class Job:
     cancelled: bool = False
     sealed: bool = False
     """Its manifest is being written: too late to cancel."""
+    given_up: str = ""
+    """Why it will never be on disk though the version exists, or did."""
 
 
 class Persister:
@@ -104,7 +108,9 @@ class Persister:
         self._current: Job | None = None
         self._changed = threading.Condition()
         self._layers: OrderedDict[bytes, dict[str, str]] = OrderedDict()
-        self._deleter = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-delete")
+        self._refused: set[ModelRef] = set()
+        """Versions that do not exist, but whose manifests may be on disk."""
+        self._deleter = Workers(1, thread_name_prefix="tensorvine-delete")
         self._thread = threading.Thread(target=self._run, name="tensorvine-persist", daemon=True)
         self._thread.start()
 
@@ -187,11 +193,16 @@ class Persister:
         """Delete files in the background."""
         self._deleter.submit(self._delete, names)
 
+    def clean_up(self) -> None:
+        """Delete the manifests of refused versions that the disk did not let go of before."""
+        for ref in list(self._refused):
+            self._take_back(ref)
+
     def flush(self, timeout: float) -> None:
         """Wait until all that waits now is on disk.
 
         Raises:
-            StorageError: the disk does not take it.
+            StorageError: the disk does not take it, or a version was given up: a part of it is lost.
             OperationTimeoutError: it took longer.
         """
         deadline = time.monotonic() + timeout
@@ -201,6 +212,11 @@ class Persister:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     raise self.late(f"shard {self._index}: {len(self._jobs)} versions")
+            given_up = [f"{job.header.ref}: {job.given_up}" for job in waiting if job.given_up]
+        if given_up:
+            raise StorageError(
+                f"shard {self._index}: expected all that waited to reach the disk; given up were {'; '.join(given_up)}"
+            )
 
     def late(self, what: str) -> TensorVineError:
         """Make the error of something that did not reach the disk in time."""
@@ -237,7 +253,7 @@ class Persister:
         try:
             self._write(job)
         except Exception as exc:  # noqa: BLE001 - it goes to whoever waits for the version, or into the log
-            return exc
+            return without_frames(exc)
         return None
 
     def _settle(self, job: Job, failure: Exception | None) -> None:
@@ -248,6 +264,8 @@ class Persister:
             job.sealed = job.sealed and not again
             if not again and self._jobs.get(job.header.ref) is job:
                 del self._jobs[job.header.ref]
+                if failure is not None and not (job.urgent or job.held):
+                    job.given_up = str(failure)
             known, self.error = self.error, failure if again and isinstance(failure, StorageError) else None
             self._changed.notify_all()
         if failure is None:
@@ -287,7 +305,10 @@ class Persister:
         try:
             self.archive.directory.delete(manifest_name(ref))
         except StorageError as exc:
-            log.warning("shard %d: %s failed, but the next start may find it: %s", self._index, ref, exc)
+            self._refused.add(ref)
+            log.warning("shard %d: %s failed, its manifest is deleted later: %s", self._index, ref, exc)
+        else:
+            self._refused.discard(ref)
 
     def _wanted(
         self, header: Header, table: dict[str, TensorEntry], layers: dict[str, str]
@@ -334,4 +355,4 @@ class Persister:
         try:
             self.archive.delete_segments(names)
         except StorageError as exc:
-            log.warning("shard %d: files that nobody needs stay until the next start: %s", self._index, exc)
+            log.warning("shard %d: files that nobody needs stay for now: %s", self._index, exc)

@@ -7,6 +7,7 @@ Rules
 - An update that is due while the one before is under way is made at a later step: nothing queues, and training waits
   for no consumer and no disk.
 - An update that fails is logged and counted, and training goes on: the next one may succeed.
+- What both threads change, they change with the lock held: when an update is due, what is owed, what there is to tell.
 """
 
 from __future__ import annotations
@@ -143,6 +144,9 @@ class Publisher:
         self._owed = False
         self._under_way: _UnderWay | None = None
         self._lock = threading.Lock()
+        """Guards what both threads change. Held for moments only."""
+        self._telling = threading.Lock()
+        """Held while the planner is told: one thread at a time tells it what it does not know."""
         self._updates: list[Update] = []
         self._failed = 0
         self._losses: list[tuple[int, float]] = []
@@ -167,7 +171,8 @@ class Publisher:
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
         """Tell what the training knows of itself and the plan does not: its last iteration, iterations per epoch."""
-        self._due = self._due.told(stop, epoch)
+        with self._lock:
+            self._due = self._due.told(stop, epoch)
 
     def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
         """Tell of a training iteration that has just ended; publish if it is time.
@@ -191,16 +196,19 @@ class Publisher:
             raise ValueError(f"publisher of {self.name!r}: expected an iteration after {self._iteration}; found {at}")
         if self._left_at is not None:
             self._took((now - self._left_at) / (at - self._iteration), at - self._iteration)
-        self._iteration = at
-        self._losses.append((at, float(loss)))
         self._start()
-        due = self._due.at(at) or self._owed
-        if due:
-            self._owed = self._is_under_way()
-        if due and not self._owed:
+        with self._lock:
+            self._iteration = at
+            self._losses.append((at, float(loss)))
+            due, self._owed = self._due.at(at) or self._owed, False
+        busy = due and self._is_under_way()
+        if busy:
+            with self._lock:
+                self._owed = True
+        elif due:
             self._publish_gently(model, float(loss))
         self._left_at = time.perf_counter()
-        return due and not self._owed
+        return due and not busy
 
     def publish(self, model: Any, loss: float | None = None) -> PendingSave:
         """Publish now, whatever the schedule says.
@@ -363,6 +371,10 @@ class Publisher:
 
     def _tell(self) -> None:
         """Tell the planner what it does not know, and take its plan; without it the schedule stands as it is."""
+        with self._telling:
+            self._tell_once()
+
+    def _tell_once(self) -> None:
         told = self._untold()
         try:
             planner = self._repo._session.planner
@@ -376,19 +388,20 @@ class Publisher:
             return
         with self._lock:
             self._advice = advice
-        if advice.schedule is not None and self._due.schedule != advice.schedule:
-            self._due = self._due.planned(advice.schedule)
-            last = self._updates[-1].iteration if self._updates else 0
-            self._owed |= any(last < iteration <= self._iteration for iteration in advice.schedule.iterations)
+            if advice.schedule is not None and self._due.schedule != advice.schedule:
+                self._due = self._due.planned(advice.schedule)
+                last = self._updates[-1].iteration if self._updates else 0
+                self._owed |= any(last < iteration <= self._iteration for iteration in advice.schedule.iterations)
 
     def _untold(self) -> Observed:
         with self._lock:
             losses = self._losses[self._told.losses :]
             updates = self._updates[self._told.updates :]
+            request = self._due.request
         steps = [self._steps_s.popleft() for _ in range(len(self._steps_s))]
         return Observed(
             self._run,
-            self._due.request,
+            request,
             self._told.losses,
             tuple(losses),
             (sum(steps) / len(steps),) if steps else (),

@@ -2,15 +2,19 @@
 
 Rules
 - One message finds a model that was never met: manifest and places come together. One that was loaded before needs
-  none: where its tensors lie is kept, and holds as long as the boards of the shards show the same epochs.
-- No memory is kept: an array locks its part in the shard (`memory`) from before its place is known to hold until
-  nobody uses it any more. So arrays stay intact, whatever becomes of the model.
+  none: where its tensors lie is kept, and which version that is holds as long as its home's board shows the same epoch.
+- No place is believed: a block counts when it is locked and its header says that it is the one (`memory`). What is not
+  there any more is asked for again. An answer may be of another version than the one that was expected, and lack
+  blocks: what was not answered is asked for.
+- No memory is kept: an array locks its block in the shard until nobody uses it any more. So arrays stay intact,
+  whatever becomes of the model.
 - What is not mapped is carried, by the way (`carrier`) that is predicted to be the fastest, or that the caller names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -24,13 +28,13 @@ from ..store.arrays import as_numpy, dtype_name, dtype_of
 from ..store.errors import ModelLostError, MovedError, TensorMismatchError, TensorNotFoundError
 from ..store.manifest import TensorEntry, slots_of
 from ..store.refs import ModelRef, split_ref
-from ..store.segment import Block, SegmentId
+from ..store.segment import Block, Offset, SegmentId
 from .carrier import Carrier, Wish
 from .catalog import Catalog
-from .holdings import Counters
-from .messages import Fetched, Places
+from .frames import Slots
+from .messages import Fetched
 from .session import Session, time_left
-from .ways import AUTO, EPOCH, FREED, SHARED, SharedMemoryWay, Way, far_ways
+from .ways import AUTO, SHARED, SharedMemoryWay, Way, far_ways
 
 PLANS = 256
 """Loads whose places are kept."""
@@ -38,7 +42,7 @@ PLANS = 256
 Selection = tuple[str, tuple[str, ...]] | None
 """("layers" or "tensors", their names); None: all tensors."""
 Key = tuple[str, int | None, Selection]
-_Row = tuple[str, SegmentId, int, tuple[int, ...], np.dtype]
+_Row = tuple[str, SegmentId, Offset, tuple[int, ...], np.dtype]
 """(name, segment, offset in its block, shape, dtype)."""
 
 
@@ -58,33 +62,38 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where the tensors of a load lie in mapped memory, and the counters at which that was so."""
+    """Where the tensors of a load lie in mapped memory, and until when this is the version to load."""
 
     ref: ModelRef
     rows: list[_Row]
     nbytes: int
     """Of the tensors."""
     blocks: dict[SegmentId, Block]
-    counters: dict[int, Counters]
-    """Shard -> its counters."""
-    topology: Topology
-    """By which the shards were asked."""
+    home: int
+    epoch: int
+    """Of the home."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What shards answered."""
 
-    home: int
     ref: ModelRef
     chosen: dict[str, TensorEntry]
     """The table, as far as it was asked for."""
-    blocks: dict[SegmentId, Block]
-    """Those of it that lie in mapped memory."""
-    counters: dict[int, Counters]
-    """Shard whose memory is mapped -> the counters at which this is so."""
-    topology: Topology
-    """By which the shards were asked."""
+    near: set[SegmentId]
+    """Segments of it that lie in mapped memory."""
+    complete: bool
+    """All of these are held."""
+    home: int
+    epoch: int | None
+    """Of the home; None: its memory is not mapped."""
+
+
+_Offsets = Mapping[int, int] | Sequence[Offset]
+"""Slot -> where it starts."""
+_Held = dict[SegmentId, tuple[Block, np.ndarray]]
+"""Blocks that are locked, and are what they were said to be."""
 
 
 class Reader:
@@ -157,20 +166,21 @@ class Reader:
         self._told = (fetched, topology)
 
     def mapped(
-        self, shard: int, entries: Mapping[str, TensorEntry], blocks: Mapping[SegmentId, Block], counters: Counters
+        self, entries: Mapping[str, TensorEntry], blocks: Mapping[SegmentId, Block]
     ) -> dict[str, np.ndarray] | None:
-        """Give tensors whose places a shard has just told; None when it has freed anything since.
+        """Give tensors whose places a shard has just told; None when some are there no more.
 
         Args:
-            shard: which; its memory is mapped.
-            entries: name -> which; all of that shard.
+            entries: name -> which.
             blocks: segment -> where it is.
-            counters: at which this is so.
         """
-        held = {segment: self._shared.lock(shard, segment, blocks[segment]) for segment in slots_of(entries.values())}
-        if held and not self._shared.holds({shard: counters}, FREED):
+        held: _Held = {}
+        needed = slots_of(entries.values())
+        self._lock_all(held, {segment: blocks[segment] for segment in needed if segment in blocks}, math.inf)
+        if _lacking(held, needed):
             return None
-        return _views(_rows(entries, {segment: block.offsets for segment, block in blocks.items()}), held)
+        offsets = {segment: block.offsets for segment, (block, _) in held.items()}
+        return _views(_rows(entries, offsets), {segment: array for segment, (_, array) in held.items()})
 
     @property
     def far_ways(self) -> tuple[str, ...]:
@@ -207,19 +217,18 @@ class Reader:
         """Give the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
             plan = self._plans.get(key)
+        if plan is None or not self._shared.shows(plan.home, plan.epoch):
+            return None
+        blocks: dict[SegmentId, np.ndarray] = {}
         try:
-            if plan is None or not self._shared.holds(plan.counters, EPOCH):
-                return None
-            where = plan.topology.where
-            blocks = {
-                segment: self._shared.lock(where(segment), segment, block) for segment, block in plan.blocks.items()
-            }
-            arrays = _views(plan.rows, blocks)
-            if not self._shared.holds(plan.counters, EPOCH):
-                return None
+            for segment, block in plan.blocks.items():
+                locked = self._shared.lock(segment, block)
+                if locked is None:
+                    return None
+                blocks[segment] = locked
         except MovedError:  # a shard of the plan has drained
             return None
-        return Loaded(arrays, plan.ref, {SHARED: plan.nbytes}, True)
+        return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True)
 
     def _keep(self, key: Key, plan: _Plan) -> None:
         with self._lock:
@@ -231,89 +240,98 @@ class Reader:
     # ---- with messages ----------------------------------------------------------------------------------
 
     def _fetched(self, key: Key, wish: Wish) -> Loaded:
-        """Ask where the tensors lie, lock the places, and ask again while a shard freed anything meanwhile.
+        """Ask where the tensors lie and lock the places, until all are locked that lie in mapped memory.
 
-        What is locked stays: a second answer that names the same places was given after they were locked.
+        What is locked stays so, for later rounds too: it cannot change any more.
         """
-        held: dict[SegmentId, tuple[Block, np.ndarray]] = {}
-        while True:
+        held: _Held = {}
+        found = self._ask(key, wish, held)
+        while not found.complete:
+            time_left(wish.deadline, wish.what)
             found = self._ask(key, wish, held)
-            new = {
-                segment: (block, self._shared.lock(found.topology.where(segment), segment, block))
-                for segment, block in found.blocks.items()
-                if segment not in held or held[segment][0].generation != block.generation
-            }
-            held.update(new)
-            if not new or self._shared.holds(found.counters, FREED):
-                break
-        far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.blocks}
+        far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.near}
         with self._in_part(key, found.ref, wish):
             carried, ways = self._carrier.carried(far, wish)
         near = sum(entry.nbytes for name, entry in found.chosen.items() if name not in far)
-        offsets: dict[SegmentId, Mapping[int, int] | Sequence[int]] = {s: b.offsets for s, b in found.blocks.items()}
+        offsets: dict[SegmentId, _Offsets] = {segment: held[segment][0].offsets for segment in found.near}
         offsets.update((segment, part.offsets) for segment, part in carried.items())
         rows = _rows(found.chosen, offsets)
-        if not far and found.home in found.counters:
-            self._keep(key, _Plan(found.ref, rows, near, found.blocks, found.counters, found.topology))
-        blocks = {segment: held[segment][1] for segment in found.blocks}
+        if not far and found.epoch is not None:
+            places = {segment: held[segment][0] for segment in found.near}
+            self._keep(key, _Plan(found.ref, rows, near, places, found.home, found.epoch))
+        blocks = {segment: held[segment][1] for segment in found.near}
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(found.chosen):
             ways[SHARED] = near
         return Loaded(_views(rows, blocks), found.ref, ways, wish.verify or not far)
 
-    def _ask(self, key: Key, wish: Wish, held: Mapping[SegmentId, tuple[Block, np.ndarray]]) -> _Found:
+    def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:
+        """Ask for the manifest, and for the blocks that are not `held`; lock those that are told."""
         name, version, selection = key
         topology, home = self._session.topology, self._session.home(name)
         mapped = self._is_mapped(home, wish)
-        have = {segment: block.generation for segment, (block, _) in held.items()}
         known = self._catalog.known(name, version)
-        wanted: dict[SegmentId, tuple[int, list[int]]] | None = None if mapped and selection is None else {}
+        wanted: Slots = {}
         if known is not None and mapped:
             chosen = self._select(known, self._catalog.table(known, None), selection)
-            at_home = slots_of(e for e in chosen.values() if topology.where(e.segment) == home)
-            wanted = {segment: (have.get(segment, -1), slots) for segment, slots in at_home.items()}
+            wanted = slots_of(e for e in chosen.values() if topology.where(e.segment) == home)
+            wanted = _lacking(held, wanted)
         told = self._heard(ModelRef(name, version)) if version is not None and mapped else None
-        fetched = told or self._fetch(home, name, version, known, wanted, wish)
+        fetched = told or self._fetch(home, name, version, known, wanted, mapped and selection is None, wish)
         ref = fetched.header.ref
         self._catalog.meet(ref, fetched.header.graph_key)
         chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
-        asked = wanted.keys() if wanted and told is None else set[SegmentId]()
+        self._lock_all(held, fetched.blocks, wish.deadline)
         shards = {entry.segment: topology.where(entry.segment) for entry in chosen.values()}
-        near = {shard for shard in set(shards.values()) if self._is_mapped(shard, wish)}
-        needed = slots_of(e for e in chosen.values() if shards[e.segment] in near)
-        missing: dict[int, dict[SegmentId, tuple[int, list[int]]]] = {}
-        for segment in needed.keys() - fetched.blocks.keys() - asked:
-            missing.setdefault(shards[segment], {})[segment] = (have.get(segment, -1), needed[segment])
-        blocks = {**{segment: block for segment, (block, _) in held.items()}, **fetched.blocks}
-        counters = {home: fetched.counters} if mapped else {}
+        mapped_shards = {shard for shard in set(shards.values()) if self._is_mapped(shard, wish)}
+        needed = slots_of(chosen.values())
+        lacking = _lacking(held, needed)
+        missing: dict[int, dict[SegmentId, Sequence[int]]] = {}
+        for segment, slots in lacking.items():
+            if shards[segment] in mapped_shards:
+                missing.setdefault(shards[segment], {})[segment] = slots
         with self._in_part(key, ref, wish):
             questions = {shard: ("blocks", part) for shard, part in missing.items()}
             answers = self._session.ask(questions, time_left(wish.deadline, wish.what)) if questions else []
-        for shard, (more, at) in zip(missing, answers, strict=True):
-            blocks.update(more)
-            counters.setdefault(shard, at)
-        return _Found(home, ref, chosen, {segment: blocks[segment] for segment in needed}, counters, topology)
+        for blocks in answers:
+            self._lock_all(held, blocks, wish.deadline)
+        near = {segment for segment in needed if segment not in lacking or shards[segment] in mapped_shards}
+        complete = not any(_lacking(held, part) for part in missing.values())
+        return _Found(ref, chosen, near, complete, home, fetched.epoch if mapped else None)
+
+    def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block], deadline: float) -> None:
+        """Lock blocks, and add to what is `held` those that are what they were said to be."""
+        for segment, block in blocks.items():
+            array = self._shared.lock(segment, block, deadline)
+            if array is not None:
+                held[segment] = (block, array)
 
     def _fetch(
-        self, home: int, name: str, version: int | None, known: ModelRef | None, wanted: Places | None, wish: Wish
+        self,
+        home: int,
+        name: str,
+        version: int | None,
+        known: ModelRef | None,
+        wanted: Slots,
+        whole: bool,
+        wish: Wish,
     ) -> Fetched:
         """Ask for manifest and blocks; again without a guess when `known` is no longer the latest version."""
         question = ("fetch", self._session.client, name, version)
         left = time_left(wish.deadline, wish.what)
         try:
-            return self._session.call(home, *question, known, wanted, timeout=left, again=True)
+            return self._session.call(home, *question, known, wanted, whole, timeout=left, again=True)
         except ModelLostError:
             if known is None or version is not None:
                 raise
-            return self._session.call(home, *question, None, {}, timeout=left, again=True)
+            return self._session.call(home, *question, None, {}, whole, timeout=left, again=True)
 
     def _heard(self, ref: ModelRef) -> Fetched | None:
         """Give, once, what a version's home told of it unasked, if nothing has changed there since."""
         told, self._told = self._told, None
         if told is None or told[0].header.ref != ref or told[1] is not self._session.topology or told[1].former:
             return None
-        counters = {self._session.home(ref.name): told[0].counters}
-        return told[0] if self._shared.holds(counters, EPOCH) else None
+        return told[0] if self._shared.shows(self._session.home(ref.name), told[0].epoch) else None
 
     @contextlib.contextmanager
     def _in_part(self, key: Key, ref: ModelRef, wish: Wish) -> Generator[None]:
@@ -367,9 +385,12 @@ def _selection(
     return ("tensors", tuple(into)) if into is not None else None
 
 
-def _rows(
-    chosen: Mapping[str, TensorEntry], offsets: Mapping[SegmentId, Mapping[int, int] | Sequence[int]]
-) -> list[_Row]:
+def _lacking(held: _Held, needed: Slots) -> dict[SegmentId, Sequence[int]]:
+    """Give those segments of which not all slots that are needed lie in a block that is held."""
+    return {s: slots for s, slots in needed.items() if s not in held or not held[s][0].covers(slots)}
+
+
+def _rows(chosen: Mapping[str, TensorEntry], offsets: Mapping[SegmentId, _Offsets]) -> list[_Row]:
     return [(n, e.segment, offsets[e.segment][e.slot], e.shape, dtype_of(e.dtype)) for n, e in chosen.items()]
 
 

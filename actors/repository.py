@@ -38,6 +38,7 @@ from ..store.shard import ShardStats
 from ..store.version import Match
 from . import files, frameworks
 from .catalog import Catalog
+from .closing import close_all
 from .embedded import default_engine
 from .engine import Engine
 from .launch import Launched, disk_options, launch, running
@@ -181,22 +182,16 @@ class Repository:
     def close(self) -> None:
         """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
 
-        Who started a repository with a path waits here until all of it is on disk; what could not be written is logged.
+        Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
+        all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
+        error is raised at the end.
         """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._saves.close()
-        if self._launched is not None and self._launched.names and self._disk:
-            try:
-                self.flush(FLUSH_TIMEOUT_S)
-            except TensorVineError as exc:
-                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
-        self._reader.close()
-        self._session.close()
-        if self._launched is not None:
-            self._launched.stop()
+        closes = (self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched)
+        close_all(f"repository {self.name!r}", *closes)
 
     def leave(self) -> None:
         """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
@@ -460,7 +455,8 @@ class Repository:
         while frontier:
             found = [pair for part in self._session.broadcast("offspring", frontier) for pair in part]
             frontier = [ref for ref, _ in found if ref not in seen]
-            seen.update(found)
+            for ref, live in found:  # its home knows, others perhaps not
+                seen[ref] = live or seen.get(ref, False)
             if len(self._session.shards) == 1:
                 break
         return sorted(ref for ref, live in seen.items() if live)
@@ -687,6 +683,18 @@ class Repository:
             announced,
         )
         return self._saves.submit(request, copy=copy)
+
+    def _flush_last(self) -> None:
+        """Wait for the disk, where this client started the repository."""
+        if self._launched is not None and self._launched.names and self._disk:
+            try:
+                self.flush(FLUSH_TIMEOUT_S)
+            except TensorVineError as exc:
+                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+
+    def _stop_launched(self) -> None:
+        if self._launched is not None:
+            self._launched.stop()
 
     def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
         key, text = best.graph_key, texts[best.graph_key]

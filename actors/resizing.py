@@ -1,9 +1,11 @@
 """The planner's part in a change of the topology: shards join or drain while the repository works.
 
 Rules
-- A change has one step at which it is decided: the topology that the planner gives. Before it, whatever fails undoes
-  all; after it, every call is repeated until it has succeeded, by the planner's next life too, however long it takes.
-- Every shard goes by the new topology before the first name moves. One shard at a time hands over.
+- A change has one step at which it is decided: the topology is recorded where it outlives all actors (`registry`),
+  before any of them goes by it. Before that, whatever fails undoes all; after it, every call is repeated until it has
+  succeeded, by the planner's next life too, however long it takes.
+- Every shard goes by the new topology before the first name moves, and one that joined has the whole ledger. One
+  shard at a time hands over.
 - Who asked waits as long as its timeout says; the change goes on without it. One change at a time.
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 
 from ..planner.topology import TAG_BITS, Topology
 from ..store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
+from ..store.ledger import Told
 from ..store.shard import ShardStats
 from .engine import Engine
 from .messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
@@ -62,8 +65,10 @@ class Resizing:
         engine: runs the shards.
         plan: how a shard is started; None: this repository cannot start any.
         topology: gives the present one.
-        decide: makes another one the present.
+        record: has a topology outlive all actors.
+        decide: makes it the present one.
         finished: told which shards have handed over all they had to; with None, that a change begins.
+        ledger: gives what is known of all versions.
     """
 
     def __init__(
@@ -71,14 +76,18 @@ class Resizing:
         engine: Engine,
         plan: ShardPlan | None,
         topology: Callable[[], Topology],
+        record: Callable[[Topology], None],
         decide: Callable[[Topology], None],
         finished: Callable[[int | None], None],
+        ledger: Callable[[], Told],
     ) -> None:
         self._engine = engine
         self._plan = plan
         self._topology = topology
+        self._record = record
         self._decide = decide
         self._finished = finished
+        self._ledger = ledger
         self._turn = threading.Lock()
         self._pause = threading.Event()
 
@@ -151,8 +160,9 @@ class Resizing:
         self._announce(after)
 
     def _announce(self, topology: Topology) -> None:
-        """Decide: from the first shard that has heard it, there is no way back."""
+        """Decide: from now on, there is no way back."""
         self._finished(None)
+        self._recorded(topology)
         self._tell(topology.former, "learn", topology)
         self._decide(topology)
 
@@ -186,6 +196,7 @@ class Resizing:
         """Have a shard's segments copied to its heirs, and decide that these hold them; gives the bytes."""
         warned = self._topology().warned([shard])
         after = warned.shrunk([shard])
+        self._recorded(warned)
         self._decide(warned)
         try:
             self._tell(warned.alive, "learn", warned, deadline=deadline)
@@ -200,6 +211,7 @@ class Resizing:
     def _stay(self, shard: int) -> None:
         """Undo what was prepared for a drain."""
         calm = self._topology().warned(())
+        self._recorded(calm)
         self._decide(calm)
         self._tell(calm.alive, "learn", calm)
         self._tell([shard], "keep_segments")
@@ -221,12 +233,15 @@ class Resizing:
         """Have all shards go by the topology that was decided on, have names move, and say that all have arrived."""
         topology = self._topology()
         self._tell(topology.alive, "learn", topology)
+        for shard in set(topology.shards) - set(topology.former):
+            self._until_done(shard, "catch_up", (self._ledger(),))
         names = nbytes = 0
         for shard in topology.former:
             moved: Moved = self._until_done(shard, "hand_over", ())
             names, nbytes = names + moved.names, nbytes + moved.metadata_bytes
             self._finished(shard)
         settled = topology.settled()
+        self._recorded(settled)
         self._decide(settled)
         self._tell(settled.alive, "learn", settled)
         for shard in set(topology.former) - set(topology.shards):
@@ -254,6 +269,15 @@ class Resizing:
                 raise  # the repository was closed meanwhile
             except TensorVineError as exc:
                 log.warning("change of the shards: shard %d: %s is repeated: %s", shard, method, exc)
+            self._pause.wait(RETRY_S)
+
+    def _recorded(self, topology: Topology) -> None:
+        """Record a topology: where it cannot be said whether it is, it must be."""
+        while True:
+            try:
+                return self._record(topology)
+            except TensorVineError as exc:
+                log.warning("change of the shards: topology %d is recorded again: %s", topology.version, exc)
             self._pause.wait(RETRY_S)
 
     # ---- within -----------------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ class Saver:
             and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
         }
         if begun.blocks is not None and begun.header is not None and alike:
-            parent = self._reader.mapped(begun.shard, alike, begun.blocks, begun.counters)
+            parent = self._reader.mapped(alike, begun.blocks)
             if parent is None:  # it was moved between the answer and now
                 parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline - time.monotonic())
             return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}

@@ -4,6 +4,7 @@ Rules
 - A save that does not wait is copied before it is queued: into memory of the shard where some is reserved (`saver`),
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries saves out, in the order in which they were asked for. It starts with the first.
+- `close` waits for as long as the saves that are queued may take by their own timeouts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 from ..store.arrays import as_numpy
 from ..store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
 from .catalog import Catalog
+from .closing import close_all
 from .pending import PendingSave
 from .reader import Reader
 from .save_request import SaveRequest
@@ -54,6 +57,8 @@ class Saves:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._ends = 0.0
+        """When the last queued save has ended, by the timeouts of all before it: on the monotonic clock."""
         self._closed = False
 
     def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
@@ -73,6 +78,7 @@ class Saves:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
                 self._thread.start()
+            self._ends = max(self._ends, time.monotonic()) + request.timeout
             self._queue.put(work)
         return work.pending
 
@@ -81,10 +87,15 @@ class Saves:
         with self._lock:
             self._closed = True
             self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout=CONTROL_TIMEOUT_S)
-        self.saver.close()
-        self._staging.close()
+            left = max(self._ends - time.monotonic(), 0.0) + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
+        close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
+
+    def _join(self, timeout: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("a save that should have ended goes on; what it is about will be given up")
 
     def _stage(self, work: _Work) -> None:
         """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""

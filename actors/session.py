@@ -4,7 +4,8 @@ Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
 - A session lasts as long as its heartbeat. One thread per client renews it and lets go of the pins of collected
   matches; it starts with the first save or prefix query and ends with `close`.
-- A connection maps the shard's memory when both are on one node: see `memory`.
+- A connection maps the shard's memory when both are on one node: see `memory`. It is closed when another one takes its
+  place, and with the session.
 - A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
   asks again, by turns where the name was and where it is to be, while it is on its way.
 - What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
@@ -22,6 +23,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..planner.topology import Topology
@@ -33,6 +35,7 @@ from ..store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
+from .closing import close_all
 from .engine import Actor, Engine, Future
 from .line import Line, LineAnswer
 from .memory import MemoryView
@@ -63,9 +66,13 @@ class Connection:
     line: Line | None
     """For short calls; None when it is on another node, or has none."""
 
-    def counters(self) -> tuple[int, int] | None:
-        """Give the shard's epoch and freeings; None when its board cannot be seen or its process has ended."""
-        return self.view.counters() if self.view is not None else None
+    def epoch(self) -> int | None:
+        """Give the shard's epoch; None when its board cannot be seen or its process has ended."""
+        return self.view.epoch() if self.view is not None else None
+
+    def is_of(self, hello: Hello) -> bool:
+        """Tell whether it is to the life of a shard that said this, and that has not ended as far as can be seen."""
+        return self.hello.pid == hello.pid and (self.view is None or self.view.epoch() is not None)
 
     def close(self) -> None:
         """Let go of it."""
@@ -107,6 +114,8 @@ class Session:
         """The planner answered last time."""
         self._actors: dict[int, Actor] = {}
         self._connections: dict[int, Connection] = {}
+        self._greeted: set[int] = set()
+        """Shards that may know this client, whether there still is a connection or not."""
         self._lock = threading.Lock()
         self._dropped: deque[str] = deque()
         self._closing = threading.Event()
@@ -201,7 +210,7 @@ class Session:
         """Give the connection to a shard's present life, if there is one. Does not wait."""
         with self._lock:
             known = self._connections.get(shard)
-        return known if known is not None and (known.view is None or known.view.counters() is not None) else None
+        return known if known is not None and known.is_of(known.hello) else None
 
     def connection(self, shard: int, deadline: float = math.inf) -> Connection:
         """Give the connection to a shard's present life, made anew when its process has ended.
@@ -213,12 +222,20 @@ class Session:
         if (known := self.connected(shard)) is not None:
             return known
         timeout = min(CONTROL_TIMEOUT_S, deadline - time.monotonic())
+        self._greeted.add(shard)
         hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), timeout=timeout, again=True)
         line = Line(hello.line) if hello.line is not None else None
         made = Connection(self._actor(shard), hello, self._view(hello), line)
         with self._lock:
-            self._connections[shard] = made
-        return made
+            known = self._connections.get(shard)
+            again = known is not None and known.is_of(hello)  # another thread was faster
+            if not again:
+                self._connections[shard] = made
+        if known is None:
+            return made
+        spare, kept = (made, known) if again else (known, made)
+        spare.close()
+        return kept
 
     def connect_all(self) -> None:
         """Have a connection to every shard."""
@@ -366,8 +383,12 @@ class Session:
         for shard, part in _by_shard(leases).items():
             if topology.former or shard not in topology.shards:
                 self._dropped.extend(part)
-            else:
+                continue
+            try:
                 self.send(shard, "unpin", part)
+            except TensorVineError as exc:  # it has gone, and the newest topology is not known here
+                log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
+                self._dropped.extend(part)
 
     def drop(self, lease: str) -> None:
         """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""
@@ -388,8 +409,8 @@ class Session:
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         farewells: list[tuple[int, Future]] = []
-        moved = set(self.topology.alive) if self.topology.version else set[int]()
-        for shard in {*self._connections, *moved}:
+        alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
+        for shard in alive if self.topology.version else alive & self._greeted:
             with contextlib.suppress(TensorVineError):
                 farewells.append((shard, self.send(shard, "goodbye", self.client)))
         for shard, farewell in farewells:
@@ -397,8 +418,8 @@ class Session:
                 self.result(farewell, shard, 2.0)
             except TensorVineError as exc:
                 log.debug("shard %d did not hear goodbye: %s", shard, exc)
-            self.forget(shard)
-        self.planner.close()
+        closes = [partial(self.forget, shard) for shard in list(self._connections)]
+        close_all(f"client {self.client}", *closes, self.planner.close)
 
     def _housekeep(self) -> None:
         renewed, quiet = time.monotonic(), False

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..planner.topology import Topology
 from ..store.arena import Part
+from ..store.errors import StorageError
 from ..store.handover import Bundle, MovedSegment
 from ..store.segment import SegmentId
 from .elastic import Unwritten
@@ -88,7 +89,13 @@ class ShardChanges(ShardParts):
 
     @group("watch")
     async def copy_out(self, after: Topology) -> int:
-        """Copy all segments to the shards that will have them; gives the bytes."""
+        """Copy all segments to the shards that will have them; gives the bytes.
+
+        Raises:
+            StorageError: which segments are needed is not known, for a manifest cannot be read.
+        """
+        for ref, why in list(self._state.unread.items()):
+            raise StorageError(f"shard {self._config.index}: expected to read {ref} before it drains; {why}")
         return await self._estate.copy(after)
 
     @group("watch")

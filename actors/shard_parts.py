@@ -2,20 +2,21 @@
 
 Rules
 - The parts have one lock. What serves those who ask (`shard_*`) is based on this, and nothing here knows of it.
-- A shard that starts again goes by the planner's standing, takes back what disk and mirrors have, and answers the rest
-  as lost.
+- A shard that starts again goes by the planner's standing, which has heard all others, takes back what disk and
+  mirrors have, and answers the rest as lost.
 - After each change `_settle` carries out what the state left; `_wake` shows it to readers and to those who wait.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-import time
 from collections.abc import Iterable, Set
 from typing import Any
 
 from ..store.errors import StorageError
+from ..store.overtaken import Overtaken
 from ..store.refs import ModelRef
 from ..store.shard import ShardState
 from .claims import Claims
@@ -25,6 +26,7 @@ from .engine import Engine
 from .estate import Estate
 from .history import History
 from .holdings import Holdings
+from .local_clients import LocalClients
 from .messages import Disk, ShardConfig, Standing
 from .mirror import Mirrors
 from .mirror_restore import Restored, restore
@@ -54,18 +56,23 @@ class ShardParts:
         standing = self._standing() if again else None
         self._state = ShardState(config.index, lambda name: self._peers.topology.home(name), config.session_s)
         self._state.where = self._peers.topology.where
-        self._state.generations = time.time_ns()
+        if standing is not None:
+            self._state.ledger.merge(standing.ledger)
+        self._whole = standing is not None or not self._peers.topology.former
+        """It has heard of every commit; one that joins has not."""
+        self._state.generations = secrets.randbits(62)
         self._holdings = Holdings(self._state, self._lock, engine, config.capacity, config.preallocate_bytes)
         self._waiters = Waiters(self._lock)
         self._history = self._open_history(config.disk, standing) if config.disk is not None else None
         persister = self._history.persister if self._history is not None else None
-        self._room = Room(self._lock, self._holdings, self._waiters, persister)
+        self._local = LocalClients()
+        self._room = Room(self._lock, self._holdings, self._local, self._waiters, persister)
         recovered = self._history.recovered if self._history is not None else []
         self._claims = Claims(self._state, self._lock, self._peers, recovered) if again else None
         """What other homes name here, where they must still be asked."""
         restored = self._recover(standing) if standing is not None else Restored()
         if standing is None and self._history is not None:
-            self._peers.tell_planner(self._state.census())  # what the disk brought back
+            self._peers.tell_planner(self._state.ledger.told())  # what the disk brought back
         self._board = self._open_board(config.redis) if config.redis is not None else None
         self._outlet = self._open_outlet()
         self._desk = Desk()
@@ -77,10 +84,13 @@ class ShardParts:
             self._state, self._lock, self._peers, self._waiters, outlets, self._names_moved, standing
         )
         self._estate = Estate(self._state, self._lock, self._holdings, self._peers)
+        self._overtaken = Overtaken()
         self._requests = 0
         """Saves begun, versions fetched and prefix queries answered."""
         self._shelf = self._open_shelf()
         self._mirrors = self._open_mirrors(restored) if config.replicas > 1 else None
+        if self._history is not None:
+            self._history.care.start(lambda: self._claims is None or not self._claims.open)
 
     # ---- after a change ---------------------------------------------------------------------------------
 
@@ -157,20 +167,23 @@ class ShardParts:
         """Take back what mirrors have, and learn what else an earlier life held: it is answered as lost by name."""
         restored = Restored()
         if self._config.replicas > 1:
-            arguments = (self._peers, self._state, self._lock, self._holdings, standing.census)
-            restored = restore(self._config.index, *arguments)
+            restored = restore(self._config.index, self._peers, self._state, self._lock, self._holdings)
             for kept in map(self._state.kept, restored.refs):
                 if self._history is not None:
                     self._history.persister.add(Job(kept.header, kept.body, urgent=False))
-        self._state.restore(standing.census)
-        kept = {str(ref) for ref in self._state.models()}
-        gone = [str(ref) for ref in standing.census if str(ref) not in kept]
+        names = [name for name in self._state.ledger.names() if standing.home(name) == self._config.index]
+        self._state.claim(names)
+        kept = {str(ref) for ref in (*self._state.models(), *self._state.unread)}
+        gone = [str(ref) for ref in self._state.census() if str(ref) not in kept]
         for shard in self._peers.others:
             if not self._peers.topology.former:
-                self._peers.send(shard, "release_homes", self._config.index, list(kept))
+                topology = self._peers.topology.version
+                self._peers.send(shard, "release_homes", self._config.index, list(kept), topology)
             else:  # names that are to be at home here may be elsewhere still
                 self._peers.send(shard, "release_all", gone)
-        self._peers.tell_planner(self._state.census())
+        self._peers.tell_planner(self._state.ledger.told())
+        used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}
+        self._peers.owe(used | self._state.census())
         if self._config.replicas == 1:
             log.warning("shard %d started again: what was only in its memory is lost", self._config.index)
         return restored

@@ -2,24 +2,29 @@
 
 Rules
 - A version's home tells the shards that have its tensors: hold, release, cool, write, mirror. Telling twice changes
-  nothing.
+  nothing, and a release counts whether it comes after the hold that it undoes or before (`store.overtaken`).
 - A shard whose segments went to its heirs passes on what it is told of them (`estate`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..store.ledger import Fact, Told
 from ..store.refs import ModelRef
 from ..store.segment import Holds, SegmentId, Stored
+from .care import named_here
 from .claims import claims_on
 from .engine import group
-from .messages import Chains, ToStore
+from .messages import Account, Chains, ToStore
 from .mirror_messages import Message
 from .shard_parts import ShardParts
+
+log = logging.getLogger(__name__)
 
 
 class ShardPeers(ShardParts):
@@ -29,8 +34,13 @@ class ShardPeers(ShardParts):
 
     @group("ctl")
     async def hold(self, holder: str, holds: Holds) -> None:
-        """Hold slots here for a version whose home is elsewhere."""
+        """Hold slots here for a version whose home is elsewhere.
+
+        Raises:
+            OperationTimeoutError: it was given up already.
+        """
         with self._lock:
+            self._overtaken.check(holder)
             moved = self._estate.moved
             if not moved:
                 self._state.hold(holder, holds)
@@ -41,6 +51,8 @@ class ShardPeers(ShardParts):
     async def release(self, holder: str) -> None:
         """Forget a holder whose home is elsewhere."""
         with self._lock:
+            if "@" in holder and not self._state.is_holder(holder):
+                self._overtaken.released(holder)
             self._state.release(holder)
             if self._claims is not None:
                 self._claims.released(holder)
@@ -48,12 +60,18 @@ class ShardPeers(ShardParts):
         await self._pass_on("release", holder)
 
     @group("ctl")
-    async def release_homes(self, home: int, keep: Sequence[str]) -> None:
-        """Forget what a shard that lost its memory held here, but for the versions that are on disk."""
+    async def release_homes(self, home: int, keep: Sequence[str], version: int) -> None:
+        """Forget what a shard that lost its memory held here, but for the versions that are on disk.
+
+        Homes are meant by the topology of that version: by another one, nothing is let go.
+        """
         with self._lock:
+            if version != self._peers.topology.version:
+                log.warning("shard %d keeps what shard %d held: the topology changed", self._config.index, home)
+                return
             self._state.release_homes(home, keep)
         await self._settle()
-        await self._pass_on("release_homes", home, keep)
+        await self._pass_on("release_homes", home, keep, version)
 
     @group("ctl")
     async def release_all(self, holders: Sequence[str]) -> None:
@@ -68,6 +86,12 @@ class ShardPeers(ShardParts):
             self._state.cool(str(ref))
         await self._settle()
         await self._pass_on("cool", ref)
+
+    @group("ctl")
+    async def named(self, segments: Sequence[SegmentId]) -> set[SegmentId]:
+        """Tell which of another shard's segments versions of this home, or commits on their way, name."""
+        with self._lock:
+            return named_here(self._state, segments)
 
     # ---- disk and mirrors -------------------------------------------------------------------------------
 
@@ -89,10 +113,12 @@ class ShardPeers(ShardParts):
             ModelLostError: one of them has no file.
         """
         with self._lock:
-            known = all(self._state.knows_segment(segment) for segment in segments)
+            known = not self._state.unread and all(self._state.knows_segment(segment) for segment in segments)
         if not known:
             await self._disk().relearn(ref)
             await self._settle()
+        with self._lock:
+            self._state.written(str(ref))
 
     @group("ctl")
     async def stored(self, segment: SegmentId) -> Stored:
@@ -112,9 +138,15 @@ class ShardPeers(ShardParts):
             ModelLostError: one went with an earlier life of this shard, after the home had it held.
         """
         with self._lock:
-            self._state.blocks(dict.fromkeys(segments, -1))
+            self._state.blocks(segments)
         if self._mirrors is not None:
             await self._mirrors.secure(segments, {}, time.monotonic() + timeout)
+
+    @group("data")
+    async def leaves(self, holder: str, segments: Sequence[SegmentId], timeout: float) -> None:
+        """Have copies on other nodes of what only a version's manifest tells of, which is about to go."""
+        if self._mirrors is not None:
+            await self._mirrors.leaves(holder, segments, time.monotonic() + timeout)
 
     # ---- an earlier life --------------------------------------------------------------------------------
 
@@ -124,8 +156,31 @@ class ShardPeers(ShardParts):
         with self._lock:
             return claims_on(self._state, shard)
 
+    # ---- the ledger -------------------------------------------------------------------------------------
+
     @group("ctl")
-    async def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        """Tell the planner, which lost it, what this shard was ever home to."""
+    async def note(self, news: Mapping[ModelRef, Fact]) -> None:
+        """Take what another home committed or retired."""
         with self._lock:
-            return self._state.census()
+            self._state.ledger.note(news)
+
+    @group("ctl")
+    async def merge(self, told: Told) -> None:
+        """Take what the planner has heard from all."""
+        with self._lock:
+            self._state.ledger.merge(told)
+
+    @group("ctl")
+    async def catch_up(self, told: Told) -> None:
+        """Have the whole ledger, as one that has joined: from before this on, it hears of every commit."""
+        with self._lock:
+            self._state.ledger.merge(told)
+            self._whole = True
+
+    @group("ctl")
+    async def account(self) -> Account:
+        """Tell the planner, which starts again, how things stand here."""
+        with self._lock:
+            topology = self._peers.topology
+            moved = [name for name in self._state.names() if topology.former_home(name) != self._config.index]
+            return Account(topology, self._state.ledger.told(), self._whole, tuple(moved))

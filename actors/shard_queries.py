@@ -41,11 +41,11 @@ class ShardQueries(ShardParts):
             return self._state.record(ref.name, ref.version, client).body
 
     @group("ctl")
-    async def architecture(self, name: str, key: bytes) -> tuple[str, str | None]:
-        """Give the graph's JSON text of a version of `name`, and the framework's recipe for it."""
+    async def architecture(self, client: str, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
+        """Give the graph's JSON text of a version, and the framework's recipe for it."""
         with self._lock:
-            self._elastic.check(name)
-            return self._state.graphs.architecture(key)
+            self._elastic.check(ref.name)
+            return self._state.architecture(ref, key, client)
 
     @group("ctl")
     async def chain(self, ref: ModelRef) -> list[ModelRef]:
@@ -105,8 +105,8 @@ class ShardQueries(ShardParts):
     def _in_memory(self, ref: ModelRef) -> Fetched:
         """Give a live version's manifest, and its blocks that lie in the memory here; with the lock held."""
         record, held = self._state.record(ref.name, ref.version, ""), self._state.held(ref)
-        present = dict.fromkeys(held.keys() - self._state.absent(held).keys(), -1)
-        return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.counters)
+        present = held.keys() - self._state.absent(held).keys()
+        return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.epoch)
 
     @group("ctl")
     async def unpin(self, leases: Sequence[str]) -> None:
@@ -138,6 +138,7 @@ class ShardQueries(ShardParts):
                 requests=self._requests,
                 bytes_mirrored=self._shelf.nbytes,
                 mirrors_behind=behind,
+                files_orphaned=self._history.care.orphans if self._history is not None else 0,
             )
 
     @group("ctl")

@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from ..store.errors import ModelLostError
 from ..store.refs import ModelRef
 from ..store.segment import Block, SegmentId
 from ..store.version import Record
 from .desk import Cards
 from .engine import group
-from .holdings import Counters
-from .messages import Fetched, GroupAnswer, GroupQuestion, Places
+from .frames import Slots
+from .messages import Fetched, GroupAnswer, GroupQuestion
 from .outlet import READ_ROUNDS
 from .shard_parts import ShardParts
 
 LOCK_S = 0.25
 
-_Found = tuple[dict[SegmentId, Block], Counters, dict[SegmentId, np.ndarray]]
-"""(blocks, the counters at which they are so, what keeps them in place)."""
+_Found = tuple[dict[SegmentId, Block], int, dict[SegmentId, np.ndarray]]
+"""(blocks, the epoch at which this was answered, what keeps them in place)."""
 
 
 class ShardReads(ShardParts):
@@ -39,40 +40,46 @@ class ShardReads(ShardParts):
         name: str,
         version: int | None,
         known: ModelRef | None,
-        wanted: Places | None,
+        wanted: Slots,
+        whole: bool,
     ) -> Fetched:
-        """Give a version's manifest, unless `known`, and where blocks are: those `wanted`, or all that lie here (None).
+        """Give a version's manifest, unless it is `known`, and where blocks are.
 
         What is on disk only is read first. Blocks are for clients that map this shard's memory.
+
+        Args:
+            client: who asks.
+            name: of the model.
+            version: its number; None: the latest.
+            known: the version whose manifest the client has, and takes for the one that it asks for.
+            wanted: slots, lying here, that it needs of that one.
+            whole: of another one it needs all that lies here; else it asks for what it needs when it has the manifest.
         """
         found: list[Record] = []
 
-        def places() -> Places:
+        def places() -> Slots:
             self._requests += 1
             self._elastic.check(name)
             found[:] = [self._state.record(name, version, client)]
-            if wanted is not None:
+            if found[0].header.ref == known:
                 return wanted
-            return {segment: (-1, slots) for segment, slots in self._state.held(found[0].header.ref).items()}
+            return self._state.held(found[0].header.ref) if whole else {}
 
-        blocks, counters, _ = await self._brought(places, True, name)
+        blocks, epoch, _ = await self._brought(places, True, name)
         record = found[0]
-        return Fetched(record.header, None if record.header.ref == known else record.body, blocks, counters)
+        return Fetched(record.header, None if record.header.ref == known else record.body, blocks, epoch)
 
     @group("ctl")
-    async def blocks(self, wanted: Places) -> tuple[dict[SegmentId, Block], Counters]:
-        """Give blocks of this shard's segments, read from disk where need be, and the counters at which this holds.
-
-        They are for clients that map this shard's memory.
-        """
-        blocks, counters, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
-        return blocks, counters
+    async def blocks(self, wanted: Slots) -> dict[SegmentId, Block]:
+        """Give blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
+        blocks, _, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
+        return blocks
 
     @group("ctl", line=False)
-    async def carried(self, wanted: Places) -> tuple[dict[SegmentId, Block], Counters]:
+    async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
         """Give blocks as in `blocks`, but such as the engine carries."""
-        blocks, counters, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
-        return await self._holdings.in_thread(self._holdings.exported, blocks, views), counters
+        blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
+        return await self._holdings.in_thread(self._holdings.exported, blocks, views)
 
     @group("watch")
     async def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
@@ -104,7 +111,7 @@ class ShardReads(ShardParts):
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    async def _brought(self, places: Callable[[], Places], local: bool, what: str) -> _Found:
+    async def _brought(self, places: Callable[[], Slots], local: bool, what: str) -> _Found:
         """Find blocks, and read what is on disk only until all of it is in the memory at one time.
 
         Args:
@@ -120,28 +127,32 @@ class ShardReads(ShardParts):
             if found is not None:
                 _let_go_soon(kept)
                 return found
-            kept += await self._load(wanted)
+            try:
+                kept += await self._load(wanted)
+            except ModelLostError:
+                with self._lock:
+                    places()  # this says so where the version was retired meanwhile
+                raise
         raise self._holdings.crowded(what)
 
-    def _found(self, wanted: Places, local: bool) -> _Found | None:
+    def _found(self, wanted: Slots, local: bool) -> _Found | None:
         """Give what is wanted if all of it is in memory; for others than `local` clients, kept there.
 
         Call it with the lock held.
         """
-        if self._state.absent({segment: slots for segment, (_, slots) in wanted.items()}):
+        if self._state.absent(wanted):
             return None
-        blocks = self._state.blocks({segment: generation for segment, (generation, _) in wanted.items()})
-        return blocks, self._holdings.counters, {} if local else self._holdings.views(blocks)
+        blocks = self._state.blocks(wanted)
+        return blocks, self._holdings.epoch, {} if local else self._holdings.views(blocks)
 
-    async def _load(self, wanted: Places) -> list[np.ndarray]:
+    async def _load(self, wanted: Slots) -> list[np.ndarray]:
         """Read into the memory what is wanted and on disk only.
 
         All of it stays there as long as what is given back lives.
         """
-        slots = {segment: slots for segment, (_, slots) in wanted.items()}
         with self._lock:
-            absent = self._state.absent(slots)
-            kept = self._holdings.kept(slots)
+            absent = self._state.absent(wanted)
+            kept = self._holdings.kept(wanted)
         return kept + await self._disk().load(absent, self._room.granted)
 
 

@@ -16,7 +16,6 @@ import time
 from .engine import Engine, group
 from .line import LineAddress
 from .line_server import LineDoor
-from .local_clients import LocalClients
 from .messages import Hello, ShardConfig
 from .shard_parts import ShardParts
 
@@ -30,7 +29,6 @@ class ShardSessions(ShardParts):
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         super().__init__(engine, config)
-        self._local = LocalClients()
         self._door = LineDoor(self, f"shard {config.index}")
         self._sweeper = threading.Thread(target=self._sweep, name="tensorvine-sweep", daemon=True)
         self._sweeper.start()

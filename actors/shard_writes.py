@@ -1,18 +1,22 @@
 """What savers ask of a shard: memory to fill, versions that come to exist, and their end.
 
 Rules
-- Memory is granted, filled by the client, and adopted; what is not adopted goes back when the save ends.
+- Memory is granted to a client whose process is watched, filled by it, and adopted; what is not adopted goes back when
+  the save ends, and what is asked for it after that is refused (`store.overtaken`).
 - A version exists when all shards that it needs hold its tensors, and its copies are where they were asked for: on
   other nodes, or on disk. Until then nobody sees it, and what went wrong is undone.
 - A name that is being written does not move to another home (`elastic`).
+- Once a version exists, nothing that comes after can fail its save: that is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -25,9 +29,11 @@ from ..store.segment import SegmentId
 from ..store.version import Draft
 from .engine import group
 from .holdings import Filled
-from .messages import Begun
+from .messages import PEER_TIMEOUT_S, Begun
 from .persister import Job
 from .shard_parts import ShardParts
+
+log = logging.getLogger(__name__)
 
 
 class ShardWrites(ShardParts):
@@ -64,20 +70,22 @@ class ShardWrites(ShardParts):
             self._elastic.check(name)
             self._requests += 1
             self._state.open(client, time.monotonic())
-            absent = optional and self._state.newer(name, 0) is None
-            wanted = sizes if not self._is_leaving() else []
+            newest = self._state.newer(name, 0)
+            absent = optional and newest is None
+            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
             offsets = self._holdings.grant(save_id, wanted) if absent or not inherits else []
             if absent:
-                return Begun(None, None, None, {}, None, self._holdings.counters, offsets, *who)
+                return Begun(None, None, None, {}, None, offsets, *who)
+            if optional and newest is not None and version is None:
+                version = newest.version  # also where a later one cannot be read now
             record, lease = self._state.pin(name, version, client, time.monotonic())
             mine = [segment for segment in record.segments if self._state.where(segment) == self._config.index]
             held = self._state.held(record.header.ref)
             comparable = compares and len(mine) == len(record.segments) and not self._state.absent(held)
-            blocks = self._state.blocks(dict.fromkeys(held, -1)) if inherits and comparable else None
-            counters = self._holdings.counters
+            blocks = self._state.blocks(held) if inherits and comparable else None
         hashes = await self.digests(mine) if inherits and not comparable else {}
         body = None if record.header.ref == known else record.body
-        return Begun(record.header, body, lease, hashes, blocks, counters, offsets, *who)
+        return Begun(record.header, body, lease, hashes, blocks, offsets, *who)
 
     @group("ctl")
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
@@ -94,7 +102,8 @@ class ShardWrites(ShardParts):
         """Grant memory for a save to come, if there is plenty; none else."""
         with self._lock:
             self._state.open(client, time.monotonic())
-            return self._holdings.reserve(save_id, sizes) if not self._is_leaving() else []
+            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
+            return self._holdings.reserve(save_id, wanted) if wanted else []
 
     @group("ctl")
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
@@ -102,13 +111,14 @@ class ShardWrites(ShardParts):
 
         Raises:
             StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError: the client is not known here (any more).
         """
         with self._lock:
             self._state.open(client, time.monotonic())
             if self._is_leaving():
                 version = self._peers.topology.version
                 raise MovedError(f"shard {self._config.index}: it drains: nothing new is put there", version)
-        return await self._room.granted(save_id, sizes, timeout)
+        return await self._room.granted(save_id, sizes, timeout, client)
 
     @group("ctl")
     async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
@@ -125,7 +135,7 @@ class ShardWrites(ShardParts):
         (offset,) = await self._room.granted(save_id, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         try:
-            await self._holdings.in_thread(np.copyto, self._holdings.memory.part(part), block)
+            await self._holdings.in_thread(self._holdings.fill, part, save_id, block)
             with self._lock:
                 self._holdings.adopt(save_id, os.getpid(), [(segment, part, sizes)])
             await self._estate.late(save_id, [segment])
@@ -161,9 +171,13 @@ class ShardWrites(ShardParts):
                 await self.adopt(draft.save_id, life, blocks)
                 blocks = []
             committed = await self._commit(draft, client, life, blocks, durable, deadline)
-        await self._elastic.unpin(leases)
-        await self._settle()
-        await self._pass_on("release", draft.save_id)
+        ref, _ = committed
+        with _after(ref):
+            await self._elastic.unpin(leases)
+        with _after(ref):
+            await self._settle()
+        with _after(ref):
+            await self._pass_on("release", draft.save_id)
         return committed
 
     async def _commit(
@@ -175,6 +189,7 @@ class ShardWrites(ShardParts):
             self._holdings.adopt(draft.save_id, life, blocks)
             ref = self._state.begin_commit(draft)
         created_ns = time.time_ns()
+        keepers = self._peers.keepers(draft.holds)
         try:
             await self._estate.heard()
             await self._peers.hold(str(ref), draft.holds)
@@ -187,21 +202,22 @@ class ShardWrites(ShardParts):
             with self._lock:
                 self._state.abandon(ref)
             await self._peers.note_gently({ref: (draft.parent, False)})
-            await self._peers.release(str(ref), {s for s, _ in draft.holds})
+            await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
             raise
         with self._lock:
             self._state.publish(ref, draft, created_ns)
             if self._board is not None:
                 self._board.announce([(draft.header(ref, created_ns), draft.body)])
-            self._holdings.drop_save(draft.save_id)
+            self._holdings.end_save(draft.save_id)
             others: list[tuple[int, ModelRef]] = []
             if self._history is not None:
                 if not durable:
                     self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
                 others = self._history.retain(ref.name)
         self._wake(ref.name)
-        for shard, cold in others:
-            await self._peers.tell_gently(shard, "cool", cold)
+        with _after(ref):
+            for shard, cold in others:
+                await self._peers.tell_gently(shard, "cool", cold)
         return ref, created_ns
 
     async def _secure(self, draft: Draft, header: Header, deadline: float) -> None:
@@ -235,7 +251,7 @@ class ShardWrites(ShardParts):
         """Forget what an unfinished save brought."""
         with self._lock:
             self._state.release(save_id)
-            self._holdings.drop_save(save_id)
+            self._holdings.end_save(save_id)
         await self._elastic.unpin(leases)
         await self._settle()
         await self._pass_on("release", save_id)
@@ -248,6 +264,7 @@ class ShardWrites(ShardParts):
                 ref = self._state.resolve(name, version)
                 header = self._state.record(ref.name, ref.version, "").header
             if self._history is not None:
+                await self._leave(ref)
                 await self._history.bury(header)
             with self._lock:
                 self._state.retire(ref)
@@ -260,7 +277,31 @@ class ShardWrites(ShardParts):
         await self._settle()
         return ref
 
+    async def _leave(self, ref: ModelRef) -> None:
+        """Have copies on other nodes of what versions that are not on disk yet have on disk by this manifest only."""
+        if self._mirrors is None:
+            return
+        by_shard: dict[int, list[SegmentId]] = {}
+        with self._lock:
+            record = self._state.known(ref)
+            for segment in record.segments if record is not None else ():
+                by_shard.setdefault(self._state.where(segment), []).append(segment)
+        own, timeout = by_shard.pop(self._config.index, []), PEER_TIMEOUT_S / 2
+        await asyncio.gather(
+            self._mirrors.leaves(str(ref), own, time.monotonic() + timeout),
+            *(self._peers.tell(shard, "leaves", str(ref), part, timeout) for shard, part in by_shard.items()),
+        )
+
     @group("watch")
     async def flush(self, timeout: float) -> None:
         """Wait until all that waits now is on disk."""
         await self._disk().flush(timeout)
+
+
+@contextlib.contextmanager
+def _after(ref: ModelRef) -> Generator[None]:
+    """Do something after a version came to exist: whatever fails here, its save succeeded."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s exists; what comes after it failed in part", ref)

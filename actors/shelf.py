@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -43,6 +42,7 @@ from .mirror_messages import (
     Where,
 )
 from .wire import WireServer
+from .workers import Workers
 
 FETCHERS = 2
 """Threads that fetch what is to be kept."""
@@ -86,7 +86,7 @@ class Shelf:
         self._mirrors: dict[int, Mirror] = {}
         self._serial = count(1)
         self._server: WireServer | None = None
-        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="tensorvine-mirror")
+        self._fetchers = Workers(FETCHERS, thread_name_prefix="tensorvine-mirror")
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,8 @@ Rules
   low priority; each segment by one thread at a time.
 - To memory: what a reader asks for of a segment that is on disk only, and no more: one tensor of a large segment is
   one read. When more of the same segment is asked for, all of it comes.
+- While there are manifests that could not be read, a new generation of a file has all that the one before had.
+- A file that was replaced while it was read says nothing: who reads looks again at what counts now.
 - What is read is checked (`store.encoding`); what a reader gets lies in the shard's memory like everything else.
 """
 
@@ -16,9 +18,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,15 +30,17 @@ from ..store.arena import Part
 from ..store.arrays import as_bytes
 from ..store.codec import Codec, Encoded
 from ..store.encoding import DENSE_EVERY, Tensor, decode_slot, encode_tensors
-from ..store.errors import CorruptDataError, ModelLostError, TensorVineError
-from ..store.segment import Segment, SegmentId, Stored, layout
+from ..store.errors import CorruptDataError, ModelLostError, StorageError, TensorVineError
+from ..store.segment import GONE, Segment, SegmentId, Stored, layout
 from ..store.segmentfile import Row, SegmentFile, Slot
 from ..store.shard import ShardState
 from .holdings import Holdings
 from .messages import Chains, ToStore, Wanted
+from .workers import Workers
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OPEN_FILES = 64
 WRITERS = 2
 NICENESS = 10
@@ -71,7 +76,7 @@ class Tiers:
         self._codec = codec
         self._settle = settle
         self._stored_elsewhere = stored_elsewhere
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="tensorvine-write", initializer=give_way)
+        self._writers = Workers(WRITERS, thread_name_prefix="tensorvine-write", initializer=give_way)
         self._writing: set[SegmentId] = set()
         self._written = threading.Condition()
         self._open: OrderedDict[str, SegmentFile] = OrderedDict()
@@ -139,16 +144,17 @@ class Tiers:
             segment = self._segment(segment_id)
             before, generation = segment.stored, segment.files
             segment.files += 1
-            live = set(segment.live_slots)
+            live, whole = set(segment.live_slots), bool(self._state.unread)
             sources, chains = self._sources(segment, new)
-        old_rows, old_parts = self._old(before, live)
+        written = {tensor.slot for tensor in new}
+        old_rows, old_parts = self._old(before, None if whole else live, written)
         rows, parts = encode_tensors(self._codec, sources)
         del sources
         bases = {slot: chain for slot, chain in (before.bases if before else {}).items() if slot in live}
         bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
         rows, parts = [*old_rows, *rows], [*old_parts, *parts]
         file = self._archive.write_segment(segment_id, generation, rows, parts)
-        slots = frozenset(row.slot for row in rows)
+        slots = frozenset(row.slot for row in rows if row.slot in live | written)
         stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
         try:
             with self._lock:
@@ -170,7 +176,7 @@ class Tiers:
         chains: dict[int, tuple[Slot, ...]] = {}
         for t in sorted(wanted, key=lambda t: t.slot):
             offset = segment.offsets[t.slot]
-            if view is None or offset < 0:
+            if view is None or not isinstance(offset, int):
                 raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; it is not")
             data = view[offset : offset + segment.sizes[t.slot]]
             digest = segment.digests[t.slot] if segment.digests is not None else None
@@ -200,18 +206,21 @@ class Tiers:
     def _base(self, base: Slot) -> np.ndarray | None:
         """Give a base's bytes, if it is in memory and held: reading it back would cost more than it saves."""
         segment = self._state.segment(base[0])
-        if segment is None or segment.offsets[base[1]] < 0 or not segment.counts[base[1]]:
+        offset = segment.offsets[base[1]] if segment is not None else GONE
+        if segment is None or not isinstance(offset, int) or not segment.counts[base[1]]:
             return None
         view = self._holdings.view(segment)
-        offset = segment.offsets[base[1]]
         return view[offset : offset + segment.sizes[base[1]]] if view is not None else None
 
-    def _old(self, stored: Stored | None, live: set[int]) -> tuple[list[Row], list[Encoded]]:
-        """Give the rows of a file that are still needed, and their stored bytes."""
+    def _old(self, stored: Stored | None, live: set[int] | None, written: set[int]) -> tuple[list[Row], list[Encoded]]:
+        """Give the rows of a file that are still needed (None: all may be), and their stored bytes.
+
+        Those that are `written` anew are not among them.
+        """
         if stored is None:
             return [], []
         file = self._file(stored)
-        slots = sorted(live & file.rows.keys())
+        slots = sorted((file.rows.keys() if live is None else live & file.rows.keys()) - written)
         return [file.rows[slot] for slot in slots], [file.encoded(slot) for slot in slots]
 
     # ---- to memory --------------------------------------------------------------------------------------
@@ -220,19 +229,29 @@ class Tiers:
         """Say which slots a new block should have so that it has `slots`, and its length in bytes."""
         with self._lock:
             segment = self._segment(segment_id)
-            here = [slot for slot in segment.live_slots if segment.offsets[slot] >= 0]
+            here = any(isinstance(segment.offsets[slot], int) for slot in segment.live_slots)
             chosen = sorted(segment.live_slots if here else set(slots) & set(segment.live_slots))
             return chosen, layout([segment.sizes[slot] for slot in chosen])[1]
 
-    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> bool:
-        """Read slots into a part of the memory, or, where they are few bytes, None: into the heap.
+    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> bool:
+        """Read slots into a part of the memory that `owner` was granted, or, where they are few bytes, into the heap.
 
         Returns:
-            False when the segment changed meanwhile: the part is not used.
+            False when the segment changed meanwhile: the part is given back, as with an error.
 
         Raises:
             CorruptDataError, StorageError: a file cannot be read; names it.
         """
+        moved = False
+        try:
+            moved = self._filled(segment_id, chosen, part)
+        finally:
+            with self._lock:
+                if part is not None and not moved:
+                    self._holdings.give_back(part, owner)
+        return moved
+
+    def _filled(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> bool:
         with self._lock:
             segment = self._segment(segment_id)
             offsets, length = segment.arranged(chosen)
@@ -240,21 +259,28 @@ class Tiers:
             generation = segment.generation
         block = self._holdings.memory.part(part) if part is not None else np.zeros(length, np.uint8)
         for slot in chosen:
-            target = block[offsets[slot] : offsets[slot] + sizes[slot]]
-            if view is not None and before[slot] >= 0:
-                target[:] = view[before[slot] : before[slot] + sizes[slot]]
+            start, end = before[slot], offsets[slot]
+            if not isinstance(end, int):
+                continue  # let go since it was chosen
+            target = block[end : end + sizes[slot]]
+            if view is not None and isinstance(start, int):
+                target[:] = view[start : start + sizes[slot]]
             else:
-                found = as_bytes(decode_slot((segment_id, slot), self._file_of))
+                array = self._read((segment_id, slot))
+                if array is None:
+                    return False
+                found = as_bytes(array)
                 if found.nbytes != sizes[slot]:
                     raise CorruptDataError(
                         f"segment {segment_id}: slot {slot}: expected {sizes[slot]} bytes; found {found.nbytes}"
                     )
                 target[:] = found
+        handle = part if part is not None else block.tobytes()
         with self._lock:
-            segment = self._state.segment(segment_id)
-            if segment is None or segment.generation != generation:
-                return False
-            return self._state.move(segment_id, part if part is not None else block.tobytes(), offsets, length)
+            moved = self._state.move(segment_id, generation, handle, offsets, length)
+            if part is not None and moved:
+                self._holdings.keep(part, segment_id)
+            return moved
 
     def digests(self, segment_id: SegmentId) -> tuple[str, ...] | None:
         """Give a segment's content hashes from its file; None where it has no file, or does not know one."""
@@ -262,8 +288,9 @@ class Tiers:
             segment = self._state.segment(segment_id)
             if segment is None or segment.stored is None:
                 return None
-            live, count, stored = segment.live_slots, len(segment.sizes), segment.stored
-        known = {slot: row.digest for slot, row in self._file(stored).rows.items()}
+            live, count = segment.live_slots, len(segment.sizes)
+        file = self._unless_replaced(lambda opened: opened(segment_id))
+        known = {slot: row.digest for slot, row in file.rows.items()} if file is not None else {}
         if not all(known.get(slot) for slot in live):
             return None
         return tuple(known.get(slot, "") for slot in range(count))
@@ -291,12 +318,12 @@ class Tiers:
             segment = self._segment(segment_id)
             stored, offset, view = segment.stored, segment.offsets[slot], self._holdings.view(segment)
             size = segment.sizes[slot]
-        resident = view[offset : offset + size] if view is not None and offset >= 0 else None
+        resident = view[offset : offset + size] if view is not None and isinstance(offset, int) else None
         if stored is None or slot not in stored.slots:
             return []
-        array = decode_slot((segment_id, slot), self._file_of)
-        file = self._file(stored)
-        if resident is None:
+        array = self._read((segment_id, slot))
+        file = self._unless_replaced(lambda opened: opened(segment_id))
+        if resident is None or array is None or file is None or slot not in file.rows:
             return []
         return _difference(file.where, file.rows[slot], resident.view(array.dtype).reshape(array.shape), array)
 
@@ -320,15 +347,54 @@ class Tiers:
             raise ModelLostError(f"segment {segment_id}: expected a file; it was only in memory")
         return stored
 
+    def writes(self, segment_id: SegmentId) -> bool:
+        """Tell whether a file of a segment is being written."""
+        with self._written:
+            return segment_id in self._writing
+
     def forget(self, names: Sequence[str]) -> None:
         """Let go of files that are to be deleted: one that is mapped keeps its place on the disk."""
         with self._open_lock:
             for name in names:
                 self._open.pop(name, None)
 
-    def _file_of(self, segment_id: SegmentId) -> SegmentFile:
+    def _read(self, place: Slot) -> np.ndarray | None:
+        """Read a tensor, and the ones that it is encoded against; None when it moved to another file meanwhile."""
+
+        def read(opened: Callable[[SegmentId], SegmentFile]) -> np.ndarray | None:
+            if place[1] not in self._stored(place[0]).slots:
+                return None  # its last holder let it go, and a file without it came
+            return decode_slot(place, opened)
+
+        return self._unless_replaced(read)
+
+    def _unless_replaced(self, read: Callable[[Callable[[SegmentId], SegmentFile]], T | None]) -> T | None:
+        """Read from files of segments; None when one of them was replaced, or let go of, before it was read.
+
+        What fails then is the look at a file that is no one's any more: it says nothing of those that count.
+        """
+        used: dict[SegmentId, Stored] = {}
+
+        def opened(segment_id: SegmentId) -> SegmentFile:
+            used[segment_id] = self._stored(segment_id)
+            return self._file(used[segment_id])
+
+        try:
+            return read(opened)
+        except (CorruptDataError, StorageError, ModelLostError):
+            if self._are_current(used):
+                raise
+            return None
+
+    def _are_current(self, used: Mapping[SegmentId, Stored]) -> bool:
+        try:
+            return all(self._stored(segment_id) == stored for segment_id, stored in used.items())
+        except ModelLostError:
+            return False
+
+    def _stored(self, segment_id: SegmentId) -> Stored:
         mine = self._state.where(segment_id) == self._state.index
-        return self._file(self.stored(segment_id) if mine else self._stored_elsewhere(segment_id))
+        return self.stored(segment_id) if mine else self._stored_elsewhere(segment_id)
 
     def _file(self, stored: Stored) -> SegmentFile:
         """Give an open file; the ones used last are kept open."""

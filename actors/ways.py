@@ -9,13 +9,15 @@ Rules
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ..store.blockheader import header_of
 from ..store.errors import ModelLostError, ShardUnavailableError
 from ..store.segment import Block, SegmentId
 from .backends import BACKENDS
@@ -23,14 +25,11 @@ from .buffers import Buffers
 from .collective_way import CollectiveWay
 from .files_way import FilesWay
 from .frames import Digests, Received, Slots
-from .holdings import Counters
 from .session import Session, time_left
 from .wire import WireClient
 
 AUTO = "auto"
 SHARED = "shared"
-EPOCH, FREED = 0, 1
-"""A shard's counters: see `memory`."""
 
 
 class Way(Protocol):
@@ -97,38 +96,36 @@ class SharedMemoryWay:
         return self._session.connection(shard, deadline).view is not None
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
-        """Lock the blocks in place, and ask again while the shard freed anything meanwhile."""
-        held: dict[SegmentId, tuple[Block, np.ndarray]] = {}
-        while True:
-            wanted = {s: (held[s][0].generation if s in held else -1, slots) for s, slots in places.items()}
-            blocks, counters = self._session.call(
-                shard, "blocks", wanted, timeout=time_left(deadline, what), again=True
-            )
-            held |= {segment: (block, self.lock(shard, segment, block)) for segment, block in blocks.items()}
-            if not blocks or self.holds({shard: counters}, FREED):
-                return {s: _received(block, places[s], array) for s, (block, array) in held.items()}
+        """Lock the blocks in place, and ask again for those that were moved before they were locked."""
+        found: dict[SegmentId, Received] = {}
+        while missing := {segment: slots for segment, slots in places.items() if segment not in found}:
+            left = time_left(deadline, what)
+            blocks: dict[SegmentId, Block] = self._session.call(shard, "blocks", missing, timeout=left, again=True)
+            locked = {segment: self.lock(segment, block, deadline) for segment, block in blocks.items()}
+            found |= {s: _received(blocks[s], places[s], array) for s, array in locked.items() if array is not None}
+        return found
 
-    def lock(self, shard: int, segment: SegmentId, block: Block) -> np.ndarray:
-        """Give a block's bytes, locked in place where they lie in the memory of the shard that told the block."""
+    def lock(self, segment: SegmentId, block: Block, deadline: float = math.inf) -> np.ndarray | None:
+        """Give a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
+
+        Raises:
+            TensorVineError: its shard cannot be reached by then.
+        """
         if isinstance(block.handle, bytes):
             return np.frombuffer(block.handle, np.uint8)
         key = (segment, block.generation)
         mapped = self._mapped.get(key)
         if mapped is None:
-            view = self._session.connection(shard).view
-            if view is None:
-                raise ModelLostError(f"segment {segment}: expected shard {shard} on this node; it has moved")
-            mapped = self._mapped[key] = view.read(block.handle)
+            view = self._session.connection(block.shard, deadline).view
+            mapped = view.read(block.handle, header_of(segment, block.generation)) if view is not None else None
+            if mapped is not None:
+                self._mapped[key] = mapped
         return mapped
 
-    def holds(self, counters: Mapping[int, Counters], which: int) -> bool:
-        """Tell whether the boards of shards still show the same epochs (`EPOCH`) or freeings (`FREED`)."""
-        for shard, then in counters.items():
-            connected = self._session.connected(shard)
-            now = connected.counters() if connected is not None else None
-            if now is None or now[which] != then[which]:
-                return False
-        return True
+    def shows(self, shard: int, epoch: int) -> bool:
+        """Tell whether a shard still runs, and its board shows this epoch."""
+        connected = self._session.connected(shard)
+        return connected is not None and connected.epoch() == epoch
 
     def close(self) -> None:
         """Do nothing: the session owns the maps."""
@@ -208,9 +205,8 @@ class ObjectStoreWay:
 
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
         """Have the shard put blocks into the store, and map them here."""
-        wanted = {segment: (-1, slots) for segment, slots in places.items()}
         left = time_left(deadline, what)
-        blocks, _ = self._session.call(shard, "carried", wanted, timeout=left, again=True)
+        blocks: dict[SegmentId, Block] = self._session.call(shard, "carried", places, timeout=left, again=True)
         hashes: Digests = {}
         if digests:
             left = time_left(deadline, what)
@@ -230,8 +226,9 @@ class ObjectStoreWay:
 
 
 def _received(block: Block, slots: Sequence[int], array: np.ndarray, hashes: Sequence[str] | None = None) -> Received:
-    gone = [slot for slot in slots if block.offsets[slot] < 0]
-    if gone:
+    offsets = {slot: at for slot in slots if isinstance(at := block.offsets[slot], int)}
+    if len(offsets) < len(set(slots)):
+        gone = sorted(set(slots) - offsets.keys())
         raise ModelLostError(f"expected slots {list(slots)} of a block; {gone} are not there any more")
     digests = {slot: hashes[slot] for slot in slots} if hashes is not None else None
-    return Received({slot: block.offsets[slot] for slot in slots}, array, digests)
+    return Received(offsets, array, digests)

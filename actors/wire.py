@@ -3,7 +3,8 @@
 Rules
 - Needs `store/`, the standard library and NumPy: an edge consumer imports it without any engine.
 - One verb: read slots of segments; `frames` says how. Bytes are sent straight from the memory where they lie, which
-  stays locked until they are sent, and received straight into the memory where they stay.
+  stays locked until they are sent, and received straight into the memory where they stay. So a client that stalls, or
+  takes them at less than `frames.LEAST_RATE`, is let go.
 - Content hashes, where they are asked for, are computed by the server while it sends.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
   `ShardUnavailableError`: another way may work.
@@ -30,6 +31,7 @@ from .buffers import Buffers
 from .frames import (
     MESSAGE_BYTES,
     Digests,
+    Pace,
     Received,
     Row,
     Served,
@@ -56,7 +58,7 @@ GREETING_S = 10.0
 IDLE_S = 60.0
 """How long a connection may wait for its next request."""
 STALL_S = 30.0
-"""How long a client may take no byte."""
+"""How long a client may take no byte, and be behind the least rate at which it must take an answer."""
 CONNECT_S = 5.0
 SHARED_BYTES = 1 << 20
 """Segments that are small together arrive in one buffer."""
@@ -73,13 +75,15 @@ class WireServer:
     Args:
         answer: gives what is asked for, or raises an error of the tree.
         host: address of an interface of this machine.
+        clock: gives the seconds by which clients must keep pace.
 
     Raises:
         OSError: nothing can listen there.
     """
 
-    def __init__(self, answer: Answer, host: str) -> None:
+    def __init__(self, answer: Answer, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._answer = answer
+        self._clock = clock
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         bound = self._listener.getsockname()
@@ -165,7 +169,7 @@ class WireServer:
             return
         rows = [Row.of(segment, found) for segment, found in served.items()]
         parts = [part for row in rows for part in pieces(served[row.segment], row)]
-        send(connection, [message({"rows": rows}), *parts])
+        send(connection, [message({"rows": rows}), *parts], Pace(STALL_S, self._clock))
         if hashes is not None:
             try:
                 facts = digest_facts(hashes(), rows)

@@ -204,10 +204,10 @@ def _saved(repo: Repository, name: str, number: int) -> tuple[int, _Save]:
     """Save a version, and look at the board until it shows that there is one."""
     session: Any = repo._session
     connection = session.connection(session.home(name))
-    before = connection.counters()
+    before = connection.epoch()
     begun = time.time()
     pending = repo.save_async(name, _tiny(number), inherit=None)
-    while connection.counters()[0] == before[0]:
+    while connection.epoch() == before:
         if time.time() > begun + VISIBLE_TIMEOUT_S:
             raise TimeoutError(f"save of {name!r}: expected it on the board within {VISIBLE_TIMEOUT_S} s")
         time.sleep(LOOK_S)

@@ -39,6 +39,10 @@ def status(name: Name = "default", address: Address = None, as_json: AsJson = Fa
     out = console()
     out.print(_nodes(found, here))
     out.print(_shards(name, stats, {machine.id: machine.address for machine in found}, here))
+    for s in stats.shards:
+        if s.manifests_unread or s.files_orphaned:
+            unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "file")
+            out.print(f"shard {s.shard}: cannot read {unread} now; found {orphans} that nobody needs")
 
 
 def ls(

@@ -13,8 +13,9 @@ Rules
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from ..store.segment import SegmentId
 from .placement import home_of, keeper_of
@@ -131,6 +132,26 @@ class Topology:
     def settled(self) -> Topology:
         """Give it as it is when all names have arrived."""
         return self._next(former=())
+
+    # ---- as text ----------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """Write it down.
+
+        >>> topology = Topology("default", (0, 1), "starter").grown([7]).settled().shrunk([1])
+        >>> Topology.from_json(topology.to_json()) == topology
+        True
+        """
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Topology:
+        """Read what `to_json` wrote."""
+        found = json.loads(text)
+        found |= {name: tuple(found[name]) for name in ("shards", "former", "leaving")}
+        found["tags"] = {int(shard): tag for shard, tag in found["tags"].items()}
+        found["gone"] = {int(shard): tuple(heirs) for shard, heirs in found["gone"].items()}
+        return cls(**found)
 
     @property
     def _first(self) -> int:

@@ -56,6 +56,9 @@ class Architectures:
         self._prefixes = PrefixIndex()
         self._patterns: PatternIndex[bytes] = PatternIndex()
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._graphs
+
     # ---- what is kept -----------------------------------------------------------------------------------
 
     def use(self, key: bytes, architecture: Architecture | None, what: str) -> None:

@@ -103,8 +103,7 @@ class Archive:
 
     def delete_segments(self, names: Iterable[str]) -> None:
         """Delete segments' files."""
-        for name in names:
-            self.directory.delete(name)
+        self.directory.delete(*names)
 
     def segments(self) -> dict[SegmentId, list[StoredFile]]:
         """List the segments' files, the newest generation of each first."""
@@ -147,6 +146,10 @@ class Archive:
         return manifest
 
     # ---- the whole --------------------------------------------------------------------------------------
+
+    def abandoned(self) -> list[str]:
+        """Name half-written files that nobody writes, while others may be writing; see `Directory.abandoned`."""
+        return self.directory.abandoned()
 
     def sweep(self) -> list[str]:
         """Remove half-written files, and name them. Nobody may be writing: it is done when a repository starts."""

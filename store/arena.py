@@ -76,10 +76,9 @@ class Arena:
                 merged.append((start, end))
         self._free = merged
 
-    def free_owner(self, owner: str) -> None:
-        """Take back all that `owner` was granted."""
-        for offset in [offset for offset, (_, who) in self._taken.items() if who == owner]:
-            self.free(offset)
+    def parts_of(self, owner: str) -> list[Part]:
+        """List what `owner` was granted."""
+        return [Part(offset, length) for offset, (length, who) in self._taken.items() if who == owner]
 
     def owners(self) -> set[str]:
         """Who fills a part now."""

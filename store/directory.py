@@ -2,11 +2,12 @@
 
 Rules
 - A file is seen whole or not at all. On a local or mounted file system it is written under a temporary name, synced,
-  renamed, and its folder is synced. HDFS has the same without the syncs; an object store makes an object visible
-  when its last part has arrived.
+  renamed, and its folder is synced; so is the folder of one that is deleted. HDFS has the same without the syncs; an
+  object store makes an object visible when its last part has arrived.
 - What is written is never changed: a new state of a thing is a new file, or replaces the whole file at once.
-- Whatever goes wrong leaves here as `StorageError` and names the file; a file that a failed write left is removed,
-  or, after a crash, swept by its suffix.
+- Whatever goes wrong leaves here as `StorageError` and names the file; a file that a failed write left is removed.
+- Where that fails, or after a crash, it is swept by its suffix. While others write, the kernel says which are nobody's:
+  who writes a file has it locked.
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ class Directory(ABC):
         """Give the files of a folder and of those below it, with their lengths; empty where there is no folder."""
 
     @abstractmethod
-    def delete(self, name: str) -> None:
-        """Remove a file; a missing one is no error."""
+    def delete(self, *names: str) -> None:
+        """Remove files; a missing one is no error. They stay removed, whatever happens, when this returns.
+
+        Raises:
+            StorageError: one cannot be removed, or may come back when the power fails.
+        """
 
     def claim(self, name: str) -> int | None:
         """Lock a file for as long as this process lives; None where the file system has no locks.
@@ -85,12 +90,24 @@ class Directory(ABC):
         """
         return None
 
+    def abandoned(self) -> list[str]:
+        """Name the half-written files that nobody writes; none where the file system has no locks to tell.
+
+        One that was begun this very moment may be among them.
+
+        Raises:
+            StorageError: the directory cannot be listed.
+        """
+        return []
+
     def sweep(self, folder: str) -> list[str]:
         """Remove what writers that died left half-written, and name it. Nobody else may be writing there."""
-        left = [name for name in self.list(folder) if name.endswith(TEMPORARY)]
-        for name in left:
-            self.delete(name)
+        left = self._half_written(folder)
+        self.delete(*left)
         return left
+
+    def _half_written(self, folder: str) -> list[str]:
+        return [name for name in self.list(folder) if name.endswith(TEMPORARY)]
 
 
 class OpenFile(ABC):
@@ -171,6 +188,8 @@ class LocalDirectory(Directory):
             self._make_folder(path.parent, self._path)
             try:
                 with open(temporary, "xb", buffering=0) as file:
+                    with contextlib.suppress(OSError):  # a file system without locks
+                        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
                     fill(_Whole(file))
                     os.fsync(file.fileno())
                     nbytes = file.tell()
@@ -198,10 +217,14 @@ class LocalDirectory(Directory):
         with _naming(top, "list"):
             return dict(self._walk(str(top))) if top.exists() else {}
 
-    def delete(self, name: str) -> None:
-        """Unlink a file. Not synced: one that comes back after a crash is swept by who finds that nothing names it."""
-        with _naming(self._path / name, "delete"), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path / name)
+    def delete(self, *names: str) -> None:
+        """Unlink files, then sync each folder once: also for one that is missing, the sync may be what failed."""
+        for name in names:
+            with _naming(self._path / name, "delete"), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path / name)
+        for folder in dict.fromkeys((self._path / name).parent for name in names):
+            with _naming(folder, "sync"), contextlib.suppress(FileNotFoundError):
+                _sync_folder(folder)
 
     def claim(self, name: str) -> int | None:
         """Lock a file; the kernel lets go of it when this process ends, however that is."""
@@ -220,6 +243,23 @@ class LocalDirectory(Directory):
                 log.warning("%s: the file system has no locks: nothing keeps a second repository off it", path)
                 return None
         return descriptor
+
+    def abandoned(self) -> list[str]:
+        """Try their locks, which the kernel lets go of when a writer ends, however that is."""
+        return [name for name in self._half_written("") if self._is_abandoned(name)]
+
+    def _is_abandoned(self, name: str) -> bool:
+        try:
+            descriptor = os.open(self._path / name, os.O_RDWR)
+        except OSError:
+            return False  # it is written by now; or it cannot be told
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False  # it is being written, or the file system has no locks
+        finally:
+            os.close(descriptor)
+        return True
 
     def _walk(self, top: str) -> Iterator[tuple[str, int]]:
         skip = len(str(self._path)) + 1
@@ -299,10 +339,11 @@ class RemoteDirectory(Directory):
         skip = len(self._path) + 1
         return {info.path[skip:]: info.size for info in found if info.type is fs.FileType.File}
 
-    def delete(self, name: str) -> None:
-        """Delete an object."""
-        with _naming(f"{self.uri}/{name}", "delete"), contextlib.suppress(FileNotFoundError):
-            self._system.delete_file(self._full(name))
+    def delete(self, *names: str) -> None:
+        """Delete objects."""
+        for name in names:
+            with _naming(f"{self.uri}/{name}", "delete"), contextlib.suppress(FileNotFoundError):
+                self._system.delete_file(self._full(name))
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}"

@@ -23,7 +23,16 @@ and where.
     ├── ForkError(RuntimeError)                a fork of a training did not come about
     ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
     └── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
+
+An error that is kept for later goes through `without_frames` first.
 """
+
+from __future__ import annotations
+
+import traceback
+import typing
+
+_Error = typing.TypeVar("_Error", bound=BaseException)
 
 
 class TensorVineError(Exception):
@@ -66,6 +75,10 @@ class CorruptDataError(TensorVineError, OSError):
 
 class StorageError(TensorVineError, OSError):
     """A path, a file or a disk cannot be used: full, no permission, read-only, in use, not a directory."""
+
+
+Unreadable = CorruptDataError | StorageError
+"""Why a file cannot be read: it never can, or not now."""
 
 
 class CodecError(TensorVineError, ValueError):
@@ -119,3 +132,20 @@ class MovedError(TensorVineError, LookupError):
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
     """A wait ended before what it waited for; the message names who was waited for."""
+
+
+def without_frames(error: _Error) -> _Error:
+    """Have an error, and those that led to it, hold nothing of the calls that raised it, and give it back.
+
+    Who keeps an error keeps the variables of these calls. Some are views of a shard's memory, which stays locked as
+    long as they live. The traceback still says where it was raised.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException] = [error]
+    while waiting:
+        found = waiting.pop()
+        if id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            waiting += [e for e in (found.__cause__, found.__context__) if e is not None]
+    return error

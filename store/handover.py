@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from .errors import Unreadable
+from .ledger import Told
 from .manifest import Header
 from .refs import ModelRef
-from .segment import SegmentId, Stored
+from .segment import Offset, SegmentId, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +49,19 @@ class Bundle:
 
     names: Mapping[str, MovedName]
     versions: tuple[MovedVersion, ...]
-    lineage: Mapping[ModelRef, ModelRef | None]
-    """Every version there ever was -> its parent."""
+    ledger: Told
+    """What numbers they have used, and their lineage."""
     qualities: Mapping[ModelRef, float]
-    """Of those that had one."""
+    """Of the versions in it that had one."""
     graphs: Mapping[bytes, tuple[str, str | None]]
     """Key -> the graph's JSON and the framework's recipe."""
+    unread: Mapping[ModelRef, Unreadable] = field(default_factory=dict[ModelRef, Any])
+    """Versions whose manifests could not be read yet -> why."""
 
     @property
     def leases(self) -> list[str]:
         """Name the leases that move along."""
         return [lease for version in self.versions for lease in version.pins]
-
-    @property
-    def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        """Give every version that moves: its parent, and whether it lives or is lost."""
-        live = {version.header.ref for version in self.versions if not version.ghost}
-        live |= {ModelRef(name, version) for name, known in self.names.items() for version in known.lost}
-        return {ref: (parent, ref in live) for ref, parent in self.lineage.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,8 @@ class MovedSegment:
 
     id: SegmentId
     sizes: tuple[int, ...]
-    offsets: tuple[int, ...]
-    """Where each slot lies in the block that goes with this; negative where it does not."""
+    offsets: tuple[Offset, ...]
+    """Where each slot lies in the block that goes with this."""
     allocated: int
     """Length of that block."""
     generation: int
@@ -81,6 +79,8 @@ class MovedSegment:
     stored: Stored | None
     files: int
     holders: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    waiting: frozenset[str] = frozenset()
+    """Those of them whose manifests are not on disk."""
 
     @property
     def needs_memory(self) -> bool:

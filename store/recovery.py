@@ -7,6 +7,8 @@ Rules
   follow from the number of shards, which may be another than when the files were written.
 - A file that no manifest needs is garbage; so is an older generation of one that has a newer.
 - A manifest that names a missing file is reported; its other tensors stay readable.
+- A manifest that cannot be read may name any file. As long as there is one, all files of this shard's segments count
+  as needed; when it can be read it is learnt of as if it had been there.
 - A manifest that another shard wrote after this one had read them all is learnt of by itself.
 """
 
@@ -16,13 +18,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .archive import StoredFile
-from .errors import ModelLostError
+from .errors import ModelLostError, Unreadable
 from .manifest import encode_body
 from .manifestfile import Manifest
+from .refs import ModelRef
 from .segment import SegmentId, Stored
 from .segmentfile import Slot
-from .segments import file_holder
+from .segments import UNREAD, file_holder
 from .shard import ShardState
+
+_NONE: Mapping[ModelRef, Unreadable] = {}
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ def recover(
     manifests: Iterable[Manifest],
     files: Mapping[SegmentId, Sequence[StoredFile]],
     home_of: Callable[[str], int],
+    unread: Mapping[ModelRef, Unreadable] = _NONE,
 ) -> Recovered:
     """Restore versions and segments into a new state.
 
@@ -61,15 +67,25 @@ def recover(
         manifests: all that are on disk, of every home.
         files: all segments' files, the newest generation of each first.
         home_of: name -> number of the shard that is its home.
+        unread: versions, of every home, whose manifests cannot be read -> why.
     """
+    for ref, why in unread.items():
+        state.miss(ref, why, home_of(ref.name) == state.index)
     needs: dict[SegmentId, _Need] = {}
+    manifests = list(manifests)
+    state.ledger.read((manifest.header, not manifest.retired) for manifest in manifests)
     for manifest in manifests:
         if home_of(manifest.header.ref.name) == state.index:
             state.restore_version(manifest, encode_body(manifest.entries))
         _note(state, manifest, needs)
-    kept = _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     mine = [(segment, found) for segment, found in files.items() if state.where(segment) == state.index]
+    if unread:
+        for segment, _ in mine:
+            need = needs.setdefault(segment, _Need())
+            need.holders[UNREAD] = list(need.sizes)
+    kept = _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
+    garbage = garbage if not unread else []
     missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
     return Recovered(garbage, missing)
 
@@ -89,13 +105,39 @@ def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Seq
     """
     needs: dict[SegmentId, _Need] = {}
     _note(state, manifest, needs)
-    new = {segment: need for segment, need in needs.items() if not state.knows_segment(segment)}
+    new = {segment: need for segment, need in needs.items() if not state.knows_slots(segment, need.sizes)}
     missing = [segment for segment in new if segment not in files]
     if missing:
         raise ModelLostError(
             f"shard {state.index}: expected files of the segments that {manifest.header.ref} names; {missing} have none"
         )
     _restore(state, new, files)
+
+
+def readmit(
+    state: ShardState, ref: ModelRef, manifest: Manifest | None, files: Mapping[SegmentId, Sequence[StoredFile]]
+) -> list[tuple[str, SegmentId]]:
+    """Restore what a manifest names that can be read at last.
+
+    With the last one of these, what the manifests do not name goes.
+
+    Args:
+        state: of the shard that could not read it when it started.
+        ref: the version.
+        manifest: its manifest; None: there is none any more.
+        files: all segments' files, the newest generation of each first.
+
+    Returns:
+        (version, segment): files that should be there.
+    """
+    needs: dict[SegmentId, _Need] = {}
+    if manifest is not None:
+        _note(state, manifest, needs)
+    _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
+    state.found(ref, manifest, encode_body(manifest.entries) if manifest is not None else b"")
+    if not state.unread:
+        state.release(UNREAD)
+    return [(str(ref), segment) for segment in needs.keys() - files.keys()]
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
@@ -129,13 +171,17 @@ def _restore(
 ) -> set[SegmentId]:
     """Restore segments with their holders, and give those that have some."""
     for segment, need in needs.items():
+        if state.knows_segment(segment):
+            state.extend(segment, need.sizes, need.bases)
+            continue
         file = files[segment][0]
-        sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes) + 1)]
+        sizes = [need.sizes.get(slot, 0) for slot in range(max(need.sizes, default=-1) + 1)]
         slots = frozenset(need.sizes)
         state.recover(segment, sizes, Stored(file.name, file.generation, file.nbytes, slots, need.bases))
     for segment, need in needs.items():
         for holder, held in need.holders.items():
             state.hold(holder, {segment: held})
+            state.written(holder)
         for dependent, based in need.dependents.items():
             # Also where the dependent's file is missing: it may be back one day.
             state.hold(file_holder(dependent), {segment: sorted(based)})

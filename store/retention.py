@@ -4,6 +4,7 @@ Rules
 - A policy is a pure question about the versions of one name: it names those to keep, and somebody else lets the
   others go. So it has no state, asks no clock, and the order of the versions that it is given does not matter.
 - The newer of two versions is the one with the higher number: clocks may be set back, numbers only count up.
+- A policy that raises, or gives no set of references, lets nothing go.
 - Policies join with `|`: a version stays if any of them keeps it. A policy of one's own derives from `Retention`.
 """
 
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import cast
 
 from .refs import ModelRef
 
@@ -159,6 +161,18 @@ class KeepBytes(Retention):
                 break
             kept.add(version.ref)
         return kept
+
+
+def kept_by(policy: Retention, versions: Sequence[Candidate]) -> Set[ModelRef]:
+    """Ask a policy, which may be of the user's own, and look at what it gives.
+
+    Raises:
+        TypeError: it is no set of references: taken at its word, all versions would go.
+    """
+    kept = cast("object", policy.keep(versions))
+    if isinstance(kept, Set) and all(isinstance(ref, ModelRef) for ref in cast("Set[object]", kept)):
+        return cast("Set[ModelRef]", kept)
+    raise TypeError(f"{type(policy).__name__}.keep: expected a set of ModelRef; found {kept!r:.200}")
 
 
 def _parts(policy: Retention) -> tuple[Retention, ...]:

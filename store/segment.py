@@ -9,12 +9,14 @@ Rules
 - Counts are derived from the holders at any time (`Segment.check`).
 - A segment lies in memory, in a file, or in both. In memory it may have a part of its slots only: what a reader asked
   for of a segment that was on disk. A slot is never dropped from memory before it is in the file.
+- M9. A slot that is not in a block has no offset: what stands in its place is no number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from .errors import CorruptDataError
@@ -30,10 +32,18 @@ FILE_HOLDER = "~"
 """Begins the names of holders that are segments' files."""
 SegmentId = tuple[int, int]
 """(index of the shard that owns it, serial number there)."""
-GONE = -1
-"""Offset of a slot whose bytes were compacted away."""
-ABSENT = -2
-"""Offset of a slot whose bytes are on disk only."""
+
+
+class NoOffset(Enum):
+    """Why a slot has no place in a block: no number, so that nobody takes it for one."""
+
+    GONE = "compacted away"
+    ABSENT = "on disk only"
+
+
+GONE, ABSENT = NoOffset.GONE, NoOffset.ABSENT
+Offset = int | NoOffset
+"""Where a slot starts in its block, in bytes; or why it is not there."""
 
 
 def padded(nbytes: int) -> int:
@@ -87,10 +97,16 @@ class Block:
 
     handle: Any
     """What the engine calls the block, or its bytes."""
-    offsets: tuple[int, ...]
-    """Where each slot starts; negative for a slot that is not there."""
+    offsets: tuple[Offset, ...]
+    """Where each slot starts."""
     generation: int
     """Counts the moves: compactions, and readings from disk."""
+    shard: int
+    """In whose memory it is."""
+
+    def covers(self, slots: Iterable[int]) -> bool:
+        """Tell whether all of `slots` are in it."""
+        return all(slot < len(self.offsets) and isinstance(self.offsets[slot], int) for slot in slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +134,7 @@ class Segment:
     segment is on disk only."""
     sizes: tuple[int, ...]
     """Bytes of each slot, without padding."""
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[Offset, ...] = ()
     """Where each slot starts in the block; GONE after it was compacted away, ABSENT when it is on disk only."""
     allocated: int = 0
     """Length of the block in bytes, dead slots and padding included."""
@@ -175,7 +191,7 @@ class Segment:
     @property
     def live_bytes(self) -> int:
         """Bytes, without padding, of the live slots that are in memory."""
-        return sum(self.sizes[slot] for slot in self.live_slots if self.offsets[slot] >= 0)
+        return sum(self.sizes[slot] for slot in self.live_slots if isinstance(self.offsets[slot], int))
 
     @property
     def is_safe(self) -> bool:
@@ -195,7 +211,7 @@ class Segment:
     @property
     def wants_compaction(self) -> bool:
         """True when enough of the block is dead that a copy of the rest pays."""
-        live = sum(padded(self.sizes[slot]) for slot in self.live_slots if self.offsets[slot] >= 0)
+        live = sum(padded(self.sizes[slot]) for slot in self.live_slots if isinstance(self.offsets[slot], int))
         return bool(self.holders) and self.allocated - live > COMPACT_WHEN_DEAD * self.allocated
 
     @property
@@ -207,20 +223,20 @@ class Segment:
         dead = sum(self.sizes[slot] for slot in self.stored.slots - live)
         return dead > REWRITE_WHEN_DEAD * sum(self.sizes[slot] for slot in self.stored.slots)
 
-    def move(self, handle: Any, offsets: tuple[int, ...], allocated: int) -> None:
+    def move(self, handle: Any, offsets: tuple[Offset, ...], allocated: int) -> None:
         """Take the new block that a compaction made."""
         self.handle, self.offsets, self.allocated = handle, offsets, allocated
         self.generation += 1
 
-    def compacted(self) -> tuple[tuple[int, ...], int]:
+    def compacted(self) -> tuple[tuple[Offset, ...], int]:
         """Offsets and length of a block that holds the live slots only, of those that are in memory."""
-        return self.arranged(slot for slot in self.live_slots if self.offsets[slot] >= 0)
+        return self.arranged(slot for slot in self.live_slots if isinstance(self.offsets[slot], int))
 
-    def arranged(self, slots: Iterable[int]) -> tuple[tuple[int, ...], int]:
+    def arranged(self, slots: Iterable[int]) -> tuple[tuple[Offset, ...], int]:
         """Offsets and length of a block that holds these live slots, the other live ones being on disk."""
         chosen = sorted(slots)
         new, length = layout([self.sizes[slot] for slot in chosen])
-        offsets = [ABSENT if count else GONE for count in self.counts]
+        offsets: list[Offset] = [ABSENT if count else GONE for count in self.counts]
         for slot, offset in zip(chosen, new, strict=True):
             offsets[slot] = offset
         return tuple(offsets), length

@@ -6,6 +6,8 @@ Rules
 - A segment without holders goes, from memory and from disk. What must happen outside is left here for the shell, which
   takes it after each call: blocks that became free in `freed`, files in `dead_files`, segments that are mostly dead in
   memory in `compactable` and on disk in `rewritable`.
+- What a manifest that cannot be read may name does not go, and is not called lost: it is `unread`, and so is what
+  nothing else names.
 - Memory is the faster place, never the only one without need: a segment may leave it (`evict`) only when all its live
   slots are on disk. Those that only versions which retention let go still hold leave at once, others when room is
   needed, least recently used first.
@@ -18,15 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .errors import CorruptDataError, ModelLostError, MovedError
+from .errors import CorruptDataError, ModelLostError, MovedError, StorageError, Unreadable
 from .handover import MovedSegment
 from .refs import ModelRef
-from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Segment, SegmentId, Stored, layout
+from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Offset, Segment, SegmentId, Stored, layout
 
 MOVED_ON = 1 << 20
 """Added to the generations of a segment that another shard takes over: the one before may count on for a moment."""
 RESTORED = "restored"
 """Holds what a mirror gave back, until all homes have said what their versions name."""
+UNREAD = "unread"
+"""Holds all that has a file, as long as a manifest could not be read: it may name any of it."""
 
 
 class SegmentTable:
@@ -55,18 +59,24 @@ class SegmentTable:
         self.epoch: int = 0
         """Counts what changed since the start: an answer given at an epoch holds until the next."""
         self.generations = 0
-        """Generation of a new segment. A shard that starts again begins above all of its earlier life: a client must
-        not take a block for one that it has of that."""
+        """Generation of a new segment: a random number in each life of a shard, so that no block is taken for one of an
+        earlier life."""
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
         self.outbox: list[tuple[int, str]] = []
         """(shard, holder): releases for other shards."""
         self.dead_files: list[str] = []
         """Files that no segment needs any more."""
+        self.unread: dict[ModelRef, Unreadable] = {}
+        """Versions of any home whose manifests could not be read -> why: they are damaged, or it is the disk."""
         self.compactable: set[SegmentId] = set()
         self.rewritable: set[SegmentId] = set()
         self._segments: dict[SegmentId, Segment] = {}
         self._held: dict[str, dict[SegmentId, None]] = {}
+        self._waiting: set[str] = set()
+        """Versions whose manifests are not on disk, as far as this shard has heard."""
+        self._leaving: set[str] = set()
+        """Versions whose manifests are about to say that they are retired."""
         self._cold: set[str] = set()
         """Versions that retention let go from memory."""
         self._recent: OrderedDict[SegmentId, None] = OrderedDict()
@@ -91,7 +101,10 @@ class SegmentTable:
         Raises:
             ModelLostError: a segment is not here (any more); nothing changes.
             CorruptDataError: a slot does not exist or is gone; nothing changes.
+            StorageError: a manifest that may tell of it could not be read yet; nothing changes.
         """
+        if self.unread and not all(self.knows_slots(segment, slots) for segment, slots in holds.items()):
+            raise self._unfound(f"some slots of {list(holds)}, which {holder} names")
         missing = [segment for segment in holds if segment not in self._segments]
         if missing:
             raise ModelLostError(
@@ -105,6 +118,8 @@ class SegmentTable:
             self._count(segment, -1)
             segment.hold(holder, slots)
             self._count(segment, +1)
+            if holder not in self._held and "@" in holder:
+                self._waiting.add(holder)
             self._held.setdefault(holder, {})[segment_id] = None
 
     def release(self, holder: str) -> None:
@@ -120,32 +135,40 @@ class SegmentTable:
         """Tell whether a segment is here."""
         return segment in self._segments
 
+    def is_holder(self, holder: str) -> bool:
+        """Tell whether a holder holds something here."""
+        return holder in self._held
+
+    def knows_slots(self, segment_id: SegmentId, slots: Iterable[int]) -> bool:
+        """Tell whether a segment is here with these slots, in memory or on disk."""
+        segment = self._segments.get(segment_id)
+        return segment is not None and all(0 <= s < len(segment.sizes) and segment.offsets[s] != GONE for s in slots)
+
     def version_holders(self) -> list[str]:
         """List the versions that hold something here."""
         return [holder for holder in self._held if "@" in holder]
 
     # ---- memory -----------------------------------------------------------------------------------------
 
-    def blocks(self, wanted: Mapping[SegmentId, int]) -> dict[SegmentId, Block]:
-        """Give the blocks of segments, but those that the asker has.
-
-        Args:
-            wanted: segment -> the generation of its block that the asker has, or -1.
+    def blocks(self, wanted: Iterable[SegmentId]) -> dict[SegmentId, Block]:
+        """Give the blocks of segments, of those that are in memory.
 
         Raises:
             ModelLostError: one is not here.
         """
         found: dict[SegmentId, Block] = {}
-        for segment_id, generation in wanted.items():
+        for segment_id in wanted:
             segment = self._known(segment_id)
-            if segment.generation != generation and segment.handle is not None:
-                found[segment_id] = Block(segment.handle, segment.offsets, segment.generation)
+            if segment.handle is not None:
+                found[segment_id] = Block(segment.handle, segment.offsets, segment.generation, self.index)
             if segment_id in self._recent:
                 self._recent.move_to_end(segment_id)
         return found
 
     def absent(self, wanted: Mapping[SegmentId, Iterable[int]]) -> dict[SegmentId, list[int]]:
         """Give the slots among these that are on disk only; errors as in `blocks`."""
+        if self.unread and not all(self.knows_slots(segment_id, slots) for segment_id, slots in wanted.items()):
+            raise self._unfound(f"some slots of {list(wanted)}")
         missing = {segment_id: self._known(segment_id).absent(slots) for segment_id, slots in wanted.items()}
         return {segment_id: slots for segment_id, slots in missing.items() if slots}
 
@@ -153,8 +176,10 @@ class SegmentTable:
         """Look a segment up."""
         return self._segments.get(segment_id)
 
-    def move(self, segment_id: SegmentId, handle: Any, offsets: tuple[int, ...], allocated: int) -> bool:
-        """Take a new block of a segment, compacted or with more slots read from disk.
+    def move(
+        self, segment_id: SegmentId, generation: int, handle: Any, offsets: tuple[Offset, ...], allocated: int
+    ) -> bool:
+        """Take a new block of a segment, made from its block of `generation`: compacted, or with more slots from disk.
 
         False when the segment went, took new holders of slots, or moved in another way meanwhile. A segment that lost
         more holders meanwhile is compactable again.
@@ -164,7 +189,10 @@ class SegmentTable:
         if segment is None:
             return False
         stored = segment.stored.slots if segment.stored is not None else frozenset[int]()
-        fits = all(offsets[slot] >= 0 or (offsets[slot] == ABSENT and slot in stored) for slot in segment.live_slots)
+        fits = segment.generation == generation and all(
+            isinstance(offsets[slot], int) or (offsets[slot] == ABSENT and slot in stored)
+            for slot in segment.live_slots
+        )
         if fits:
             self._count(segment, -1)
             if segment.handle is not None:
@@ -226,6 +254,34 @@ class SegmentTable:
         segment.stored, segment.files = stored, stored.generation + 1
         self._add(segment)
 
+    def extend(self, segment_id: SegmentId, sizes: Mapping[int, int], bases: Mapping[int, tuple[Any, ...]]) -> None:
+        """Learn of more slots that the file of a segment has. Their holders come next.
+
+        Args:
+            segment_id: a segment that has a file.
+            sizes: slot -> bytes; those that are known stay as they are.
+            bases: slots that are encoded against others -> these, see `Stored`.
+        """
+        segment = self._segments[segment_id]
+        new = {slot: nbytes for slot, nbytes in sizes.items() if not self.knows_slots(segment_id, [slot])}
+        if not new:
+            return
+        if segment.stored is None:
+            raise ModelLostError(f"segment {segment_id}: expected a file that has slots {list(new)}; it has none")
+        self._count(segment, -1)
+        count = max(len(segment.sizes), max(sizes, default=-1) + 1)
+        more = count - len(segment.sizes)
+        known, offsets = [*segment.sizes, *[0] * more], [*segment.offsets, *[GONE] * more]
+        for slot, nbytes in new.items():
+            known[slot], offsets[slot] = nbytes, ABSENT
+        segment.sizes, segment.offsets = tuple(known), tuple(offsets)
+        segment.counts += [0] * more
+        segment.digests = None
+        slots = segment.stored.slots | new.keys()
+        chains = {**segment.stored.bases, **{slot: bases[slot] for slot in new if slot in bases}}
+        segment.stored = replace(segment.stored, slots=slots, bases=chains)
+        self._count(segment, +1)
+
     def drop_unheld(self) -> set[SegmentId]:
         """End a recovery: drop the segments that got no holder, bases of tensors that are not there."""
         before = set(self._segments)
@@ -285,13 +341,47 @@ class SegmentTable:
 
     # ---- mirrors ----------------------------------------------------------------------------------------
 
+    def written(self, holder: str) -> None:
+        """Hear that a version's manifest is on disk: a restart finds by it what the version names."""
+        self._waiting.discard(holder)
+
+    def leaves(self, holder: str) -> None:
+        """Hear that a version's manifest is about to go: others must not count on it any more."""
+        if holder in self._held and holder not in self._waiting:
+            self._leaving.add(holder)
+
+    def rests(self, segment_id: SegmentId) -> bool:
+        """Tell whether a restart would find all that versions hold of a segment on the disk, or it is gone.
+
+        Its file must have it, and manifests on disk must name what the versions hold that are not on disk yet.
+        """
+        segment = self._segments.get(segment_id)
+        if segment is None:
+            return True
+        if not segment.is_safe:
+            return False
+        needed: set[int] = set()
+        for holder in segment.holders.keys() & self._waiting:
+            needed |= segment.holders[holder]
+        for holder, slots in segment.holders.items() if needed else ():
+            if "@" in holder and holder not in self._waiting and holder not in self._leaving:
+                needed -= slots
+            if not needed:
+                break
+        return not needed
+
     def unsaved(self) -> set[SegmentId]:
-        """Name the segments that versions hold and that are not wholly on disk: what goes with this shard's memory."""
+        """Name the segments that versions hold and that do not rest on disk: what goes with this shard's memory."""
         return {
             segment_id
             for segment_id, segment in self._segments.items()
-            if not segment.is_safe and any("@" in holder or holder == RESTORED for holder in segment.holders)
+            if not self.rests(segment_id) and any("@" in holder or holder == RESTORED for holder in segment.holders)
         }
+
+    def uncovered(self) -> set[SegmentId]:
+        """Name the segments that have files and do not rest on them: manifests that named them may have gone."""
+        held = {segment for holder in self._waiting for segment in self._held[holder]}
+        return {s for s in held if self._segments[s].stored is not None and not self.rests(s)}
 
     def take_back(self, segment_id: SegmentId, handle: Any, sizes: Sequence[int], slots: Sequence[int]) -> None:
         """Take into care a block that a mirror kept, held by `RESTORED` until it is known who holds it.
@@ -340,7 +430,9 @@ class SegmentTable:
         """Give all that is known of a segment, for another shard that takes it over."""
         s = self._segments[segment_id]
         holders = {holder: sorted(slots) for holder, slots in s.holders.items()}
-        return MovedSegment(s.id, s.sizes, s.offsets, s.allocated, s.generation, s.digests, s.stored, s.files, holders)
+        waiting = frozenset(s.holders.keys() & self._waiting)
+        facts = (s.id, s.sizes, s.offsets, s.allocated, s.generation, s.digests, s.stored, s.files)
+        return MovedSegment(*facts, holders, waiting)
 
     def receive(self, moved: MovedSegment, handle: Any, holder: str) -> None:
         """Take a copy of a segment into care, held by `holder` only; what is on disk of it is not in its care yet."""
@@ -363,6 +455,8 @@ class SegmentTable:
         self._count(segment, +1)
         for other, slots in moved.holders.items():
             self.hold(other, {moved.id: slots})
+            if other not in moved.waiting:
+                self.written(other)
 
     # ---- within -----------------------------------------------------------------------------------------
 
@@ -386,11 +480,21 @@ class SegmentTable:
         segment = self._segments.get(segment_id)
         if segment is None and self.where(segment_id) != self.index:
             raise MovedError(f"shard {self.index}: segment {segment_id} is another shard's now", 0)
+        if segment is None and self.unread:
+            raise self._unfound(f"segment {segment_id}")
         if segment is None:
             raise ModelLostError(
                 f"shard {self.index}: expected segment {segment_id}; it went with an earlier life of this shard"
             )
         return segment
+
+    def _unfound(self, what: str) -> StorageError | ModelLostError:
+        """Make the error of what only a manifest that could not be read may tell of: if that is damaged, it is lost."""
+        for ref, why in self.unread.items():
+            if not isinstance(why, CorruptDataError):
+                return StorageError(f"shard {self.index}: {what}: cannot be read now, as {ref} cannot: {why}")
+        damaged = ", ".join(map(str, self.unread))
+        return ModelLostError(f"shard {self.index}: expected {what}; if {damaged} told of it, they are damaged")
 
     def _add(self, segment: Segment) -> None:
         if segment.id in self._segments:
@@ -403,6 +507,8 @@ class SegmentTable:
         while holders:
             holder = holders.pop()
             self._cold.discard(holder)
+            self._waiting.discard(holder)
+            self._leaving.discard(holder)
             for segment_id in self._held.pop(holder, {}):
                 segment = self._segments[segment_id]
                 self._count(segment, -1)

@@ -6,9 +6,9 @@ Rules
   save's id.
 - What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
   `segments.SegmentTable` leaves.
-- A shard that starts again learns from the manifests on disk what is still there, and from the planner's census what
-  it held: versions that were only in its memory are answered as lost, by name, until they are saved anew under a
-  higher version.
+- A shard that starts again learns from the manifests on disk what is still there, if not now then later, and from the
+  ledger what it held: versions that were only in its memory are answered as lost, by name, until they are saved anew
+  under a higher version.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .errors import Unreadable
 from .handover import Bundle, MovedName, MovedVersion
 from .index import PrefixQuery
+from .ledger import Fact
 from .manifestfile import Manifest
 from .refs import ModelRef
 from .version import Match, Record
@@ -57,6 +59,10 @@ class ShardStats:
     """Bytes of memory that hold copies of what other shards have."""
     mirrors_behind: int = 0
     """Nodes that lack a copy of this shard's memory, or have one that was not told all yet."""
+    manifests_unread: int = 0
+    """Manifests on disk that could not be read when the shard started, and are tried again."""
+    files_orphaned: int = 0
+    """Files of this shard's segments that nobody was found to need at the last look; they are removed."""
 
 
 class ShardState(VersionTable):
@@ -97,13 +103,15 @@ class ShardState(VersionTable):
             self._file_bytes,
             self.bytes_metadata,
             sum(len(session.leases) for session in self._sessions.values()),
+            manifests_unread=len(self.unread),
         )
 
-    def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        """Give every version this shard was ever home to: its parent, and whether it lives or is lost."""
+    def census(self) -> dict[ModelRef, Fact]:
+        """Give the versions of this home that live, are lost, or are named in a lineage: parent, and which of both."""
         return {
-            ref: (parent, ref in self._records or ref.version in self._names[ref.name].lost)
-            for ref, parent in self.lineage.parents.items()
+            ref: (parent, ref in self._records or ref in self.unread or ref.version in known.lost)
+            for name, known in self._names.items()
+            for ref, parent in self.lineage.known(name)
         }
 
     # ---- queries ----------------------------------------------------------------------------------------
@@ -138,20 +146,43 @@ class ShardState(VersionTable):
         header = manifest.header
         self._name(header.ref.name, header.ref.version + 1)
         if manifest.retired:
-            self.lineage.add(header.ref, header.parent, header.quality)
+            self.ledger.note({header.ref: (header.parent, False)})
             return
         self.graphs.use(header.graph_key, manifest.architecture, str(header.ref))
         segments = tuple(dict.fromkeys(entry.segment for entry in manifest.entries.values()))
         self._enter(header, body, segments)
         self.epoch += 1
 
-    def restore(self, census: Mapping[ModelRef, tuple[ModelRef | None, bool]]) -> None:
-        """Learn, after a restart, what an earlier life held: names stay; what is not on disk counts as lost."""
-        for ref, (parent, live) in census.items():
+    def miss(self, ref: ModelRef, why: Unreadable, mine: bool) -> None:
+        """Learn of a version, at home here if it is `mine`, whose manifest cannot be read now."""
+        self.unread[ref] = why
+        if mine:
+            self._name(ref.name, ref.version + 1)
+            self.ledger.note({ref: (None, True)})
+
+    def found(self, ref: ModelRef, manifest: Manifest | None, body: bytes) -> None:
+        """Learn what a manifest says that could not be read before; None: it is not there any more."""
+        del self.unread[ref]
+        if ref.name in self._names and manifest is not None:
+            self.restore_version(manifest, body)
+        elif ref.name in self._names:
+            self._names[ref.name].lost[ref.version] = None
+        self.epoch += 1
+
+    def restore(self, census: Mapping[ModelRef, Fact]) -> None:
+        """Learn, after a restart, what an earlier life held: what exists and is not on disk counts as lost."""
+        for ref, (parent, exists) in census.items():
             name = self._name(ref.name, ref.version + 1)
-            if live and ref not in self.lineage.parents:  # else the disk knows what became of it
+            self.ledger.note({ref: (parent, exists)})
+            here = ref in self._records or ref in self.unread
+            if exists and not here and not self.ledger.retired(ref):
                 name.lost[ref.version] = None
-            self.lineage.add(ref, parent)
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Become home, after a restart, to names in the ledger: what is not here by now is lost."""
+        for name in names:
+            self._name(name, self.ledger.highest(name) + 1)
+            self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
 
     def release_homes(self, home: int, keep: Iterable[str] = ()) -> None:
         """Forget the versions of a home that lost its memory, all but `keep`."""
@@ -188,15 +219,12 @@ class ShardState(VersionTable):
                 f"shard {self.index}: expected no commit on its way; found {sorted(map(str, self._begun))}"
             )
         facts = {name: MovedName(n.next_version, tuple(n.warm), tuple(n.lost)) for name, n in moved.items()}
-        lineage = {
-            ref: self.lineage.parents[ref]
-            for name, known in moved.items()
-            for version in range(1, known.next_version)
-            if (ref := ModelRef(name, version)) in self.lineage.parents
-        }
+        ledger = self.ledger.told(moved)
+        refs = [ref for name in moved for ref, _ in self.lineage.known(name)]
         versions: list[MovedVersion] = []
         graphs: dict[bytes, tuple[str, str | None]] = {}
-        for ref in [ref for ref in lineage if ref in self._records or ref in self._ghosts]:
+        live = [ModelRef(name, version) for name, known in moved.items() for version in known.live]
+        for ref in [*live, *(ref for ref in self._ghosts if ref.name in moved)]:
             ghost = ref in self._ghosts
             record = self._ghosts.pop(ref) if ghost else self._records[ref]
             key = record.header.graph_key
@@ -207,13 +235,11 @@ class ShardState(VersionTable):
             self.graphs.leave(key)
             for lease, client in record.pins.items():
                 self._sessions[client].leases.pop(lease, None)
-        qualities = self.lineage.qualities(lineage)
-        for ref in lineage:
-            self.lineage.remove(ref)
+        unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
         for name in moved:
             del self._names[name]
         self.epoch += 1
-        return Bundle(facts, tuple(versions), lineage, qualities, graphs)
+        return Bundle(facts, tuple(versions), ledger, self.lineage.qualities(refs), graphs, unread)
 
     def take_over(self, bundle: Bundle, now: float) -> int:
         """Become home to what another shard handed over; what is known here already stays as it is.
@@ -222,17 +248,21 @@ class ShardState(VersionTable):
             Bytes by which the metadata here grew.
         """
         before = self.bytes_metadata
-        fresh = {ref for ref in bundle.lineage if ref not in self.lineage.parents}
-        for ref in fresh:
-            self.lineage.add(ref, bundle.lineage[ref], bundle.qualities.get(ref))
-        for name, moved in bundle.names.items():
-            known = self._name(name, moved.next_version)
-            known.lost |= {version: None for version in moved.lost if ModelRef(name, version) in fresh}
-        for version in [version for version in bundle.versions if version.header.ref in fresh]:
+        self.ledger.merge(bundle.ledger)
+        self.unread |= {ref: why for ref, why in bundle.unread.items() if ref not in self._records}
+        fresh = bundle.names.keys() - self._names.keys()
+        for ref, quality in bundle.qualities.items():
+            if ref in self.lineage:
+                self.lineage.set_quality(ref, quality)
+        for name in fresh:
+            moved = bundle.names[name]
+            self._name(name, moved.next_version).lost = dict.fromkeys(moved.lost)
+        for version in [version for version in bundle.versions if version.header.ref.name in fresh]:
             ref, key = version.header.ref, version.header.graph_key
             self.graphs.use(key, bundle.graphs[key], str(ref))
             if version.ghost:
                 self._ghosts[ref] = Record(version.header, version.body, version.segments)
+                self.ledger.enter(ref, version.header.parent, version.header.quality)
             else:
                 self._enter(version.header, version.body, version.segments)
                 if ref.version not in bundle.names[ref.name].warm:

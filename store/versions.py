@@ -5,7 +5,7 @@ Rules
 - A commit first takes holds on every shard that it needs (`begin_commit`, then the shell's messages), and only
   then publishes: an inherited tensor cannot go in between, because the parent is pinned until then.
 - A retired version that is still pinned becomes a ghost: nobody sees it but the clients that pinned it, and its
-  holds stay until the last pin goes.
+  holds and its place in the lineage stay until the last pin goes.
 - Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
 """
 
@@ -16,13 +16,21 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from .architectures import Architectures
-from .errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, TensorVineError
-from .lineage import Lineage
+from .architectures import Architecture, Architectures
+from .errors import (
+    CorruptDataError,
+    ModelLostError,
+    ModelNotFoundError,
+    OperationTimeoutError,
+    StorageError,
+    TensorVineError,
+    Unreadable,
+)
+from .ledger import Ledger
 from .manifest import Header
 from .mirror import Kept
 from .refs import ModelRef, check_name
-from .retention import Candidate, Retention
+from .retention import Candidate, Retention, kept_by
 from .segment import Holds, SegmentId
 from .segments import SegmentTable
 from .version import Draft, Record
@@ -30,7 +38,7 @@ from .version import Draft, Record
 
 @dataclass(slots=True)
 class _Name:
-    next_version: int = 1
+    next_version: int
     live: dict[int, None] = field(default_factory=dict[int, None])
     warm: dict[int, None] = field(default_factory=dict[int, None])
     """Live versions that retention has not let go from memory."""
@@ -55,7 +63,9 @@ class VersionTable(SegmentTable):
         super().__init__(index)
         self.session_s = session_s
         self.graphs = Architectures(index)
-        self.lineage = Lineage()
+        self.ledger = Ledger()
+        """Of all names, whoever is their home."""
+        self.lineage = self.ledger.lineage
         self._life = uuid.uuid4().hex[:8]
         """Part of every lease: one of an earlier life of this shard must not release another's pin."""
         self._lease_serial = 0
@@ -108,7 +118,8 @@ class VersionTable(SegmentTable):
         return ref
 
     def abandon(self, ref: ModelRef) -> None:
-        """Undo `begin_commit`; the version number stays unused."""
+        """Undo `begin_commit`; the version number is not given again."""
+        self.ledger.note({ref: (None, False)})
         self.release(str(ref))
         self.graphs.leave(self._begun.pop(ref)[0])
 
@@ -138,11 +149,15 @@ class VersionTable(SegmentTable):
         """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards.
 
         Those that it let go before are not shown to it again: their number would grow without end.
+
+        Raises:
+            TypeError: the policy gave something else than a set of references; nothing changes, as with whatever it
+                raises itself.
         """
         known = self._names.get(name)
         records = [self._records[ModelRef(name, version)] for version in (known.warm if known else ())]
         headers = [record.header for record in records]
-        kept = policy.keep([Candidate(h.ref, h.quality, h.created_ns, h.bytes_owned) for h in headers])
+        kept = kept_by(policy, [Candidate(h.ref, h.quality, h.created_ns, h.bytes_owned) for h in headers])
         cold = [record for record in records if record.header.ref not in kept]
         for record in cold:
             del self._names[name].warm[record.header.ref.version]
@@ -156,14 +171,20 @@ class VersionTable(SegmentTable):
         Raises:
             ModelNotFoundError: never saved, or retired.
             ModelLostError: it was here before this shard died.
+            StorageError: its manifest cannot be read now. Of the latest that is so; one that is damaged is passed over.
+            CorruptDataError: its manifest is damaged.
         """
         known = self._names.get(name)
         if version is not None:
             ref = ModelRef(name, version)
             self._live(ref)
             return ref
-        if known and known.live:
-            return ModelRef(name, max(known.live))
+        newest = max(known.live, default=0) if known else 0
+        for unread in sorted((ref for ref in self.unread if ref.name == name), reverse=True):
+            if not newest or (unread.version > newest and not isinstance(self.unread[unread], CorruptDataError)):
+                raise self._unreadable(unread)
+        if newest:
+            return ModelRef(name, newest)
         if known and known.lost:
             raise self._lost(ModelRef(name, max(known.lost)))
         raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
@@ -175,6 +196,16 @@ class VersionTable(SegmentTable):
             if ghost is not None and client in ghost.pins.values():
                 return ghost
         return self._records[self.resolve(name, version)]
+
+    def architecture(self, ref: ModelRef, key: bytes, client: str) -> Architecture:
+        """Give the graph of key `key`, which a version that `client` read has or had.
+
+        Raises:
+            ModelNotFoundError, ModelLostError: neither the version is here nor another one with that graph.
+        """
+        if key not in self.graphs:
+            self.record(ref.name, ref.version, client)  # says what became of it
+        return self.graphs.architecture(key)
 
     def known(self, ref: ModelRef) -> Record | None:
         """Give the record of a live version or a ghost."""
@@ -195,9 +226,9 @@ class VersionTable(SegmentTable):
         return Kept(record.header, record.body, self.graphs.packed(record.header.graph_key))
 
     def past(self, refs: Iterable[ModelRef]) -> dict[ModelRef, ModelRef | None]:
-        """Give the parents of those of `refs` that were retired."""
-        parents = self.lineage.parents
-        return {ref: parents[ref] for ref in refs if ref in parents and ref not in self._records}
+        """Give the parents of those of `refs` that were retired, not of those that moved; None: it is forgotten."""
+        retired = [ref for ref in refs if ref in self._ghosts or self.ledger.retired(ref)]
+        return {ref: self.lineage.parent(ref) if ref in self.lineage else None for ref in retired}
 
     def begun(self) -> dict[ModelRef, Holds]:
         """Give the commits on their way, and what each names."""
@@ -265,7 +296,9 @@ class VersionTable(SegmentTable):
 
     def _name(self, name: str, next_version: int = 1) -> _Name:
         """Give what is kept of a name whose versions below `next_version` are used."""
-        known = self._names.setdefault(name, _Name())
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = _Name(self.ledger.next(name))
         known.next_version = max(known.next_version, next_version)
         return known
 
@@ -274,12 +307,20 @@ class VersionTable(SegmentTable):
         if record is not None:
             return record
         known = self._names.get(ref.name)
+        if ref in self.unread:
+            raise self._unreadable(ref)
         if known and ref.version in known.lost:
             raise self._lost(ref)
-        if ref in self.lineage.parents:
+        if self.ledger.used(ref):
             raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} was retired")
         live = f"its live versions are {sorted(known.live)}" if known and known.live else "no version of it lives"
         raise ModelNotFoundError(f"shard {self.index}: expected a live model; found no {ref}: {live}")
+
+    def _unreadable(self, ref: ModelRef) -> Unreadable:
+        why = self.unread[ref]
+        if isinstance(why, CorruptDataError):
+            return CorruptDataError(f"{ref}: {why}")
+        return StorageError(f"{ref} cannot be read now; it is tried again until it can: {why}")
 
     def _lost(self, ref: ModelRef) -> ModelLostError:
         return ModelLostError(
@@ -287,7 +328,8 @@ class VersionTable(SegmentTable):
         )
 
     def _let_go(self, ref: ModelRef, record: Record) -> None:
-        """Let a version's holds go, here and elsewhere, and its graph when no other version has it."""
+        """Let a retired version's holds go, here and elsewhere, and its graph when no other version has it."""
+        self.ledger.note({ref: (None, False)})
         self.release(str(ref))
         self.outbox += [(shard, str(ref)) for shard in set(map(self.where, record.segments)) - {self.index}]
         self.graphs.leave(record.header.graph_key)
@@ -306,7 +348,7 @@ class VersionTable(SegmentTable):
         self._records[ref] = Record(header, body, segments)
         self._names[ref.name].live[ref.version] = None
         self._names[ref.name].warm[ref.version] = None
-        self.lineage.add(ref, header.parent, header.quality)
+        self.ledger.enter(ref, header.parent, header.quality)
         self.graphs.add(header)
         self._table_bytes += len(body)
 

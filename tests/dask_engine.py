@@ -102,6 +102,14 @@ class DaskEngine:
     def restarted(self) -> bool:
         return False
 
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep it in the scheduler, without which nothing runs."""
+        Client.current().set_metadata(["tensorvine", name], value)
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        known = Client.current().get_metadata(["tensorvine"], default={})
+        return {name: value for name, value in known.items() if name.startswith(prefix) and value is not None}
+
     def call(self, actor: Actor, method: str, *arguments: Any) -> _Answer:
         return _soon(lambda: actor.invoke(method, *arguments))
 

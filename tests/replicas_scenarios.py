@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 os.environ["RAY_ADDRESS"] = "local"
@@ -31,6 +32,7 @@ from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
 
 from benchmarks.raylets import _await_room
+from tests.processes import stand_still
 
 STORE = 256 << 20
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(1 << 20, np.float64)}
@@ -380,7 +382,7 @@ def no_buddy_answers(cluster: Cluster) -> None:
         repo.save(name, {"a": BIG["a"]})
         stopped = [process(repo, s) for s in repo._session.shards if s != here]
         for victim in stopped:
-            victim.suspend()
+            stand_still(victim)
         message = f"shard {here}: expected copies on other shards before the commit; shard "
         try:
             with pytest.raises(ShardUnavailableError, match=message):
@@ -457,6 +459,36 @@ def with_a_path_only_what_waits_is_mirrored(cluster: Cluster) -> None:
         assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
 
 
+def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
+    del cluster
+    with tempfile.TemporaryDirectory() as path, repository("between", path=path) as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        buddy_of(repo, here)
+        patch(repo, here, hold_manifests)
+        repo.save(name, BIG)
+        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
+        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
+        patch(repo, here, tell_the_mirror)
+        assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
+        kill(repo, here)
+        assert same(repo.load(name), BIG)
+        repo.flush()
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk")
+        assert not repo.verify(), repo.verify()
+
+
+def hold_manifests(self: Any) -> None:
+    """Let no manifest reach the disk any more in this life of a shard."""
+    self._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
+
+
+def tell_the_mirror(self: Any) -> None:
+    """Have the buddies told what may go, now."""
+    for link in self._mirrors._buddies.links:
+        self._mirrors._keep_up(link)
+
+
 def hold_the_disk(self: Any) -> None:
     """Let nothing reach the disk any more in this life of a shard."""
     self._history.persister._write = lambda job: threading.Event().wait(3600)
@@ -488,6 +520,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "both are killed": both_are_killed,
     "no buddy answers": no_buddy_answers,
     "with a path only what waits is mirrored": with_a_path_only_what_waits_is_mirrored,
+    "a shard is killed between a file and its manifest": a_shard_is_killed_between_a_file_and_its_manifest,
     "a node is lost": a_node_is_lost,
     "a node is lost with a path": a_node_is_lost_with_a_path,
 }

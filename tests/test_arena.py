@@ -61,11 +61,15 @@ class ByteMap(RuleBasedStateMachine):
             self.fill(offset, length, None)
 
     @rule(owner=st.sampled_from(SAVERS))
-    def free_owner(self, owner: str) -> None:
-        self.arena.free_owner(owner)
-        for offset, (length, _) in [(o, part) for o, part in self.parts.items() if part[1] == owner]:
-            del self.parts[offset]
-            self.fill(offset, length, None)
+    def free_all_of_an_owner(self, owner: str) -> None:
+        parts = self.arena.parts_of(owner)
+        assert {part.offset: part.length for part in parts} == {
+            offset: length for offset, (length, who) in self.parts.items() if who == owner
+        }
+        for part in parts:
+            self.arena.free(part.offset)
+            del self.parts[part.offset]
+            self.fill(part.offset, part.length, None)
 
     @invariant()
     def every_byte_has_the_owner_of_the_map(self) -> None:
@@ -80,8 +84,8 @@ class ByteMap(RuleBasedStateMachine):
         """Once everything is free, it is one part: as much as there is fits in one piece."""
         if not hasattr(self, "arena"):
             return
-        for owner in (*SAVERS, KEPT):
-            self.arena.free_owner(owner)
+        for offset in list(self.parts):
+            self.arena.free(offset)
         assert self.arena.used(kept=True) == self.arena.used(kept=False) == 0
         whole = len(self.bytes) // UNIT * UNIT
         assert self.arena.grant("all", [whole]) == ([0] if whole else [])
@@ -97,7 +101,8 @@ def test_two_savers_that_want_more_than_fits_both_get_a_part() -> None:
     arena = Arena(4 * UNIT)
     assert arena.grant("a/1", [UNIT] * 3) == [0, UNIT, 2 * UNIT]
     assert arena.grant("b/1", [UNIT] * 3) == [3 * UNIT]
-    arena.free_owner("a/1")
+    for part in arena.parts_of("a/1"):
+        arena.free(part.offset)
     assert arena.grant("b/1", [UNIT] * 2) == [0, UNIT]
 
 

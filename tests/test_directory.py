@@ -248,6 +248,17 @@ class TestLocal(Contract):
             put(directory, name, b"newer")
             assert content_of(directory, name) == b"newer"
 
+    def test_a_deleted_file_stays_deleted_or_the_caller_hears_that_it_may_not(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        for name in ("a/1", "a/2", "b/3"):
+            put(directory, name, b"old")
+        with scripted(tmp_path, "fsync folder", 0, errno.EIO), pytest.raises(StorageError, match=r"/a: .*sync it"):
+            directory.delete("a/1", "a/2", "b/3")
+        with scripted(tmp_path, "fsync folder", 9, errno.EIO) as script:
+            directory.delete("a/1", "a/2", "b/3", "never/was")
+        assert script.seen == 2
+        assert directory.list("") == {}
+
     def test_a_file_larger_than_the_process_may_write_is_refused(self, tmp_path: Path) -> None:
         directory = open_directory(str(tmp_path))
         put(directory, "a", b"old")

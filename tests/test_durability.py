@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from tensorvine.store.errors import (
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
+    StorageError,
 )
 
 from .disk import MIB, eventually, kill_shard, manifests, name_at, noise, same, segments, start, weights
@@ -178,6 +180,30 @@ class TestShardKilled:
         repo.flush()
         repo.retire(base)
         assert same(repo.load(ref), tensors(1))
+        assert repo.verify() == []
+
+    def test_a_manifest_that_cannot_be_read_when_it_starts_again_is_not_lost(
+        self, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = repo.save(name_at(repo, 1), {"p": weights(MIB, 7)}, durability="disk").ref
+        given = {**tensors(1), "p": weights(MIB, 7)}
+        ref = repo.save(name_at(repo, 0), given, parent=base, durability="disk").ref
+        repo.retire(base)
+        before, manifest, apart = segments(tmp_path), tmp_path / "manifests" / f"{ref}.arrow", tmp_path / "apart"
+        manifest.rename(apart)
+        monkeypatch.chdir(manifest.parent)  # a socket's path must be short
+        with socket.socket(socket.AF_UNIX) as blocked:
+            blocked.bind(manifest.name)  # opening it fails with ENXIO
+        kill_shard(repo, 0)
+        eventually(lambda: answers(repo), "the shard is back")
+        with pytest.raises(StorageError, match=f"{ref} cannot be read now.*{manifest}"):
+            repo.load(ref)
+        assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
+        repo._session.broadcast("check")
+        assert segments(tmp_path) == before
+        apart.rename(manifest)
+        eventually(lambda: ref in repo.models(), "it can be read again")
+        assert same(repo.load(ref), given)
         assert repo.verify() == []
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit", "retire"])

@@ -105,6 +105,16 @@ class EngineContract:
     def test_a_first_life_is_not_a_restart(self, engine, probe):
         assert self.ask(engine, probe, "life") is False
 
+    def test_bytes_are_kept_by_name_until_they_are_let_go(self, engine):
+        begin = f"{new_name()}:"
+        for name, value in (("a", b"1"), ("b", b""), ("a", b"2")):
+            engine.keep(begin + name, value)
+        assert engine.kept(begin) == {f"{begin}a": b"2", f"{begin}b": b""}
+        engine.keep(f"{begin}a", None)
+        assert engine.kept(begin) == {f"{begin}b": b""}
+        engine.keep(f"{begin}b", None)
+        assert engine.kept(begin) == {}
+
     def test_a_killed_actor_answers_nobody_and_its_name_is_free(self, engine, spawn, probe):
         name, actor = spawn(start=1)
         assert self.ask(engine, probe, "relay", name, "start", [], PATIENCE_S) == 1

@@ -28,6 +28,8 @@ from tensorvine.store.errors import (
     TensorVineError,
 )
 
+from tests.processes import stand_still
+
 pytestmark = pytest.mark.ray
 
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}
@@ -203,7 +205,7 @@ class TestShardKilled:
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         process = shard_process(repo, 0)
-        process.suspend()
+        stand_still(process)
         for thread in threads:
             thread.start()
         process.kill()
@@ -255,6 +257,30 @@ class TestPlannerKilled:
             repo.load(name)
         with pytest.raises(ModelLostError, match=f"{name}@1 is lost"):
             repo.load(f"{name}@1")
+
+
+def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_afterwards(cluster: object) -> None:
+    """The question of a dead client is answered when there is room: also one that comes only then."""
+    wanted = [40 << 20]
+    with Repository.start(f"fail-{uuid.uuid4().hex[:6]}", shards=1, store_bytes=64 << 20, preallocate_bytes=0) as repo:
+        session = repo._session
+        session.connection(0)
+        other = Repository.connect(repo.name)._session
+        other.connection(0)
+        assert other.call(0, "grant", other.client, f"{other.client}/s1", wanted, 60.0)
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            session.call(0, "hello", "ghost", session.node, process.pid)
+            waiting = session.send(0, "grant", "ghost", "ghost/s1", wanted, 60.0)
+            assert session.call(0, "renew", "ghost")
+            process.kill()
+        eventually(lambda: not session.call(0, "renew", "ghost"), "the shard to see that the client is gone")
+        other.close()
+        with pytest.raises(ShardUnavailableError, match="save ghost/s1: expected its client ghost to be connected"):
+            session.result(waiting, 0, 60.0)
+        begun = session.call(0, "begin", "ghost", "m", None, True, None, True, False, "ghost/s2", wanted, 60.0)
+        assert not begun.offsets
+        assert not session.call(0, "reserve", "ghost", "ghost/r3", [1 << 20])
+        assert nothing_left(repo)
 
 
 class TestLeases:

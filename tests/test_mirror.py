@@ -219,4 +219,39 @@ class TestTakingBack:
         table.adopt("m@1", (0, 2), "held", [4])
         table.adopt("m@2", (0, 3), "on disk", [4])
         table.store((0, 3), Stored("f", 0, 500, frozenset({0})))
+        assert table.unsaved() == {(0, 2), (0, 3)}
+        table.written("m@2")
         assert table.unsaved() == {(0, 2)}
+
+    def test_a_file_is_worth_as_much_as_the_manifests_that_name_what_is_needed_of_it(self) -> None:
+        table, segment = SegmentTable(0), (0, 1)
+        table.adopt("m@1", segment, "block", [4, 4])
+        table.store(segment, Stored("f", 0, 500, frozenset({0, 1})))
+        assert not table.rests(segment)
+        table.written("m@1")
+        table.hold("n@1", {segment: [0]})  # waits for the disk, but a restart finds what it needs by m@1
+        assert table.rests(segment)
+        assert table.uncovered() == set()
+        table.leaves("m@1")
+        assert not table.rests(segment)
+        table.release("m@1")
+        assert table.uncovered() == {segment}
+        table.written("n@1")
+        assert table.rests(segment)
+        table.hold("n@1", {segment: [0]})  # told again
+        assert table.rests(segment)
+        table.release("n@1")
+        assert table.rests(segment)
+
+    def test_what_moves_to_another_shard_is_known_there_to_be_on_disk_or_not(self) -> None:
+        table, heir, segment = SegmentTable(0), SegmentTable(1), (0, 1)
+        heir.where = lambda _: 1
+        table.adopt("m@1", segment, "block", [4, 4])
+        table.store(segment, Stored("f", 0, 500, frozenset({0, 1})))
+        table.hold("n@1", {segment: [0]})
+        table.written("n@1")
+        heir.inherit(table.moving(segment), "+drain/0.1")
+        heir.release("+drain/0.1")
+        assert not heir.rests(segment)
+        heir.written("m@1")
+        assert heir.rests(segment)

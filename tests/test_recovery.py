@@ -166,12 +166,18 @@ class TestRecovery:
     @few
     def test_every_version_is_back_at_its_home(self, disk: Disk, before: int, after: int) -> None:
         states, _ = start(disk, before, after)
+        parents = {version.ref: version.parent for version in disk.versions}
+        named: set[ModelRef | None] = set()
+        for ref in (version.ref for version in disk.versions if not version.retired):
+            while ref not in named:
+                named.add(ref)
+                ref = parents.get(ref)
         for state in states:
             mine = [version for version in disk.versions if home_of(version.ref.name, after) == state.index]
             assert state.models() == sorted(version.ref for version in mine if not version.retired)
             for version in mine:
                 expected = [version.ref, version.parent] if version.parent else [version.ref]
-                assert state.lineage.chain(version.ref)[:2] == expected
+                assert state.lineage.chain(version.ref)[:2] == (expected if version.ref in named else [version.ref])
                 if version.retired:
                     with pytest.raises(ModelNotFoundError, match="was retired"):
                         state.resolve(version.ref.name, version.ref.version)

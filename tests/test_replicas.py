@@ -31,6 +31,7 @@ SCENARIOS = (
     "both are killed",
     "no buddy answers",
     "with a path only what waits is mirrored",
+    "a shard is killed between a file and its manifest",
     "a node is lost",
     "a node is lost with a path",
 )

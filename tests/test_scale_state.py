@@ -43,6 +43,8 @@ class Repo:
         self.states[shard] = ShardState(shard, lambda name: self.topology.home(name))
         self.states[shard].where = lambda segment: self.topology.where(segment)
         self.states[shard].open(CLIENT, 0.0)
+        for other in self.states.values():
+            self.states[shard].ledger.merge(other.ledger.told())
 
     def home(self, name: str) -> ShardState:
         return self.states[self.topology.home(name)]
@@ -72,6 +74,9 @@ class Repo:
             if (shard := self.topology.where(other)) != home.index:
                 self.states[shard].hold(str(ref), {other: slots})
         self.clock += 1
+        for state in self.states.values():
+            if state is not home:
+                state.ledger.note({ref: (parent, True)})
         home.publish(ref, draft, self.clock)
         self.states[near].release(holder)
         self.settle()
@@ -87,6 +92,9 @@ class Repo:
         self.settle()
 
     def retire(self, ref: ModelRef) -> None:
+        for state in self.states.values():
+            if state is not self.home(ref.name):
+                state.ledger.note({ref: (None, False)})
         self.home(ref.name).retire(ref)
         self.settle()
 
@@ -138,7 +146,7 @@ class Repo:
         return sorted(ref for state in self.states.values() for ref in state.models())
 
     def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        return {ref: known for state in self.states.values() for ref, known in state.census().items()}
+        return {ref: (p, True) for s in self.states.values() for ref, (p, exists) in s.census().items() if exists}
 
     def qualities(self) -> dict[ModelRef, float]:
         refs = self.census()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tensorvine.store.errors import CorruptDataError, ModelLostError
 from tensorvine.store.refs import ModelRef
-from tensorvine.store.segment import ABSENT, GONE, SegmentId, Stored, layout
+from tensorvine.store.segment import ABSENT, GONE, Offset, SegmentId, Stored, layout
 from tensorvine.store.segmentfile import Slot
 from tensorvine.store.segments import SegmentTable, file_holder
 
@@ -45,8 +45,9 @@ class Copy:
     """A block that was copied, or read from disk, and is not handed in yet."""
 
     segment: SegmentId
+    generation: int
     block: bytearray
-    offsets: tuple[int, ...]
+    offsets: tuple[Offset, ...]
     length: int
 
 
@@ -140,20 +141,23 @@ class Segments(RuleBasedStateMachine):
             offsets, length = found.arranged(
                 here | data.draw(st.sets(st.sampled_from(there)) if there else st.just(set()))
             )
-        self.copies.append(Copy(segment, self.block(segment, offsets, length), offsets, length))
+        block = self.block(segment, offsets, length)
+        self.copies.append(Copy(segment, found.generation, block, offsets, length))
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
         copy = self.copies.pop(data.draw(st.integers(0, len(self.copies) - 1)))
         known = self.known.get(copy.segment)
-        taken = self.table.move(copy.segment, copy.block, copy.offsets, copy.length)
+        found = self.table.segment(copy.segment)
+        newest = found is not None and found.generation == copy.generation
+        taken = self.table.move(copy.segment, copy.generation, copy.block, copy.offsets, copy.length)
         if known is None:
             assert not taken
             return
-        has = {slot for slot, offset in enumerate(copy.offsets) if offset >= 0}
+        has = {slot for slot, offset in enumerate(copy.offsets) if isinstance(offset, int)}
         absent = {slot for slot, offset in enumerate(copy.offsets) if offset == ABSENT}
-        assert taken == (self.live(copy.segment) <= has | (absent & known.disk))
+        assert taken == (newest and self.live(copy.segment) <= has | (absent & known.disk))
         if taken:
             self.blocks.append(copy.block)
             known.memory = has
@@ -265,7 +269,7 @@ class Segments(RuleBasedStateMachine):
         for segment, known in self.known.items():
             found = self.table.segment(segment)
             assert found is not None
-            here = {slot for slot, offset in enumerate(found.offsets) if offset >= 0}
+            here = {slot for slot, offset in enumerate(found.offsets) if isinstance(offset, int)}
             if here != known.memory or (found.handle is None and self.in_memory(segment)):
                 assert found.handle is None
                 assert here == set()
@@ -286,6 +290,7 @@ class Segments(RuleBasedStateMachine):
             assert found.stored == known.stored
             for slot in known.memory:
                 offset = found.offsets[slot]
+                assert isinstance(offset, int)
                 assert found.handle[offset : offset + known.sizes[slot]] == self.content(segment, slot)
         absent = {segment: sorted(self.live(segment) - known.memory) for segment, known in self.known.items()}
         everything = {segment: sorted(self.live(segment)) for segment in self.known}
@@ -332,7 +337,7 @@ class Segments(RuleBasedStateMachine):
     def block(self, segment: SegmentId, offsets: tuple[int, ...], length: int) -> bytearray:
         block = bytearray(length)
         for slot, offset in enumerate(offsets):
-            if offset >= 0:
+            if isinstance(offset, int):
                 content = self.content(segment, slot)
                 block[offset : offset + len(content)] = content
         return block
@@ -459,8 +464,8 @@ class TestHistories:
         assert segment is not None
         offsets, length = segment.compacted()
         table.hold("n@2", {(0, 0): [3]})
-        assert not table.move((0, 0), bytearray(length), offsets, length)
-        assert segment.offsets[3] >= 0
+        assert not table.move((0, 0), segment.generation, bytearray(length), offsets, length)
+        assert isinstance(segment.offsets[3], int)
 
     def test_a_slot_that_no_manifest_named_is_gone_after_a_start(self) -> None:
         table = SegmentTable(0)
@@ -494,7 +499,7 @@ class TestHistories:
         table = self.table(3)
         for serial in range(3):
             table.store((0, serial), self.stored(serial, {0, 1, 2, 3}))
-        table.blocks({(0, 0): -1, (0, 1): 0})
+        table.blocks([(0, 0), (0, 1)])
         assert list(table.evictable()) == [(0, 2), (0, 0), (0, 1)]
         for segment in table.evictable():
             assert table.evict(segment)

@@ -26,9 +26,10 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graph import ModelGraph
 from tensorvine.store.index import PrefixQuery, rank_of
+from tensorvine.store.ledger import Ledger
 from tensorvine.store.prefix import common_prefix
 from tensorvine.store.refs import ModelRef
-from tensorvine.store.segment import GONE, SegmentId, layout
+from tensorvine.store.segment import GONE, Offset, SegmentId, layout
 from tensorvine.store.shard import ShardState
 from tensorvine.store.version import Draft, Match
 
@@ -105,10 +106,13 @@ class OneShard(RuleBasedStateMachine):
         self.ghosts: dict[ModelRef, Version] = {}
         self.lost: set[ModelRef] = set()
         self.census: list[dict[ModelRef, tuple[ModelRef | None, bool]]] = [{} for _ in self.states]
+        self.planner = Ledger()
+        self.onto_ghosts: set[ModelRef] = set()
+        """Versions whose parent was retired when they came: a shard that dies may know less of where they come from."""
         self.leases: list[tuple[int, str]] = []
         self.commits: dict[ModelRef, Commit] = {}
         self.messages: list[tuple[int, str]] = []
-        self.compactions: list[tuple[SegmentId, bytearray, tuple[int, ...], int]] = []
+        self.compactions: list[tuple[SegmentId, int, bytearray, tuple[Offset, ...], int]] = []
         self.handles: list[dict[int, bytearray]] = [{} for _ in self.states]
         """Blocks in the care of each shard, by identity."""
         self.seen: list[tuple[int, object]] = [(-1, None) for _ in self.states]
@@ -266,16 +270,20 @@ class OneShard(RuleBasedStateMachine):
         commit = self.commits.pop(ref)
         home = self.home(ref.name)
         self.states[home].abandon(ref)
+        self.note(ref, None, False)
         self.held.pop((home, str(ref)), None)
         for shard in commit.asked:
             self.release(shard, str(ref))
 
     def publish(self, ref: ModelRef, commit: Commit) -> None:
         home = self.home(ref.name)
+        self.note(ref, commit.draft.parent, True)
         assert self.states[home].publish(ref, commit.draft, commit.created_ns) == ref
         del self.commits[ref]
         self.live[ref] = commit.version
         self.census[home][ref] = (commit.draft.parent, True)
+        if commit.draft.parent is not None and commit.draft.parent not in self.live:
+            self.onto_ghosts.add(ref)
         self.held.pop((home, commit.draft.save_id), None)
         self.messages += [(shard, commit.draft.save_id) for shard in range(self.shards) if shard != home]
 
@@ -289,6 +297,7 @@ class OneShard(RuleBasedStateMachine):
     def retire_one(self, ref: ModelRef) -> None:
         home = self.home(ref.name)
         self.states[home].retire(ref)
+        self.note(ref, None, False)
         version = self.live.pop(ref)
         self.census[home][ref] = (self.census[home][ref][0], False)
         if version.pins:
@@ -401,20 +410,21 @@ class OneShard(RuleBasedStateMachine):
                 block = bytearray(length)
                 for slot, (old, new, size) in enumerate(zip(segment.offsets, offsets, segment.sizes, strict=True)):
                     assert (new == GONE) is (slot not in segment.live_slots)
-                    if new != GONE:
+                    if isinstance(new, int) and isinstance(old, int):
                         block[new : new + size] = segment.handle[old : old + size]
-                self.compactions.append((segment_id, block, offsets, length))
+                self.compactions.append((segment_id, segment.generation, block, offsets, length))
 
     @precondition(lambda self: self.compactions)
     @rule(data=st.data())
     def end_compaction(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(self.compactions) - 1))
-        segment_id, block, offsets, length = self.compactions.pop(position)
+        segment_id, generation, block, offsets, length = self.compactions.pop(position)
         state = self.states[segment_id[0]]
         needed = {slot for segment, slot in self.kept(segment_id[0]) if segment == segment_id}
-        present = state.segment(segment_id) is not None
-        fits = present and all(offsets[slot] != GONE for slot in needed)
-        assert state.move(segment_id, block, offsets, length) is fits
+        segment = state.segment(segment_id)
+        newest = segment is not None and segment.generation == generation
+        fits = newest and all(offsets[slot] != GONE for slot in needed)
+        assert state.move(segment_id, generation, block, offsets, length) is fits
         if fits:
             self.handles[segment_id[0]][id(block)] = block
 
@@ -447,10 +457,10 @@ class OneShard(RuleBasedStateMachine):
     def every_named_tensor_is_reachable(self) -> None:
         for shard, state in enumerate(self.states):
             kept = self.kept(shard)
-            blocks = state.blocks({segment: -1 for segment, _ in kept})
+            blocks = state.blocks({segment for segment, _ in kept})
             for segment, slot in kept:
                 start, text = blocks[segment].offsets[slot], self.content[segment, slot]
-                assert start >= 0
+                assert isinstance(start, int)
                 assert blocks[segment].handle[start : start + len(text)] == text
 
     @invariant()
@@ -510,21 +520,44 @@ class OneShard(RuleBasedStateMachine):
             assert state.graphs.find([{}], exact=False) == here
 
     @invariant()
-    def lineage_names_the_retired_and_the_lost(self) -> None:
+    def lineage_names_what_exists_and_what_it_comes_from(self) -> None:
+        parents = {ref: parent for census in self.census for ref, (parent, _) in census.items()}
+        exists = {*self.live, *self.ghosts, *self.lost}
+        for ref in exists:
+            chain = [ref]
+            while (parent := parents.get(chain[-1])) is not None:
+                chain.append(parent)
+            named = self.chain(ref)
+            assert named == chain[: len(named)]
+            assert len(named) == len(chain) or self.onto_ghosts & set(chain)
         for shard, state in enumerate(self.states):
             census = self.census[shard]
-            assert state.census() == census
-            for ref, (parent, _) in census.items():
-                chain = [ref]
-                while parent is not None:
-                    chain.append(parent)
-                    parent = census[parent][0] if parent in census else None
-                assert state.lineage.chain(ref) == chain
-            for root in {parent for parent, _ in census.values() if parent is not None}:
-                below = {root}
-                for _ in census:
-                    below |= {ref for ref, (parent, _) in census.items() if parent in below}
-                assert dict(state.offspring([root])) == {ref: ref in self.live for ref in below - {root}}
+            named = state.census()
+            assert named.items() <= census.items()
+            assert named.keys() >= {ref for ref in exists if self.home(ref.name) == shard}
+            assert all(state.offspring([ref]) for ref in named.keys() - exists)
+        for root in {parent for parent in parents.values() if parent is not None}:
+            below = {root}
+            for _ in parents:
+                below |= {ref for ref, parent in parents.items() if parent in below}
+            told = [pair for state in self.states for pair in state.offspring([root])]
+            if not self.onto_ghosts & below:
+                assert {ref for ref, _ in told} >= (below - {root}) & exists
+            assert {ref for ref, live in told if live} <= below & self.live.keys()
+
+    def chain(self, ref: ModelRef) -> list[ModelRef]:
+        """Name the lineage as clients do: from home to home."""
+        chain = [ref]
+        while len(more := self.states[self.home(chain[-1].name)].lineage.chain(chain[-1])) > 1:
+            chain += more[1:]
+        return chain
+
+    def note(self, ref: ModelRef, parent: ModelRef | None, exists: bool) -> None:
+        """Tell the planner and the other shards."""
+        for shard, state in enumerate(self.states):
+            if shard != self.home(ref.name):
+                state.ledger.note({ref: (parent, exists)})
+        self.planner.note({ref: (parent, exists)})
 
     def teardown(self) -> None:
         """Once all is retired and unpinned, nothing is left."""
@@ -567,7 +600,7 @@ class ThreeShards(OneShard):
 
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """A shard dies and starts again, knowing only the census; the others let go what it held there."""
+        """A shard dies and starts again, knowing only the ledger; the others let go what it held there."""
         dead = self.any_shard(data)
         for ref in [ref for ref in self.commits if self.home(ref.name) == dead]:
             del self.commits[ref]
@@ -584,7 +617,8 @@ class ThreeShards(OneShard):
             commit.asked = [shard for shard in commit.asked if shard != dead]
         self.states[dead] = self.new_state(dead)
         self.handles[dead] = {}
-        self.states[dead].restore(self.census[dead])
+        self.states[dead].ledger.merge(self.planner.told())
+        self.states[dead].claim(name for name in NAMES if self.home(name) == dead)
         for shard, state in enumerate(self.states):
             if shard != dead:
                 state.release_homes(dead)
@@ -637,12 +671,25 @@ class TestHistories:
         assert segment is not None
         offsets, length = segment.compacted()
         state.retire(second)
-        assert state.move((0, 1), "new", offsets, length)
+        assert state.move((0, 1), 0, "new", offsets, length)
         assert state.compactable == {(0, 1)}
-        assert state.move((0, 1), "newest", *segment.compacted())
+        assert not state.move((0, 1), 0, "made from what was there before", offsets, length)
+        assert state.move((0, 1), 1, "newest", *segment.compacted())
         assert state.freed == ["old", "new"]
         assert state.compactable == set()
         assert state.stats().bytes_allocated == 64
+
+    def test_what_moved_to_another_home_is_not_past_and_what_was_retired_is(self) -> None:
+        """Mirrors are told what is past: a shard that takes a mirror back must not take the living for retired."""
+        state = self.state()
+        state.adopt("c/save", (0, 1), "old", [64] * 4)
+        moved, retired, pinned = (self.save(state, name, [0]) for name in ("m", "n", "o"))
+        state.pin("o", None, "c", 0.0)
+        for ref in (retired, pinned):
+            state.retire(ref)
+        assert state.past([moved, retired, pinned]).keys() == {retired, pinned}
+        state.hand_over(["m"])
+        assert state.past([moved, retired, pinned]).keys() == {retired, pinned}
 
     def test_a_copy_that_lacks_a_slot_held_meanwhile_is_not_taken(self) -> None:
         state = self.state()
@@ -652,8 +699,8 @@ class TestHistories:
         assert segment is not None
         offsets, length = segment.compacted()
         state.hold("n@1", {(0, 1): [3]})
-        assert not state.move((0, 1), "new", offsets, length)
-        assert state.blocks({(0, 1): -1})[0, 1].handle == "old"
+        assert not state.move((0, 1), 0, "new", offsets, length)
+        assert state.blocks([(0, 1)])[0, 1].handle == "old"
         assert state.compactable == {(0, 1)}
 
     def test_a_commit_keeps_its_graph_when_the_parent_goes_meanwhile(self) -> None:
@@ -666,6 +713,16 @@ class TestHistories:
         assert state.graphs.architecture(b"key")[0] == GRAPHS[0].to_json()
         state.retire(ref)
         assert state.stats().bytes_metadata == 0
+
+    def test_the_graph_of_a_version_that_was_lost_is_lost_with_it(self) -> None:
+        """A client that knows the version's table asks for its graph alone, to load layers."""
+        state = ShardState(0, lambda name: 0)
+        lost, never = ModelRef("m", 1), ModelRef("m", 2)
+        state.restore({lost: (None, True)})
+        with pytest.raises(ModelLostError, match="m@1 is lost"):
+            state.architecture(lost, b"key", "client")
+        with pytest.raises(ModelNotFoundError, match="found no m@2"):
+            state.architecture(never, b"key", "client")
 
     def test_a_commit_that_is_abandoned_leaves_nothing_but_its_number(self) -> None:
         state = self.state()

@@ -128,6 +128,34 @@ def test_without_a_train_jobs_are_carried_out_at_once(loop):
     assert at(loop, 17).result(SOON_S) == 0
 
 
+def test_a_job_waits_for_its_step_while_a_train_that_was_announced_has_yet_to_come(loop):
+    loop.announce(1)
+    assert loop.busy
+    job, now = at(loop, 2), at(loop)
+    assert now.result(SOON_S) == 0
+    assert not job.done()
+    train = loop.run(3)
+    loop.came(1)
+    steps_of(loop).freely()
+    assert job.result(SOON_S) == 2
+    train.result(SOON_S)
+    loop.announce(2)
+    with pytest.raises(ValueError, match="step 2 is past, step 3 has begun"):
+        at(loop, 2)
+    job = at(loop, 9)
+    loop.came(2)
+    assert job.result(SOON_S) == 3
+    loop.announce(1)
+    assert not loop.busy
+
+
+def test_what_waits_for_a_train_that_does_not_come_is_carried_out_when_the_thread_ends(loop):
+    loop.announce(1)
+    job = at(loop, 9)
+    assert loop.close(SOON_S)
+    assert job.result(0) == 0
+
+
 def test_a_job_for_a_step_that_the_train_does_not_reach_is_carried_out_at_its_end(loop):
     train = loop.run(2)
     job = at(loop, 17)

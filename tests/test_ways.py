@@ -274,7 +274,7 @@ class TestFarReader:
         home = repo._session.home(name)
         assert far._reader.fetch(name, transport=transport, verify=True)
         ((segment, slots),) = slots_of_model(repo, name).items()
-        blocks, _ = repo._session.call(home, "blocks", {segment: (-1, slots)})
+        blocks = repo._session.call(home, "blocks", {segment: slots})
         part: Part = blocks[segment].handle
         view = repo._session.connection(home).view
         assert view is not None

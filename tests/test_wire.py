@@ -13,7 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors import wire
 from tensorvine.actors.buffers import PAGE_BYTES, Buffers
-from tensorvine.actors.frames import MESSAGE_BYTES, Digests, Received, Served, Slots, message
+from tensorvine.actors.frames import MESSAGE_BYTES, Digests, Pace, Received, Served, Slots, message
 from tensorvine.actors.wire import WireClient, WireServer, check_content
 from tensorvine.store.errors import (
     CorruptDataError,
@@ -477,6 +478,37 @@ class TestEnds:
         with dial(server) as connection:
             connection.sendall(message({"read": [[[0, 0], [0]]], "timeout": 10}))
             assert store.let_go.wait(10)
+
+    def test_a_client_that_takes_a_little_now_and_then_lets_the_memory_go(self, store: Store) -> None:
+        """By the server's clock an hour passes with each piece that the client takes."""
+        hours = count()
+        server = WireServer(store.answer, "127.0.0.1", clock=lambda: 3600.0 * next(hours))
+        store.add((0, 0), bytes(BIG))
+        with dial(server) as connection:
+            connection.sendall(message({"read": [[[0, 0], [0]]], "timeout": 600}))
+            taken = 0
+            with suppress(ConnectionResetError):
+                while got := len(connection.recv(1 << 16)):
+                    taken += got
+                    if taken >= BIG:
+                        break
+            assert taken < BIG
+            assert store.let_go.wait(10)
+        server.close()
+
+    @pytest.mark.parametrize(("bits", "keeps"), [(1_000_000, True), (300_000, True), (8, False), (100_000, False)])
+    def test_a_slow_link_keeps_pace_and_a_trickle_does_not(self, bits: int, keeps: bool) -> None:
+        """For ten hours, in pieces of what goes through in half a minute."""
+        now = 0.0
+        pace = Pace(wire.STALL_S, lambda: now)
+        try:
+            while now < 36_000.0:
+                now += 29.0
+                pace.took(bits // 8 * 29)
+        except TimeoutError:
+            assert not keeps
+        else:
+            assert keeps
 
     def test_what_was_sent_is_let_go_while_the_connection_waits(self, store: Store, client: WireClient) -> None:
         store.add((0, 0), b"abc")

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableEr
 from ...store.refs import ModelRef
 from ..engine import Actor, Engine
 from ..repository import Repository
-from ..training.report import RankReport, Recipe
+from ..training.report import RankReport, Recipe, steps_ahead
 from ..training.start import BACKENDS, Trainers, engine_here, start_trainers
 from ..training.training import Build
 from .order import ForkOrder, PeerGoneError
@@ -292,8 +291,7 @@ class _Fork:
             reports = self._all(self._trainers, "describe")
             done = max(report.steps_done for report in reports)
             if any(report.training for report in reports):
-                wait = max(math.ceil(MARGIN_S * 2**attempt / max(reports[0].step_s, 1e-4)), margin)
-                step = done + wait
+                step = done + steps_ahead(reports, MARGIN_S * 2**attempt, margin)
             else:
                 step = done
             try:
@@ -347,7 +345,7 @@ class _Fork:
         adopting = [self._engine.call(clone, "adopt", order, place) for place, clone in enumerate(self._clones)]
         if steps:
             for group in self._groups:
-                group.pending = [self._engine.call(clone, "train", steps, order.id) for clone in group]
+                group.train_async(steps, order.id)
         return adopting
 
     def _wait(self, order: ForkOrder, adopting: Sequence[Any]) -> tuple[list[ForkState], list[ForkState]]:

@@ -6,6 +6,7 @@ Rules
 - While nothing is asked, a boundary costs a step one lock that nobody holds.
 - A job for a boundary to come is carried out there, or as soon as no train is under way. One that comes too late for
   its boundary is refused.
+- A train that was announced counts as under way until it came: what waits for a boundary to come waits for its steps.
 - A job that fails is its caller's matter, and so is a step that fails: the thread goes on. A StopIteration comes out
   as a RuntimeError, since whoever awaits it could not tell it from an answer.
 """
@@ -62,6 +63,8 @@ class TrainingLoop:
         self._changed = threading.Condition()
         self._jobs: list[_Job] = []
         self._train: _Train | None = None
+        self._announced = self._came = 0
+        """Numbers of the last train that was announced, and of the last that began or failed to."""
         self._begun = 0
         """The last step that has begun."""
         self._stopping = False
@@ -72,14 +75,25 @@ class TrainingLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a train is under way."""
-        return self._train is not None
+        """Whether a train is under way, or was announced and has yet to come."""
+        return self._train is not None or (self._announced > self._came and not self._closed)
 
     @property
     def step_s(self) -> float:
         """Mean seconds of the last steps; 0 before the first."""
         last = list(self._last_s)
         return sum(last) / len(last) if last else 0.0
+
+    def announce(self, train: int) -> None:
+        """Tell that a train will come; trains are numbered from 1. One that came already is no change."""
+        with self._changed:
+            self._announced = max(self._announced, train)
+
+    def came(self, train: int) -> None:
+        """Tell that a train that was announced has begun, or will not."""
+        with self._changed:
+            self._came = max(self._came, train)
+            self._changed.notify_all()
 
     def run(self, steps: int) -> Future[list[float]]:
         """Begin to train; the future gives the losses of these steps.
@@ -110,16 +124,18 @@ class TrainingLoop:
             step: carry it out after this step; None: at the next boundary. Where no train is under way, at once.
 
         Raises:
-            ValueError: the step after that has begun.
+            ValueError: the step after that has begun, or has ended before a train that was announced.
             PeerLostError: it was closed.
         """
         job = _Job(work, step)
         with self._changed:
             self._check_open("a job")
-            if step is not None and self._train is not None and self._begun > step:
-                raise ValueError(
-                    f"{self._where}: expected a step to come; step {step} is past, step {self._begun} has begun"
-                )
+            if step is not None and self.busy:
+                begun = self._begun if self._train is not None else self._done()
+                if begun > step:
+                    raise ValueError(
+                        f"{self._where}: expected a step to come; step {step} is past, step {begun} has begun"
+                    )
             self._jobs.append(job)
             self._changed.notify_all()
         return job.ended
@@ -149,7 +165,7 @@ class TrainingLoop:
     def _main(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._train is not None or bool(self._jobs))
+                self._changed.wait_for(lambda: self._closed or self._train is not None or any(self._is_due()))
                 due = self._due()
             self._carry_out(due)
             train = self._train
@@ -199,11 +215,17 @@ class TrainingLoop:
         """Take the jobs of this boundary. The lock is held."""
         if not self._jobs:
             return []
-        done = self.training.steps_done if self.training is not None else 0
-        idle = self._train is None
-        due = [job for job in self._jobs if idle or job.step is None or job.step <= done]
+        due = [job for job, is_due in zip(self._jobs, self._is_due(), strict=True) if is_due]
         self._jobs = [job for job in self._jobs if job not in due]
         return due
+
+    def _is_due(self) -> list[bool]:
+        """Tell of each job whether it is due at this boundary. The lock is held."""
+        done, idle = self._done(), not self.busy
+        return [idle or job.step is None or job.step <= done for job in self._jobs]
+
+    def _done(self) -> int:
+        return self.training.steps_done if self.training is not None else 0
 
     def _carry_out(self, jobs: list[_Job]) -> None:
         for job in jobs:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...store.refs import ModelRef
 from .training import Build, TensorSpec
+
+LEAST_STEP_S = 1e-4
+"""What steps that take less count as, where it is chosen how many to be ahead."""
+LEAST_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class RankReport:
     steps_done: int
     """Since the training's beginning, those before a fork included."""
     training: bool
-    """A train is under way."""
+    """A train is under way, or was announced and begins soon."""
     step_s: float
     """Mean seconds of the last steps; 0 before the first."""
     losses: int
@@ -57,3 +62,9 @@ class RankReport:
     """The version that was saved or restored last: the parent of the next."""
     fork: str | None = None
     """Id of the fork that is under way."""
+
+
+def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:
+    """Give how many steps take about so many seconds, by the slowest rank; `least` where no step has ended yet."""
+    step_s = max(report.step_s for report in reports)
+    return max(math.ceil(seconds / max(step_s, LEAST_STEP_S)), least) if step_s else least

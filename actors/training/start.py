@@ -3,13 +3,13 @@
 Rules
 - The ranks end with the process that started them, or when `Trainers` is closed.
 - A training whose ranks do not all come up is none: those that did are ended, and the first cause is raised.
-- Whatever changes how ranks train happens at all of them after the same step.
+- Whatever changes how ranks train happens at all of them after the same step. So a train is announced to all of them
+  before it begins at any: from then on each counts as training, whether it has begun or not.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -23,7 +23,7 @@ from ..engine import Actor, Engine, Future, Life
 from ..repository import Repository
 from ..save_request import Saved
 from .answers import first_failure, root_cause
-from .report import RankReport, Recipe
+from .report import RankReport, Recipe, steps_ahead
 from .trainer import TrainerActor
 from .training import Build
 
@@ -62,6 +62,8 @@ class Trainers(list[Actor]):
         """Answers of the train that was begun last, by rank."""
         self.report: Any = None
         """How the fork went that these are clones of."""
+        self._trains = 0
+        """How many trains were begun."""
         self._actor_names = list(actor_names)
         self._owns_cluster = owns_cluster
 
@@ -83,9 +85,23 @@ class Trainers(list[Actor]):
         self.train_async(steps)
         return self.results(timeout)
 
-    def train_async(self, steps: int) -> list[Future]:
-        """Begin to train; `results` gives the losses."""
-        self.pending = [self.engine.call(actor, "train", steps) for actor in self]
+    def train_async(self, steps: int, fork: str | None = None) -> list[Future]:
+        """Begin to train; `results` gives the losses.
+
+        When this returns, all ranks that live count as training, although some may not have begun.
+
+        Args:
+            steps: from 1.
+            fork: from the state that this fork brings; None: as the ranks stand.
+        """
+        self._trains += 1
+        announced = [self.engine.call(actor, "announce", self._trains) for actor in self]
+        for rank, future in enumerate(announced):
+            try:
+                self.engine.result(future, ANSWER_S, self._who(rank, "train"))
+            except TensorVineError as exc:  # the train itself will say so, where it is waited for
+                log.info("rank %d of %r was not told that a train comes: %s", rank, self.name, exc)
+        self.pending = [self.engine.call(actor, "train", steps, fork, self._trains) for actor in self]
         return self.pending
 
     def results(self, timeout: float = 3600.0) -> list[list[float]]:
@@ -212,8 +228,7 @@ class Trainers(list[Actor]):
             reports = self.describe()
             step = None
             if any(report.training for report in reports):
-                ahead = math.ceil(MARGIN_S * 4**attempt / max(reports[0].step_s, 1e-4))
-                step = max(report.steps_done for report in reports) + max(ahead, 2)
+                step = max(report.steps_done for report in reports) + steps_ahead(reports, MARGIN_S * 4**attempt)
             change = uuid.uuid4().hex
             if all(self._ask("prepare", (change, method, arguments, step), ANSWER_S)):
                 return self._ask("decide", (change, True), timeout)

@@ -160,13 +160,22 @@ class TrainerActor(ForkCalls):
 
     # ---- training ---------------------------------------------------------------------------------------
 
+    @group("ctl")
+    async def announce(self, train: int) -> None:
+        """Learn that a train is about to come, its number counted from 1: this rank counts as training from now on.
+
+        Calls may overtake one another; so a change for all ranks could find one that has begun and one that has not.
+        """
+        self._loop.announce(train)
+
     @group("watch")
-    async def train(self, steps: int, fork: str | None = None) -> list[float]:
+    async def train(self, steps: int, fork: str | None = None, number: int = 0) -> list[float]:
         """Train so many steps; gives their losses, fewer if it was told to stop.
 
         Args:
             steps: from 1.
             fork: from the state that this fork brings, of which `adopt` tells; None: as it stands.
+            number: by which it was announced; 0: it was not.
 
         Raises:
             ForkError: the fork failed.
@@ -174,6 +183,13 @@ class TrainerActor(ForkCalls):
             PeerLostError: a peer died or left, now or in an earlier train.
             Exception: whatever the training raises.
         """
+        try:
+            losses = await self._begin(steps, fork)
+        finally:
+            self._loop.came(number)
+        return await asyncio.wrap_future(losses)
+
+    async def _begin(self, steps: int, fork: str | None) -> Future[list[float]]:
         if self._broken is not None:
             raise PeerLostError(
                 f"{self._where}: train: expected all ranks in step; it left them at an error: {self._broken}"
@@ -182,7 +198,7 @@ class TrainerActor(ForkCalls):
             await self._await_adoption(fork)
         if self._adopting:
             await self._at_boundary(self._await_state)
-        return await asyncio.wrap_future(self._loop.run(steps))
+        return self._loop.run(steps)
 
     def _failed(self, error: BaseException) -> None:
         """Leave the peers, which would wait for what does not come."""
