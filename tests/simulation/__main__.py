@@ -1,0 +1,62 @@
+"""`python -m tests.simulation --seeds N [--first S] [--seed S --trace]`: run worlds and say what they broke."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+
+from .runner import run, simulator
+from .scenario import THEMES
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run seeds; 1 when a rule was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so long")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--theme", choices=sorted(set(THEMES)), help="only worlds of this theme")
+    parser.add_argument("--trace", action="store_true", help="print what happened, step by step")
+    parser.add_argument("--brief", action="store_true", help="one line per failing seed, without its trace")
+    options = parser.parse_args()
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    began, steps, count, failed = time.perf_counter(), 0, 0, Counter[str]()
+    with simulator():
+        for seed in seeds:
+            if time.perf_counter() - began > options.seconds:
+                break
+            count += 1
+            outcome = run(seed, options.trace and options.seed is not None, options.theme)
+            steps += outcome.steps
+            if options.trace and options.seed is not None:
+                say("\n".join(outcome.trace))
+            if outcome.broken:
+                rule, what = outcome.broken[0]
+                failed[rule] += 1
+                say(f"seed {seed}: {rule} {what[:400]}")
+                if not options.brief and options.seed is None:
+                    again = run(seed, True, options.theme)
+                    say("\n".join(again.trace[-200:]))
+    seconds, busy = time.perf_counter() - began, time.process_time()
+    say(
+        f"{count} seeds, {sum(failed.values())} of them broke a rule {dict(failed)}; {steps} steps in {seconds:.1f} s, "
+        f"{busy:.1f} s of the processor: {steps / busy:.0f} steps/s, {1000 * busy / count:.1f} ms a seed"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])  # noqa: S606  itself
+    sys.exit(main())

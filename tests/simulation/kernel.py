@@ -1,0 +1,268 @@
+"""What TensorVine's memory asks of Linux: memfds, mappings, open-file-description locks, pidfds.
+
+Rules
+- Descriptors are numbers that are never used twice in a world; a process that ends closes its own. So a finalizer
+  finds its descriptor whichever process's turn it is when the collector comes to it.
+- Locks are of the open file description, as `F_OFD_SETLK`'s: two readers share, a writer excludes, closing the last
+  descriptor lets go. A lock is a list of ranges with what each owner has on it.
+- The bytes of a memfd are one NumPy array that all who mapped it see.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl as real_fcntl
+import mmap as real_mmap
+import os as real_os
+import select as real_select
+import struct
+from typing import Any
+
+import numpy as np
+
+from .scheduler import Process
+from .threads import world
+
+GETLK, SETLK, SETLKW = 36, 37, 38
+"""The OFD commands of `fcntl`."""
+_FLOCK = "hhqqi4x"
+
+
+class Memory:
+    """The file behind a memfd."""
+
+    def __init__(self) -> None:
+        self.bytes = np.zeros(0, np.uint8)
+        self.locks: list[tuple[int, int, int, Opened]] = []
+        """(kind, start, end, who)."""
+
+
+class Opened:
+    """An open file description, or a pidfd."""
+
+    def __init__(self, memory: Memory | None = None, process: Process | None = None) -> None:
+        self.memory = memory
+        self.process = process
+
+    def close(self) -> None:
+        """Drop what it has locked."""
+        if self.memory is not None:
+            self.memory.locks = [lock for lock in self.memory.locks if lock[3] is not self]
+
+
+def _descriptor(number: int) -> Opened:
+    owner = _owner(number)
+    if owner is None:
+        raise OSError(errno.EBADF, f"no descriptor {number}")
+    return owner.descriptors[number]
+
+
+def _owner(number: int) -> Process | None:
+    w = world()
+    process = w.process
+    if process is not None and number in process.descriptors:
+        return process
+    return next((other for other in w.processes.values() if number in other.descriptors), None)
+
+
+def _enter(opened: Opened) -> int:
+    process = world().process
+    if process is None:
+        raise OSError(errno.ESRCH, "no process")
+    number = world().number()
+    process.descriptors[number] = opened
+    return number
+
+
+class Os:
+    """`os`, as the actors see it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_os, name)
+
+    @staticmethod
+    def getpid() -> int:
+        process = world().process
+        return process.pid if process is not None else 0
+
+    @staticmethod
+    def setpriority(*_: Any) -> None:
+        """Nothing: the scheduler knows no priorities."""
+
+    @staticmethod
+    def register_at_fork(**_: Any) -> None:
+        """Nothing: simulated processes do not fork."""
+
+    @staticmethod
+    def memfd_create(name: str, flags: int = 0) -> int:
+        return _enter(Opened(Memory()))
+
+    @staticmethod
+    def ftruncate(number: int, length: int) -> None:
+        memory = _descriptor(number).memory
+        if memory is not None:
+            memory.bytes = np.zeros(length, np.uint8)
+
+    @staticmethod
+    def open(path: Any, flags: int, mode: int = 0o777) -> int:
+        text = str(path)
+        if not text.startswith("/proc/"):
+            return real_os.open(path, flags, mode)
+        _, _, pid, _, number = text.split("/")
+        w = world()
+        owner = w.process if pid == "self" else w.processes.get(int(pid))
+        opened = owner.descriptors.get(int(number)) if owner is not None and not owner.dead else None
+        if opened is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", text)
+        return _enter(Opened(opened.memory))
+
+    @staticmethod
+    def dup(number: int) -> int:
+        return _enter(_descriptor(number))
+
+    @staticmethod
+    def close(number: int) -> None:
+        if world().over:
+            return
+        opened, owner = _descriptor(number), _owner(number)
+        if owner is not None:
+            del owner.descriptors[number]
+            if opened not in owner.descriptors.values():
+                opened.close()
+
+    @staticmethod
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        process = world().processes.get(pid)
+        if process is None or process.dead:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        return _enter(Opened(process=process))
+
+
+class Fcntl:
+    """`fcntl`, as the shared memory sees it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_fcntl, name)
+
+    @staticmethod
+    def fcntl(number: int, command: int, argument: Any = 0) -> Any:
+        w = world()
+        if w.over:
+            return argument
+        if command not in (GETLK, SETLK, SETLKW):
+            return real_fcntl.fcntl(number, command, argument)
+        w.point()
+        opened = _descriptor(number)
+        memory = opened.memory
+        if memory is None:
+            raise OSError(errno.EBADF, "not a memfd")
+        kind, whence, start, length, pid = struct.unpack(_FLOCK, argument)
+        end = start + length if length else 1 << 62
+        if kind != real_fcntl.F_UNLCK:
+            for other, first, last, owner in memory.locks:
+                if owner is opened or last <= start or first >= end:
+                    continue
+                if kind == real_fcntl.F_RDLCK and other == real_fcntl.F_RDLCK:
+                    continue
+                if command == GETLK:
+                    return struct.pack(_FLOCK, other, 0, first, last - first, -1)
+                raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+            if command == GETLK:
+                return struct.pack(_FLOCK, real_fcntl.F_UNLCK, whence, start, length, pid)
+        memory.locks = _replaced(memory.locks, opened, kind, start, end)
+        return argument
+
+
+def _replaced(
+    locks: list[tuple[int, int, int, Opened]], who: Opened, kind: int, start: int, end: int
+) -> list[tuple[int, int, int, Opened]]:
+    """Give the locks after `who` has set a range to `kind`."""
+    kept: list[tuple[int, int, int, Opened]] = []
+    for lock in locks:
+        other, first, last, owner = lock
+        if owner is not who or last <= start or first >= end:
+            kept.append(lock)
+            continue
+        if first < start:
+            kept.append((other, first, start, owner))
+        if last > end:
+            kept.append((other, end, last, owner))
+    if kind != real_fcntl.F_UNLCK:
+        kept.append((kind, start, end, who))
+    return kept
+
+
+class _Map(np.ndarray):
+    """A mapping: bytes that offer what `mmap.mmap` does."""
+
+    def madvise(self, *_: Any) -> None:
+        """Nothing: all pages are there."""
+
+    def close(self) -> None:
+        """Nothing: it goes with its last user."""
+
+
+class Mmap:
+    """`mmap`, as the shared memory sees it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_mmap, name)
+
+    @staticmethod
+    def mmap(
+        number: int, length: int, *_: Any, prot: int = real_mmap.PROT_READ | real_mmap.PROT_WRITE, **__: Any
+    ) -> Any:
+        memory = _descriptor(number).memory
+        if memory is None or memory.bytes.nbytes < length:
+            raise OSError(errno.EINVAL, "no such mapping")
+        mapped = memory.bytes.view(_Map)
+        if not prot & real_mmap.PROT_WRITE:
+            mapped.flags.writeable = False
+        return mapped
+
+
+class _Poll:
+    def __init__(self) -> None:
+        self._watched: list[int] = []
+
+    def register(self, number: int, *_: Any) -> None:
+        self._watched.append(number)
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        ended: list[tuple[int, int]] = []
+        for number in self._watched:
+            process = _descriptor(number).process
+            if process is not None and process.dead:
+                ended.append((number, real_select.POLLIN))
+        return ended
+
+
+class Select:
+    """`select`, as the shared memory sees it."""
+
+    poll = _Poll
+    POLLIN = real_select.POLLIN
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_select, name)
+
+
+class Ctypes:
+    """`ctypes`, for `madvise` alone: it makes all pages, or, in a world of old kernels, cannot."""
+
+    def __getattr__(self, name: str) -> Any:
+        import ctypes
+
+        return getattr(ctypes, name)
+
+    @staticmethod
+    def CDLL(*_: Any, **__: Any) -> Any:  # noqa: N802  as in ctypes
+        return Ctypes()
+
+    @staticmethod
+    def madvise(*_: Any) -> int:
+        return -1 if getattr(world(), "old_kernel", False) else 0
+
+    @staticmethod
+    def get_errno() -> int:
+        return errno.EINVAL

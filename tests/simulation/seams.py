@@ -1,0 +1,166 @@
+"""Puts the simulated threads, clock, kernel, disk, wire and engine in the place of the real ones, and takes them out.
+
+Rules
+- Nothing in TensorVine knows of it: names in the namespaces of its loaded modules are exchanged, by identity.
+- What is random is drawn from the world's generator; short lives and small limits keep worlds small.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import mmap
+import os
+import queue
+import secrets
+import select
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+from tensorvine.actors import engine_ray, launch, line_server, repository, session, shard_sessions, wire
+from tensorvine.store import directory
+
+from . import cluster, disk, kernel, threads
+from .threads import world
+
+INLINE_BYTES = 64
+SEGMENT_BYTES = 4096
+
+
+class _Uuid:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(uuid, name)
+
+    @staticmethod
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=world().random.getrandbits(128), version=4)
+
+
+class _Secrets:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(secrets, name)
+
+    @staticmethod
+    def randbelow(bound: int) -> int:
+        return world().random.randrange(bound)
+
+    @staticmethod
+    def token_hex(count: int = 8) -> str:
+        return f"{world().random.getrandbits(8 * count):0{2 * count}x}"
+
+
+class _NoLine:
+    """No actor has a line: the engine carries all calls."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def address(self) -> None:
+        return None
+
+
+def _exchanged() -> list[tuple[Any, Any]]:
+    return [
+        (threading, threads.Threading()),
+        (time, threads.Clock()),
+        (queue, SimpleNamespace(SimpleQueue=threads.SimpleQueue, Empty=queue.Empty)),
+        (concurrent.futures.ThreadPoolExecutor, threads.Executor),
+        (concurrent.futures.Future, threads.Future),
+        (concurrent.futures.wait, threads.wait),
+        (uuid, _Uuid()),
+        (secrets, _Secrets()),
+        (fcntl, kernel.Fcntl()),
+        (mmap, kernel.Mmap()),
+        (select, kernel.Select()),
+        (ctypes, kernel.Ctypes()),
+        (os, kernel.Os()),
+        (directory.open_directory, disk.open_directory),
+        (wire.WireServer, cluster.SimulatedWireServer),
+        (wire.WireClient, cluster.SimulatedWireClient),
+        (line_server.LineDoor, _NoLine),
+        (engine_ray.RayEngine, cluster.SimulatedEngine),
+        (repository.default_engine, cluster.SimulatedEngine),
+    ]
+
+
+@contextlib.contextmanager
+def installed() -> Generator[None]:
+    """Have TensorVine run on the simulated world for as long as this lasts."""
+    by_id = {id(real): simulated for real, simulated in _exchanged()}
+    undo: list[tuple[Any, str, Any]] = []
+    pool = concurrent.futures.ThreadPoolExecutor
+
+    def put(module: Any, name: str, value: Any) -> None:
+        undo.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("tensorvine.actors.", "tensorvine.store.", "tensorvine.planner.")) or module is None:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if id(value) in by_id and not (name == "tensorvine.store.directory" and value is os):
+                put(module, attribute, by_id[id(value)])
+            elif isinstance(value, type) and value.__module__ == name and pool in value.__bases__:
+                put(value, "__bases__", tuple(threads.Executor if base is pool else base for base in value.__bases__))
+        if "INLINE_BYTES" in vars(module):
+            put(module, "INLINE_BYTES", INLINE_BYTES)
+    segment = importlib.import_module("tensorvine.store.segment")
+    limits, segment.split.__defaults__ = segment.split.__defaults__, (SEGMENT_BYTES,)
+    for module, name, value in _constants():
+        put(module, name, value)
+    for cls, name in _points():
+        put(cls, name, _with_points(getattr(cls, name)))
+    try:
+        yield
+    finally:
+        segment.split.__defaults__ = limits
+        for module, name, value in reversed(undo):
+            setattr(module, name, value)
+
+
+def _constants() -> list[tuple[Any, str, Any]]:
+    care = [(module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name == "tensorvine.actors.care"]
+    return [
+        *care,
+        (launch, "SESSION_S", 6.0),
+        (launch.embedded, "attach_or_start", lambda *_, **__: False),
+        (session, "RENEW_S", 1.5),
+        (shard_sessions, "SWEEP_S", 1.0),
+    ]
+
+
+def _points() -> list[tuple[Any, str]]:
+    memory = importlib.import_module("tensorvine.actors.memory")
+    names = ("part", "read", "publish", "counters", "is_read")
+    return [
+        (cls, name)
+        for cls in (memory.SharedMemory, memory.MemoryView)
+        for name in names
+        if callable(getattr(cls, name, None))
+    ]
+
+
+def _with_points(method: Any) -> Any:
+    """Have a method of the memory begin and end with a scheduling point."""
+
+    copied = method.__name__ == "part"
+
+    def pointed(*arguments: Any, **named: Any) -> Any:
+        w = world()
+        w.point()
+        found = method(*arguments, **named)
+        if copied:
+            w.copying()
+        else:
+            w.point()
+        return found
+
+    return pointed
