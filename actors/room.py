@@ -5,14 +5,16 @@ Rules
 - A client gets memory only while its process is watched, which is looked at where the memory is taken: one that ends
   while it waits, or before its question is heard, gets none, as nobody would take it back.
 - A save that ended while it waits, or before its question is heard, gets none either (`Holdings.end_save`).
+- What clients have reserved for saves to come may become free, too: they ask now and then whether somebody waits here.
 - While too much waits to be written to disk, no save begins and none is committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from ..store.errors import ShardUnavailableError
 from .holdings import Holdings
@@ -49,6 +51,11 @@ class Room:
         self._clients = clients
         self._waiters = waiters
         self._persister = persister
+        self._waiting = 0
+
+    def is_short(self) -> bool:
+        """Tell whether somebody waits for memory."""
+        return self._waiting > 0
 
     def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
         """Give what a client may be granted of `sizes` to fill: nothing where its process is not watched.
@@ -73,7 +80,20 @@ class Room:
             ShardUnavailableError: the client's process is not watched (any more).
             OperationTimeoutError: the owner is a save that has ended.
         """
-        deadline = time.monotonic() + timeout
+        with self._counted():
+            return await self._granted(owner, sizes, time.monotonic() + timeout, client)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Generator[None]:
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    async def _granted(self, owner: str, sizes: Sequence[int], deadline: float, client: str | None) -> list[int]:
         while True:
             with self._lock:
                 if client is not None and not self._clients.watches(client):

@@ -5,7 +5,8 @@ Rules
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
   meanwhile. To another node they go through the engine's object store.
 - After a save that did not wait, memory for the next one like it is reserved: so that can be staged without a message,
-  where it will stay (Viper's producer keeps its cache, section 4.4; DStore's preallocated buffer).
+  where it will stay (Viper's producer keeps its cache, section 4.4; DStore's preallocated buffer). When others wait for
+  memory, it is given back at the next renewal of the session.
 - A save that is to come can be announced: its first question is answered while its caller does something else.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.
@@ -85,6 +86,7 @@ class Saver:
         self._serial = count(1)
         self._reserved: _Reserved | None = None
         self._reserving = threading.Lock()
+        session.at_renewal = self.spare
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
 
     def close(self) -> None:
@@ -102,8 +104,9 @@ class Saver:
             if reserved is None or reserved.lengths != announce(list(arrays.values())):
                 return None
             self._reserved = None
-        if reserved.shard not in self._session.staying:
-            return None  # it drains
+        if reserved.shard not in self._session.staying:  # it drains
+            self._abort(reserved.save_id, {reserved.shard}, [])
+            return None
         try:
             if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
                 return None  # it went with that life of the shard
@@ -143,6 +146,23 @@ class Saver:
             connection.view.part(Part(offset, length))
         with self._reserving:
             self._reserved = _Reserved(save_id, near, life, lengths, offsets)
+
+    def spare(self) -> None:
+        """Give the memory that waits for a save back, if others wait for it.
+
+        Raises:
+            TensorVineError: the shard does not answer.
+        """
+        with self._reserving:
+            reserved = self._reserved
+        if reserved is None or not self._session.call(reserved.shard, "is_short"):
+            return
+        with self._reserving:
+            if self._reserved is not reserved:
+                return
+            self._reserved = None
+        log.info("memory that waited for the next save is given back: others need it in shard %d", reserved.shard)
+        self._abort(reserved.save_id, {reserved.shard}, [])
 
     def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Sequence[np.ndarray]) -> Announced:
         """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.

@@ -117,6 +117,8 @@ class Session:
         self._greeted: set[int] = set()
         """Shards that may know this client, whether there still is a connection or not."""
         self._lock = threading.Lock()
+        self.at_renewal: Callable[[], None] = lambda: None
+        """Called whenever the session was renewed."""
         self._dropped: deque[str] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -430,6 +432,7 @@ class Session:
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
                     self.broadcast("renew", self.client, timeout=RENEW_S)
+                    self.at_renewal()
                     quiet = False
             except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed
                 level = logging.DEBUG if quiet else logging.WARNING

@@ -106,6 +106,11 @@ class ShardWrites(ShardParts):
             return self._holdings.reserve(save_id, wanted) if wanted else []
 
     @group("ctl")
+    async def is_short(self) -> bool:
+        """Tell whether somebody waits for memory: then clients give back what they reserved for saves to come."""
+        return self._room.is_short()
+
+    @group("ctl")
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
         """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import ray
 from tensorvine.actors import Repository
+from tensorvine.actors import session as session_module
 from tensorvine.actors.session import Session
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
@@ -281,6 +282,22 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         assert not begun.offsets
         assert not session.call(0, "reserve", "ghost", "ghost/r3", [1 << 20])
         assert nothing_left(repo)
+
+
+def test_memory_that_waits_for_a_save_goes_to_whoever_waits_for_memory(
+    cluster: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that saves no more keeps none from others, however long it lives."""
+    monkeypatch.setattr(session_module, "RENEW_S", 0.2)
+    options = {"shards": 1, "store_bytes": 64 << 20, "preallocate_bytes": 0}
+    with Repository.start("fail-spare", **options) as repo, Repository.connect(repo.name) as idle:
+        first = idle.save_async("idle", {"t": np.zeros(16 << 20, np.uint8)}).committed(60)
+        eventually(lambda: idle._saves.saver._reserved is not None, "memory to wait for the next save")
+        saved = repo.save("busy", {"t": np.ones(40 << 20, np.uint8)}, timeout=60)
+        assert idle._saves.saver._reserved is None
+        assert repo.load(saved.ref)["t"].all()
+        idle.save_async("idle", {"t": np.zeros(1 << 20, np.uint8)}).committed(60)
+        repo.retire(first.ref)
 
 
 class TestLeases:

@@ -4,7 +4,8 @@ Rules (by name, as failures print them)
 - R1: every byte read is the version's. Contents are derived from ids, so that each array says whose it is.
 - R2: an array that a client holds never changes.
 - R3: a save that returned is readable, or named lost for a reason: with a path, what was flushed or durable is never
-  lost; without a crash nothing is; with two replicas one crash loses nothing. "Never saved" is never the answer.
+  lost; without a crash nothing is; with two replicas one crash loses nothing. "Never saved" is never the answer,
+  unless nobody who knew of it lived on, and it was not promised to be on disk.
 - R4: a version number is never used twice.
 - R5: a name has one home: no version is listed twice.
 - R6: no error outside the one tree reaches a caller, and no thread of an actor ends by one.
@@ -47,6 +48,8 @@ class Attempt:
     retired: bool = False
     lossy: bool = False
     """A crash came that may have lost it: not if it was safe by then."""
+    forgotten: bool = False
+    """All who knew of it died together, before it was promised to be on disk."""
 
 
 @dataclass(eq=False)
@@ -121,6 +124,11 @@ class Oracle:
         for attempt in self.attempts:
             if not attempt.safe and not covered:
                 attempt.lossy = True
+
+    def forgotten(self) -> None:
+        """Note that all died who knew what was saved."""
+        for attempt in self.attempts:
+            attempt.forgotten |= not attempt.safe
 
     def alive(self, name: str | None = None) -> list[Attempt]:
         """Give the committed saves that nobody has begun to retire."""

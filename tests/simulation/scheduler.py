@@ -98,6 +98,7 @@ class World:
         self._runnable: list[Thread] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
+        self._alarm: tuple[int, Thread] | None = None
         self._done = False
 
     # ---- numbers and words ------------------------------------------------------------------------------
@@ -194,6 +195,14 @@ class World:
         while self.now < end:
             self.block(end)
 
+    def await_step(self, steps: int, seconds: float) -> None:
+        """Let others run so many steps, however little time they take, or so long a time. One thread at a time may."""
+        thread = self.current
+        if thread is not None:
+            self._alarm = (self.steps + steps, thread)
+            self.block(self.now + seconds)
+            self._alarm = None
+
     def wake(self, thread: Thread) -> None:
         """Let a parked thread run again."""
         if thread.parked:
@@ -264,6 +273,8 @@ class World:
                     self.steps += 1
                     if self.steps > STEPS_MOST:
                         raise StuckError(f"{self.steps} steps; now runs {thread}")
+                    if self._alarm is not None and self.steps >= self._alarm[0]:
+                        self.wake(self._alarm[1])
                     self.current = thread
                     set_loop(thread.loop)
                     thread.greenlet.switch()
