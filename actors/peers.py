@@ -3,6 +3,8 @@
 Rules
 - A commit is noted by the planner and by every other shard before the version exists. A shard that does not hear it is
   not waited for: that it is owed something is recorded first (`registry`), and it is told until it has heard.
+- A shard that starts again holds nothing at another before that has let go of what an earlier life held there: a
+  message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops; `ask` and `send` are for its threads.
@@ -59,6 +61,9 @@ class Peers:
         self._recording = asyncio.Lock()
         self._recorded = config.index in self._registry.owing() if engine.restarted() else False
         """It stands in the registry that some are owed something; an earlier life's word stays until all is paid."""
+        self._restarts = self._registry.count_restart(config.index) if engine.restarted() else 0
+        self._stale: dict[int, tuple[list[str], int]] = {}
+        """Shard that may hold what an earlier life had there -> what it is to keep, and the topology's version."""
         self.topology = config.topology or Topology(config.repository, config.shards, config.start)
         """By which this shard goes."""
         self.topology_after = self.topology
@@ -89,16 +94,30 @@ class Peers:
         except TensorVineError as exc:
             log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
 
+    def restarts(self) -> dict[int, int]:
+        """Give how often each shard has started again, as far as that counts here: not, before this one has."""
+        return self._registry.restarts() if self._restarts else {}
+
+    def forget_earlier(self, kept: Iterable[str]) -> None:
+        """Have the other shards let go of what an earlier life held there, but for some versions; does not wait."""
+        self._stale = {shard: (list(kept), self.topology.version) for shard in self.others}
+        for shard, told in self._stale.items():
+            self.send(shard, "release_homes", self._config.index, *told, self._restarts)
+
+    async def _hold_at(self, shard: int, holder: str, part: Holds) -> None:
+        link, stale = self._link(shard), self._stale.get(shard)
+        if stale is not None:  # whether it has heard of that is not known
+            await link.call(PEER_TIMEOUT_S, "release_homes", self._config.index, *stale, self._restarts)
+            self._stale.pop(shard, None)
+        await link.call(PEER_TIMEOUT_S, "hold", holder, part)
+
     async def hold(self, holder: str, holds: Holds) -> None:
         """Have the other shards hold their part of what a version names."""
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
         for segment, slots in holds.items():
             if (shard := self.topology_after.where(segment)) != self._config.index:
                 by_shard.setdefault(shard, {})[segment] = slots
-        timeout = PEER_TIMEOUT_S
-        await asyncio.gather(
-            *(self._link(shard).call(timeout, "hold", holder, part) for shard, part in by_shard.items())
-        )
+        await asyncio.gather(*(self._hold_at(shard, holder, part) for shard, part in by_shard.items()))
 
     def keepers(self, holds: Holds) -> set[int]:
         """Name the other shards that `hold` would ask."""

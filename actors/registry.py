@@ -12,7 +12,7 @@ from ..planner.topology import Topology
 from ..store.ledger import FLOOR
 from .engine import Engine
 
-_TOPOLOGY, _FLOOR, _BEHIND = "topology", "floor", "behind/"
+_TOPOLOGY, _FLOOR, _BEHIND, _RESTARTS = "topology", "floor", "behind/", "restarts/"
 
 
 class Registry:
@@ -49,6 +49,18 @@ class Registry:
         floor = FLOOR + max(map(int, found.values()), default=0)
         self._engine.keep(self._own + _FLOOR, str(floor).encode())
         return floor
+
+    def count_restart(self, shard: int) -> int:
+        """Give how often a shard has started again, this time included."""
+        name = f"{self._own}{_RESTARTS}{shard}"
+        restarts = 1 + int(self._engine.kept(name).get(name, b"0"))
+        self._engine.keep(name, str(restarts).encode())
+        return restarts
+
+    def restarts(self) -> dict[int, int]:
+        """Give how often each shard has started again."""
+        found = self._engine.kept(self._own + _RESTARTS)
+        return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
 
     def owes(self, shard: int, owing: bool) -> None:
         """Note whether a shard has committed what another one has not heard of."""

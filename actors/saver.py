@@ -226,39 +226,48 @@ class Saver:
         home = self._session.home(request.name)
         self._session.keep_alive()
         leases: list[str] = []
-        near = upload.shard if upload is not None else home
-        granter = home
+        asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
             lengths = self._lengths(request, home, deadline) if upload is None else []
             begun = self._early(request, deadline) or self._begun(request, home, deadline, save_id, lengths)
             if begun.offsets:
-                granter = begun.shard  # the name may have moved since
+                asked.add(begun.shard)  # the name may have moved since
             parent, table = self._parent(request, begun, leases)
             plan = self._plan(request, parent, table, begun, deadline)
             if upload is not None:
                 upload.keep(plan.written)
             else:
                 fits = lengths == announce(list(plan.written.values()))
-                upload = self._written(request, plan, save_id, begun, begun.offsets if fits else [], deadline)
-                near = upload.shard
+                upload = self._written(request, plan, save_id, begun, begun.offsets if fits else [], deadline, asked)
                 staged()
                 upload.finish()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
-            self._abort(save_id, {home, near, granter} | (upload.at if upload is not None else set()), leases)
+            self._abort(save_id, asked | (upload.at if upload is not None else set()), leases)
             raise
-        self._tidy(save_id, ({home, near, granter} | upload.at) - {at}, leases)
+        self._tidy(save_id, (asked | upload.at) - {at}, leases)
         return saved
 
     def _written(
-        self, request: SaveRequest, plan: _Plan, save_id: str, begun: Begun, granted: list[int], deadline: float
+        self,
+        request: SaveRequest,
+        plan: _Plan,
+        save_id: str,
+        begun: Begun,
+        granted: list[int],
+        deadline: float,
+        asked: set[int],
     ) -> Upload:
-        """Write what is to be written to the shard that should hold it; who answered may have `granted` memory."""
+        """Write what is to be written to the shard that should hold it; who answered may have `granted` memory.
+
+        Notes in `asked` whom it asks for memory, also where that fails.
+        """
         while True:
             home = self._session.home(request.name)
             what = f"save of {request.name!r}"
             try:
                 near = self._session.near(home, deadline) if plan.written else home
+                asked.add(near)
                 offsets = granted if near == begun.shard else []
                 upload = Upload(self._session, near, save_id, deadline, what, self._helper, offsets, begun.life)
                 upload.write(plan.written, home == near)

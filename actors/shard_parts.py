@@ -85,6 +85,10 @@ class ShardParts:
         )
         self._estate = Estate(self._state, self._lock, self._holdings, self._peers)
         self._overtaken = Overtaken()
+        self._restarts_heard: dict[tuple[int, int | None], int] = {
+            (shard, None): restarts for shard, restarts in self._peers.restarts().items()
+        }
+        """(shard, by way of which other one) -> the last restart of it at which its earlier life's holders went."""
         self._requests = 0
         """Saves begun, versions fetched and prefix queries answered."""
         self._shelf = self._open_shelf()
@@ -175,11 +179,10 @@ class ShardParts:
         self._state.claim(names)
         kept = {str(ref) for ref in (*self._state.models(), *self._state.unread)}
         gone = [str(ref) for ref in self._state.census() if str(ref) not in kept]
-        for shard in self._peers.others:
-            if not self._peers.topology.former:
-                topology = self._peers.topology.version
-                self._peers.send(shard, "release_homes", self._config.index, list(kept), topology)
-            else:  # names that are to be at home here may be elsewhere still
+        if not self._peers.topology.former:
+            self._peers.forget_earlier(kept)
+        else:  # names that are to be at home here may be elsewhere still
+            for shard in self._peers.others:
                 self._peers.send(shard, "release_all", gone)
         self._peers.tell_planner(self._state.ledger.told())
         used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}

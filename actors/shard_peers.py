@@ -60,18 +60,28 @@ class ShardPeers(ShardParts):
         await self._pass_on("release", holder)
 
     @group("ctl")
-    async def release_homes(self, home: int, keep: Sequence[str], version: int) -> None:
+    async def release_homes(
+        self, home: int, keep: Sequence[str], version: int, restart: int, through: int | None = None
+    ) -> None:
         """Forget what a shard that lost its memory held here, but for the versions that are on disk.
 
-        Homes are meant by the topology of that version: by another one, nothing is let go.
+        Args:
+            home: the shard.
+            keep: holders that stay.
+            version: of the topology by which homes are meant: by another one, nothing is let go.
+            restart: which one of the shard's it is. Each counts once: it holds anew after that.
+            through: a shard that drains and passes this on.
         """
         with self._lock:
+            if restart <= self._restarts_heard.get((home, through), 0):
+                return
+            self._restarts_heard[home, through] = restart
             if version != self._peers.topology.version:
                 log.warning("shard %d keeps what shard %d held: the topology changed", self._config.index, home)
                 return
             self._state.release_homes(home, keep)
         await self._settle()
-        await self._pass_on("release_homes", home, keep, version)
+        await self._pass_on("release_homes", home, keep, version, restart, self._config.index)
 
     @group("ctl")
     async def release_all(self, holders: Sequence[str]) -> None:

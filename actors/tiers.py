@@ -258,11 +258,10 @@ class Tiers:
             before, sizes, view = segment.offsets, segment.sizes, self._holdings.view(segment)
             generation = segment.generation
         block = self._holdings.memory.part(part) if part is not None else np.zeros(length, np.uint8)
-        for slot in chosen:
-            start, end = before[slot], offsets[slot]
+        for slot, end in enumerate(offsets):
             if not isinstance(end, int):
-                continue  # let go since it was chosen
-            target = block[end : end + sizes[slot]]
+                continue
+            start, target = before[slot], block[end : end + sizes[slot]]
             if view is not None and isinstance(start, int):
                 target[:] = view[start : start + sizes[slot]]
             else:

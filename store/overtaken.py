@@ -19,11 +19,34 @@ from .errors import OperationTimeoutError
 LIMIT = 1024
 
 
-class Overtaken:
-    """Holders that were released before they held anything.
+class _Recent:
+    """The names that were added last.
 
     Args:
-        limit: how many are remembered.
+        limit: how many.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._names: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def add(self, name: str) -> None:
+        """Remember a name; the oldest goes when there are too many."""
+        self._names[name] = None
+        self._names.move_to_end(name)
+        if len(self._names) > self._limit:
+            self._names.popitem(last=False)
+
+    def discard(self, name: str) -> None:
+        """Forget a name."""
+        self._names.pop(name, None)
+
+
+class Overtaken:
+    """Holders that were released before they held anything.
 
     >>> overtaken = Overtaken()
     >>> overtaken.released("m@1")
@@ -34,15 +57,11 @@ class Overtaken:
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._holders: OrderedDict[str, None] = OrderedDict()
+        self._holders = _Recent(limit)
 
     def released(self, holder: str) -> None:
         """Remember a holder that holds nothing."""
-        self._holders[holder] = None
-        self._holders.move_to_end(holder)
-        if len(self._holders) > self._limit:
-            self._holders.popitem(last=False)
+        self._holders.add(holder)
 
     def check(self, holder: str) -> None:
         """Let a holder pass that is to hold something now.
@@ -51,15 +70,12 @@ class Overtaken:
             OperationTimeoutError: it was released before.
         """
         if holder in self._holders:
-            del self._holders[holder]
+            self._holders.discard(holder)
             raise OperationTimeoutError(f"{holder}: expected to be held before it was given up; it was released")
 
 
 class Ended:
     """Saves that ended.
-
-    Args:
-        limit: how many are remembered.
 
     >>> ended = Ended()
     >>> ended.check("client/s1")
@@ -69,16 +85,12 @@ class Ended:
     tensorvine.store.errors.OperationTimeoutError: save client/s1: expected to be under way; it has ended
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._saves: OrderedDict[str, None] = OrderedDict()
+    def __init__(self) -> None:
+        self._saves = _Recent()
 
     def end(self, save_id: str) -> None:
         """Remember a save."""
-        self._saves[save_id] = None
-        self._saves.move_to_end(save_id)
-        if len(self._saves) > self._limit:
-            self._saves.popitem(last=False)
+        self._saves.add(save_id)
 
     def check(self, save_id: str) -> None:
         """Let a save pass that is under way.

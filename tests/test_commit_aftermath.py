@@ -86,6 +86,7 @@ class Home(ShardWrites, ShardPeers):
         self._room = self._estate = quiet
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
+        self._restarts_heard: dict[tuple[int, int | None], int] = {}
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
         )
@@ -169,6 +170,46 @@ def test_a_hold_that_its_release_overtook_is_refused_and_holds_nothing(home: Hom
     asyncio.run(home.release("m@8"))
     asyncio.run(home.hold("m@8", {SEGMENT: [0]}))  # that release had found what it undoes
     assert home._state.version_holders() == ["m@8"]
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start_changes_nothing(
+    home: Home, late: int
+) -> None:
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.hold("m@1", {SEGMENT: [0]}))
+    asyncio.run(home.hold("m@2", {SEGMENT: [0]}))
+    asyncio.run(home.release_homes(0, ["m@2"], 0, 2))
+    assert home._state.version_holders() == ["m@2"]
+    asyncio.run(home.hold("m@3", {SEGMENT: [0]}))
+    asyncio.run(home.release_homes(0, ["m@2"], 0, late))
+    assert home._state.version_holders() == ["m@2", "m@3"]
+
+
+def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, Any]] = []
+
+    class Heard:
+        def __init__(self, shard: int) -> None:
+            pass
+
+        async def call(self, timeout: float, method: str, *arguments: Any) -> None:
+            await asyncio.sleep(0)
+            heard.append((method, arguments))
+
+    monkeypatch.setattr(home._peers, "_link", Heard)
+    monkeypatch.setattr(home._peers, "_restarts", 3)
+    home._peers.forget_earlier(["m@1"])
+    for holder in ("m@5", "m@6"):
+        asyncio.run(home._peers.hold(holder, {(1, 1): [0]}))
+    assert heard == [
+        ("release_homes", (0, ["m@1"], 0, 3)),
+        ("hold", ("m@5", {(1, 1): [0]})),
+        ("hold", ("m@6", {(1, 1): [0]})),
+    ]
 
 
 def test_saves_are_not_remembered_and_of_versions_only_the_newest() -> None:

@@ -26,6 +26,7 @@ from tensorvine.store.errors import (
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
+    StoreFullError,
     TensorVineError,
 )
 
@@ -298,6 +299,18 @@ def test_memory_that_waits_for_a_save_goes_to_whoever_waits_for_memory(
         assert repo.load(saved.ref)["t"].all()
         idle.save_async("idle", {"t": np.zeros(1 << 20, np.uint8)}).committed(60)
         repo.retire(first.ref)
+
+
+def test_a_save_that_finds_no_room_in_another_shard_than_its_home_leaves_nothing_there(cluster: object) -> None:
+    options = {"shards": 2, "store_bytes": 64 << 20, "preallocate_bytes": 0}
+    with Repository.start("fail-away", **options) as repo:
+        name, away = name_at(repo, 0), 1
+        repo._session.near = lambda home, deadline=0.0: away  # type: ignore[method-assign]  # the shard of this node
+        first = repo.save(name, {"t": np.zeros(30 << 20, np.uint8)})
+        with pytest.raises(StoreFullError, match="in shard 1"):  # one of the two finds room
+            repo.save(name, {f"t{i}": np.ones(24 << 20, np.uint8) for i in range(2)})
+        repo.retire(first.ref)
+        eventually(lambda: nothing_left(repo), "nothing left of the failed save")
 
 
 class TestLeases:
