@@ -103,11 +103,11 @@ def outlive(mark: str, seconds: float) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_draws_its_picture_and_leaves_no_process(example: str, mark: str, tmp_path: Path) -> None:
     process = start(example, mark, tmp_path)
-    output, _ = process.communicate(timeout=280)
+    output, _ = process.communicate(timeout=880)
     assert process.returncode == 0, output
     for line in SAYS[example]:
         assert re.search(line, output), f"{line!r} not in:\n{output}"

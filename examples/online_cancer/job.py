@@ -29,7 +29,7 @@ ASKED = 20
 """Samples of one question."""
 EACH = 2
 """Iterations from one question to the next, both consumers together."""
-START_S, END_S = 120.0, 60.0
+START_S, END_S = 120.0, 300.0
 """How long to wait for the first version, and for the last answer once it is due."""
 
 

@@ -27,7 +27,7 @@ SEED = 7
 REPOSITORY = "ptychography"
 CONSUMERS = 2
 BATCH, RATE = 16, 2e-3
-START_S, END_S = 120.0, 60.0
+START_S, END_S = 120.0, 300.0
 """How long to wait for the first version; and for the last answer and the end of the training once they are due."""
 SHOWN = 16
 """Patterns of the last scan that are reconstructed by the first and by the last version."""
