@@ -242,9 +242,13 @@ class Elastic:
         return grown
 
     def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:
-        """Cut the names that are at home elsewhere into chunks. Call it with the lock held."""
+        """Cut the names that are at home elsewhere into chunks. Call it with the lock held.
+
+        A name whose first version is being written is one of them.
+        """
         by_home: dict[int, list[str]] = {}
-        for name in self._state.names():
+        new = [name for name in self._writing if not self._state.knows(name)]
+        for name in [*self._state.names(), *new]:
             home = topology.home(name)
             if home != self._state.index:
                 by_home.setdefault(home, []).append(name)
@@ -256,7 +260,7 @@ class Elastic:
                     chunks.append((home, []))
                     size = 0
                 chunks[-1][1].append(name)
-                size += self._state.table_bytes(name)
+                size += self._state.table_bytes(name) if self._state.knows(name) else 0
         return chunks
 
     async def _hand_chunk(self, home: int, chunk: Sequence[str]) -> int:

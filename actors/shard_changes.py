@@ -138,6 +138,6 @@ class ShardChanges(ShardParts):
 
     @group("ctl")
     async def serves_saves(self) -> bool:
-        """Tell whether a save that has begun fills memory here."""
+        """Tell whether a save that has begun fills memory here, or is being committed."""
         with self._lock:
-            return self._holdings.serves_saves
+            return self._holdings.serves_saves or self._commits > 0

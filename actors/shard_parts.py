@@ -89,6 +89,8 @@ class ShardParts:
             (shard, None): restarts for shard, restarts in self._peers.restarts().items()
         }
         """(shard, by way of which other one) -> the last restart of it at which its earlier life's holders went."""
+        self._commits = 0
+        """Commits under way, with what comes after them."""
         self._requests = 0
         """Saves begun, versions fetched and prefix queries answered."""
         self._shelf = self._open_shelf()

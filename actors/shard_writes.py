@@ -166,7 +166,24 @@ class ShardWrites(ShardParts):
 
         A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
         """
-        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._commits += 1
+        try:
+            return await self._committed(draft, client, life, blocks, leases, durable, time.monotonic() + timeout)
+        finally:
+            with self._lock:
+                self._commits -= 1
+
+    async def _committed(
+        self,
+        draft: Draft,
+        client: str,
+        life: int,
+        blocks: Sequence[Filled],
+        leases: Sequence[str],
+        durable: bool,
+        deadline: float,
+    ) -> tuple[ModelRef, int]:
         await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
         with self._elastic.writing(draft.name):
             with self._lock:

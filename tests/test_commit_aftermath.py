@@ -17,7 +17,8 @@ from tensorvine.actors.room import Room
 from tensorvine.actors.shard_peers import ShardPeers
 from tensorvine.actors.shard_writes import ShardWrites
 from tensorvine.actors.waiters import Waiters
-from tensorvine.store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.graph import ModelGraph
 from tensorvine.store.overtaken import Overtaken
 from tensorvine.store.shard import ShardState
@@ -86,6 +87,7 @@ class Home(ShardWrites, ShardPeers):
         self._room = self._estate = quiet
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
+        self._commits = 0
         self._restarts_heard: dict[tuple[int, int | None], int] = {}
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
@@ -154,6 +156,34 @@ def test_a_commit_that_a_shard_that_has_gone_makes_fail_leaves_nothing(home: Hom
         home.save([], {SEGMENT: [0], (1, 1): [0]})
     assert home._state.models() == []
     assert home._state.version_holders() == []
+
+
+def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = Topology("gone", (0, 1), "starter")
+    home._peers.topology = topology
+    name = next(name for name in map(str, range(100)) if topology.home(name) == 0)
+    heard: list[str] = []
+
+    async def tell(shard: int, method: str, *arguments: Any) -> int:
+        heard.append(method)
+        return 0
+
+    async def change() -> None:
+        with home._elastic.writing(name):
+            home._elastic.learn(topology.shrunk([0]))
+            moving = asyncio.create_task(home._elastic.hand_over())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert heard == []
+            with pytest.raises(MovedError), home._elastic.writing(name):
+                pass
+        await moving
+
+    monkeypatch.setattr(home._peers, "tell", tell)
+    asyncio.run(change())
+    assert heard == ["take", "arrived"]
 
 
 # ---- a release that comes before what it undoes ---------------------------------------------------------------
