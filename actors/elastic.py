@@ -145,7 +145,8 @@ class Elastic:
         """Tell how things stand."""
         with self._lock:
             self._asked = time.monotonic()
-            return Tag(self._peers.topology.version, f"{self._life}.{self._stamp}", self._sending is not None)
+            stamp, sending = f"{self._life}.{self._stamp}", self._sending is not None
+            return Tag(self._peers.topology.version, stamp, sending, self._state.index, self._life)
 
     def _answers(self, name: str) -> bool:
         topology = self._peers.topology

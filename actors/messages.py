@@ -136,6 +136,9 @@ class Tag:
     """Another one after every name that left or arrived."""
     sending: bool
     """Names are on their way from it."""
+    shard: int
+    life: str
+    """Of the shard: another one after each restart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ..store.errors import (
     GraphError,
     MovedError,
     OperationTimeoutError,
+    ShardUnavailableError,
     StorageError,
     TensorVineError,
 )
@@ -577,8 +578,15 @@ class Repository:
         Raises:
             StorageError: the repository has no path, or the disk does not take it.
             OperationTimeoutError: it took longer than `timeout` seconds.
+            ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
         """
+        before = self._session.lives()
         self._session.broadcast("flush", timeout, timeout=timeout + CONTROL_TIMEOUT_S)
+        died = [shard for shard, life in self._session.lives().items() if before.get(shard, life) != life]
+        if died:
+            raise ShardUnavailableError(
+                f"flush: expected all shards to live until all was on disk; died and started again meanwhile: {died}"
+            )
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
         """Check a version, or all: every checksum, in memory and on disk, and every owner.

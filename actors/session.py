@@ -325,6 +325,11 @@ class Session:
                     f"{method}: expected all shards to answer while names move; none did so yet"
                 )
 
+    def lives(self) -> dict[int, str]:
+        """Give the life that each shard is in: another one after each restart."""
+        tags: list[Tag] = self.broadcast("tag")
+        return {tag.shard: tag.life for tag in tags}
+
     def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:
         """Tell whether answers were given at one time, with all names in their places."""
         if any(tag.sending or tag.version > topology.version for tag in tags):

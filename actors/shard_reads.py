@@ -124,11 +124,14 @@ class ShardReads(ShardParts):
             with self._lock:
                 wanted = places()
                 found = self._found(wanted, local)
+                absent = self._state.absent(wanted)
+                if found is None:  # what has got another place since the round before is kept in that one only
+                    kept = self._holdings.kept(wanted)
             if found is not None:
                 _let_go_soon(kept)
                 return found
             try:
-                kept += await self._load(wanted)
+                kept += await self._disk().load(absent, self._room.granted)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile
@@ -144,16 +147,6 @@ class ShardReads(ShardParts):
             return None
         blocks = self._state.blocks(wanted)
         return blocks, self._holdings.epoch, {} if local else self._holdings.views(blocks)
-
-    async def _load(self, wanted: Slots) -> list[np.ndarray]:
-        """Read into the memory what is wanted and on disk only.
-
-        All of it stays there as long as what is given back lives.
-        """
-        with self._lock:
-            absent = self._state.absent(wanted)
-            kept = self._holdings.kept(wanted)
-        return kept + await self._disk().load(absent, self._room.granted)
 
 
 def _let_go_soon(kept: list[np.ndarray]) -> None:

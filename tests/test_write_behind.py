@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.store import Gzip, Shuffle
-from tensorvine.store.errors import OperationTimeoutError
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
-from .disk import MIB, eventually, manifests, name_at, same, segments, start, weights
+from .disk import MIB, eventually, kill_shard, manifests, name_at, same, segments, start, weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -48,6 +49,22 @@ class TestSlowDisk:
         for shard in (0, 1):
             mine = [str(ref) for ref in given if repo._session.home(ref.name) == shard]
             assert [ref for ref in appeared if ref in mine] == mine
+
+    def test_a_flush_during_which_a_shard_dies_says_so(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What that shard had only in memory is lost: that its next life has nothing left to write is no promise."""
+        repo.save(name_at(repo, 0), {"t": weights(MIB)})
+        broadcast = repo._session.broadcast
+
+        def dying(method: str, *arguments: Any, **options: Any) -> list[Any]:
+            if method == "flush":
+                kill_shard(repo, 0)
+            return broadcast(method, *arguments, **options)
+
+        monkeypatch.setattr(repo._session, "broadcast", dying)
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[0\]"):
+            repo.flush()
+        monkeypatch.undo()
+        repo.flush()
 
     def test_savers_wait_so_that_the_lag_is_bounded(self, repo: Repository) -> None:
         name, size = name_at(repo, 0), 2 * MIB
