@@ -580,9 +580,10 @@ class Repository:
             OperationTimeoutError: it took longer than `timeout` seconds.
             ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
         """
-        before = self._session.lives()
-        self._session.broadcast("flush", timeout, timeout=timeout + CONTROL_TIMEOUT_S)
-        died = [shard for shard, life in self._session.lives().items() if before.get(shard, life) != life]
+        patience = timeout + CONTROL_TIMEOUT_S
+        before = self._session.lives(patience)
+        self._session.broadcast("flush", timeout, timeout=patience)
+        died = [shard for shard, life in self._session.lives(patience).items() if before.get(shard, life) != life]
         if died:
             raise ShardUnavailableError(
                 f"flush: expected all shards to live until all was on disk; died and started again meanwhile: {died}"

@@ -11,17 +11,16 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from ..store.errors import ShardUnavailableError
 from .holdings import Holdings
 from .local_clients import LocalClients
 from .messages import PEER_TIMEOUT_S
 from .persister import Persister
-from .waiters import Waiters
+from .waiters import Busy, Waiters
 
 ROOM = "/"  # no model's name starts with a slash
 """The topic of those who wait."""
@@ -51,11 +50,11 @@ class Room:
         self._clients = clients
         self._waiters = waiters
         self._persister = persister
-        self._waiting = 0
+        self._asking = Busy()
 
     def is_short(self) -> bool:
         """Tell whether somebody waits for memory."""
-        return self._waiting > 0
+        return bool(self._asking)
 
     def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
         """Give what a client may be granted of `sizes` to fill: nothing where its process is not watched.
@@ -80,18 +79,8 @@ class Room:
             ShardUnavailableError: the client's process is not watched (any more).
             OperationTimeoutError: the owner is a save that has ended.
         """
-        with self._counted():
+        with self._asking:
             return await self._granted(owner, sizes, time.monotonic() + timeout, client)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Generator[None]:
-        with self._lock:
-            self._waiting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting -= 1
 
     async def _granted(self, owner: str, sizes: Sequence[int], deadline: float, client: str | None) -> list[int]:
         while True:

@@ -148,14 +148,16 @@ class Saver:
             self._reserved = _Reserved(save_id, near, life, lengths, offsets)
 
     def spare(self) -> None:
-        """Give the memory that waits for a save back, if others wait for it.
-
-        Raises:
-            TensorVineError: the shard does not answer.
-        """
+        """Give the memory that waits for a save back, if others wait for it."""
         with self._reserving:
             reserved = self._reserved
-        if reserved is None or not self._session.call(reserved.shard, "is_short"):
+        if reserved is None:
+            return
+        try:
+            if not self._session.call(reserved.shard, "is_short"):
+                return
+        except TensorVineError as exc:  # it went with its shard, or another renewal will tell
+            log.info("shard %d does not say whether it is short of memory: %s", reserved.shard, exc)
             return
         with self._reserving:
             if self._reserved is not reserved:

@@ -325,9 +325,9 @@ class Session:
                     f"{method}: expected all shards to answer while names move; none did so yet"
                 )
 
-    def lives(self) -> dict[int, str]:
+    def lives(self, timeout: float) -> dict[int, str]:
         """Give the life that each shard is in: another one after each restart."""
-        tags: list[Tag] = self.broadcast("tag")
+        tags: list[Tag] = self.broadcast("tag", timeout=timeout)
         return {tag.shard: tag.life for tag in tags}
 
     def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:

@@ -140,4 +140,4 @@ class ShardChanges(ShardParts):
     async def serves_saves(self) -> bool:
         """Tell whether a save that has begun fills memory here, or is being committed."""
         with self._lock:
-            return self._holdings.serves_saves or self._commits > 0
+            return self._holdings.serves_saves or bool(self._committing)

@@ -37,7 +37,7 @@ from .redis_board import RedisBoard
 from .room import ROOM, Room
 from .senders import Senders
 from .shelf import Shelf
-from .waiters import Waiters
+from .waiters import Busy, Waiters
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class ShardParts:
             (shard, None): restarts for shard, restarts in self._peers.restarts().items()
         }
         """(shard, by way of which other one) -> the last restart of it at which its earlier life's holders went."""
-        self._commits = 0
-        """Commits under way, with what comes after them."""
+        self._committing = Busy()
+        """With commits, and with what comes after them."""
         self._requests = 0
         """Saves begun, versions fetched and prefix queries answered."""
         self._shelf = self._open_shelf()

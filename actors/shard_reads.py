@@ -123,13 +123,11 @@ class ShardReads(ShardParts):
         for _ in range(READ_ROUNDS):
             with self._lock:
                 wanted = places()
-                found = self._found(wanted, local)
                 absent = self._state.absent(wanted)
-                if found is None:  # what has got another place since the round before is kept in that one only
-                    kept = self._holdings.kept(wanted)
-            if found is not None:
-                _let_go_soon(kept)
-                return found
+                if not absent:
+                    _let_go_soon(kept)
+                    return self._found(wanted, local)
+                kept = self._holdings.kept(wanted)  # what has got another place since, in that one only
             try:
                 kept += await self._disk().load(absent, self._room.granted)
             except ModelLostError:
@@ -138,13 +136,11 @@ class ShardReads(ShardParts):
                 raise
         raise self._holdings.crowded(what)
 
-    def _found(self, wanted: Slots, local: bool) -> _Found | None:
-        """Give what is wanted if all of it is in memory; for others than `local` clients, kept there.
+    def _found(self, wanted: Slots, local: bool) -> _Found:
+        """Give what is wanted, all of which is in memory; for others than `local` clients, kept there.
 
         Call it with the lock held.
         """
-        if self._state.absent(wanted):
-            return None
         blocks = self._state.blocks(wanted)
         return blocks, self._holdings.epoch, {} if local else self._holdings.views(blocks)
 

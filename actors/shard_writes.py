@@ -166,40 +166,24 @@ class ShardWrites(ShardParts):
 
         A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
         """
-        with self._lock:
-            self._commits += 1
-        try:
-            return await self._committed(draft, client, life, blocks, leases, durable, time.monotonic() + timeout)
-        finally:
-            with self._lock:
-                self._commits -= 1
-
-    async def _committed(
-        self,
-        draft: Draft,
-        client: str,
-        life: int,
-        blocks: Sequence[Filled],
-        leases: Sequence[str],
-        durable: bool,
-        deadline: float,
-    ) -> tuple[ModelRef, int]:
-        await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
-        with self._elastic.writing(draft.name):
-            with self._lock:
-                late = self._estate.moved and blocks
-                self._state.open(client, time.monotonic())
-            if late:
-                await self.adopt(draft.save_id, life, blocks)
-                blocks = []
-            committed = await self._commit(draft, client, life, blocks, durable, deadline)
-        ref, _ = committed
-        with _after(ref):
-            await self._elastic.unpin(leases)
-        with _after(ref):
-            await self._settle()
-        with _after(ref):
-            await self._pass_on("release", draft.save_id)
+        deadline = time.monotonic() + timeout
+        with self._committing:
+            await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
+            with self._elastic.writing(draft.name):
+                with self._lock:
+                    late = self._estate.moved and blocks
+                    self._state.open(client, time.monotonic())
+                if late:
+                    await self.adopt(draft.save_id, life, blocks)
+                    blocks = []
+                committed = await self._commit(draft, client, life, blocks, durable, deadline)
+            ref, _ = committed
+            with _after(ref):
+                await self._elastic.unpin(leases)
+            with _after(ref):
+                await self._settle()
+            with _after(ref):
+                await self._pass_on("release", draft.save_id)
         return committed
 
     async def _commit(

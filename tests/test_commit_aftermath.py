@@ -16,7 +16,7 @@ from tensorvine.actors.peers import Peers
 from tensorvine.actors.room import Room
 from tensorvine.actors.shard_peers import ShardPeers
 from tensorvine.actors.shard_writes import ShardWrites
-from tensorvine.actors.waiters import Waiters
+from tensorvine.actors.waiters import Busy, Waiters
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.graph import ModelGraph
@@ -87,7 +87,7 @@ class Home(ShardWrites, ShardPeers):
         self._room = self._estate = quiet
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
-        self._commits = 0
+        self._committing = Busy()
         self._restarts_heard: dict[tuple[int, int | None], int] = {}
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
