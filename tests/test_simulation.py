@@ -22,6 +22,11 @@ from tests.simulation.scheduler import START_S, Loop, Process, World
 ROOT = Path(__file__).parent.parent
 SEEDS = 900
 """In each of the two processes."""
+FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
+FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029)
+"""Seeds that found something, on 1094804 and since: see tests/simulation/README.md."""
+FOUND_COMPACTING = (1678, 3461, 3499)
+"""The same, among worlds of the theme `compact`."""
 
 
 def simulate(*options: str) -> subprocess.Popen[str]:
@@ -54,6 +59,15 @@ def test_worlds_keep_the_rules() -> None:
     for code, text in outputs(*halves):
         assert code == 0, text[-20_000:]
         assert f"{SEEDS} seeds, 0 of them broke a rule" in text
+
+
+@pytest.mark.timeout(600)
+def test_worlds_that_found_something_find_nothing_now() -> None:
+    any_theme = ("--seed", *map(str, FOUND))
+    compact = ("--theme", "compact", "--seed", *map(str, FOUND_COMPACTING))
+    for (code, text), seeds in zip(outputs(any_theme, compact), (FOUND, FOUND_COMPACTING), strict=True):
+        assert code == 0, text[-20_000:]
+        assert f"{len(seeds)} seeds, 0 of them broke a rule" in text
 
 
 @pytest.mark.timeout(600)

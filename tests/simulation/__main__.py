@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seeds N [--first S] [--seed S --trace]`: run worlds and say what they broke."""
+"""`python -m tests.simulation --seeds N [--first S] [--seed S ... --trace]`: run worlds and say what they broke."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import time
 from collections import Counter
 
+from .kinds import THEMES
 from .runner import run, simulator
-from .scenario import THEMES
 
 
 def say(text: str) -> None:
@@ -24,27 +24,27 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so long")
-    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--seed", type=int, nargs="+", help="only these")
     parser.add_argument("--theme", choices=sorted(set(THEMES)), help="only worlds of this theme")
     parser.add_argument("--trace", action="store_true", help="print what happened, step by step")
     parser.add_argument("--brief", action="store_true", help="one line per failing seed, without its trace")
     options = parser.parse_args()
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    seeds = options.seed or range(options.first, options.first + options.seeds)
     began, steps, count, failed = time.perf_counter(), 0, 0, Counter[str]()
     with simulator():
         for seed in seeds:
             if time.perf_counter() - began > options.seconds:
                 break
             count += 1
-            outcome = run(seed, options.trace and options.seed is not None, options.theme)
+            outcome = run(seed, options.trace, options.theme)
             steps += outcome.steps
-            if options.trace and options.seed is not None:
+            if options.trace:
                 say("\n".join(outcome.trace))
             if outcome.broken:
                 rule, what = outcome.broken[0]
                 failed[rule] += 1
                 say(f"seed {seed}: {rule} {what[:400]}")
-                if not options.brief and options.seed is None:
+                if not (options.brief or options.trace):
                     again = run(seed, True, options.theme)
                     say("\n".join(again.trace[-200:]))
     seconds, busy = time.perf_counter() - began, time.process_time()

@@ -141,7 +141,7 @@ class Cluster:
             if self.world.over or process.dead:
                 return
             self.world.note(f"{process}: its start failed: {exc!r}")
-            self.foreign.append(f"{process.name} start: {_told(exc)}")
+            self.foreign.append(f"{process.name} start: {told(exc)}")
             self.end(hosted)
             return
         hosted.instance = instance
@@ -216,7 +216,7 @@ class Cluster:
         except Exception as exc:  # noqa: BLE001  it travels
             if self.world.over:
                 return
-            exc.add_note(_told(exc))
+            exc.add_note(told(exc))
             outcome = False, exc
         if self.world.over or process is None or process.dead:
             return
@@ -409,13 +409,13 @@ def _serve(answer: Any, packed: bytes, timeout: float, digests: bool, future: Fu
         future.set_exception(pickle.loads(pickle.dumps(exc)))  # noqa: S301  the simulator's own
         return
     except Exception as exc:  # noqa: BLE001  the connection ends
-        _cluster().foreign.append(f"wire: {_told(exc)} {getattr(exc, '__notes__', [])[-1:]}")
+        _cluster().foreign.append(f"wire: {told(exc)} {getattr(exc, '__notes__', [])[-1:]}")
         future.set_exception(ShardUnavailableError(f"wire: {exc!r}"))
         return
     future.set_result(pickle.dumps(found, 5))
 
 
-def _told(exc: BaseException) -> str:
+def told(exc: BaseException) -> str:
     """Give an error with the places it came through."""
     frames = [f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in traceback.extract_tb(exc.__traceback__)]
     return f"{type(exc).__name__}: {exc} [{' < '.join(reversed(frames[-5:]))}]"

@@ -1,0 +1,239 @@
+"""A client of a simulated repository: what it does, and how what it is given is checked.
+
+Rules
+- Every operation ends within its timeout, and what it raises is of the tree; every read checks itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorvine.actors.repository import Repository
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError, TensorVineError
+from tensorvine.store.refs import ModelRef
+
+from .cluster import told
+from .kinds import OPERATIONS
+from .oracle import Attempt, Held, Table
+from .scheduler import Process, StuckError
+from .setting import NAME, Setting
+
+TIMEOUT_S = 20.0
+
+
+class Client:
+    """A client that does random things."""
+
+    def __init__(self, setting: Setting, process: Process, number: int) -> None:
+        self._setting = setting
+        self.process = process
+        self.number = number
+        self.working = True
+        self.held: list[Held] = []
+        self.pins: list[Any] = []
+        self.repo: Repository | None = None
+        self._random = setting.random
+        self._oracle = setting.oracle
+        self._world = setting.world
+
+    def gone(self) -> None:
+        """Work no more."""
+        if self.working:
+            self.working = False
+            self._setting.at_work -= 1
+
+    def work(self) -> None:
+        """Do all operations."""
+        try:
+            self._attempt("connect", self._connect, 60.0)
+            steps = dict(
+                zip(
+                    OPERATIONS,
+                    (
+                        self._save,
+                        self._load,
+                        self._load_version,
+                        self._some,
+                        self._retire,
+                        self._let_go,
+                        self._pause,
+                        self.check_held,
+                        self._flush,
+                    ),
+                    strict=True,
+                )
+            )
+            weights = [self._setting.kind.weights[what] for what in steps]
+            for _ in range(self._setting.kind.operations):
+                if self.repo is None:
+                    break
+                self._random.choices(list(steps.values()), weights)[0]()
+            self.check_held()
+        finally:
+            if not self._world.over:
+                self.gone()
+
+    def _connect(self) -> None:
+        self.repo = Repository.connect(NAME)
+
+    def _repo(self) -> Repository:
+        if self.repo is None:
+            raise StuckError("expected to be connected")
+        return self.repo
+
+    def _attempt(self, what: str, action: Callable[[], Any], timeout: float = TIMEOUT_S) -> Any:
+        """Do something; what it raises must be of the tree, and it must end in time."""
+        w = self._world
+        began, stopped = w.now, self.process.stopped_until
+        w.note(f"> {what}")
+        try:
+            found = action()
+            if w.trace is not None:
+                w.note(f"< {what}: {_brief(found)}")
+            return found
+        except TensorVineError as exc:
+            w.note(f"< {what}: {type(exc).__name__}: {exc}")
+            return exc
+        except Exception as exc:  # noqa: BLE001
+            self._oracle.fail("R6", f"{what}: {told(exc)} {getattr(exc, '__notes__', [])[-1:]}")
+            return exc
+        finally:
+            if not w.over and w.now - began > timeout + 45.0 and self.process.stopped_until == stopped:
+                self._oracle.fail("R8", f"{what}: {w.now - began:.1f} s, with a timeout of {timeout} s")
+
+    def _name(self) -> str:
+        return f"m{self._random.randrange(self._setting.kind.names)}"
+
+    def _table(self, name: str) -> tuple[Table, Attempt | None]:
+        """Derive a table: like the last of this name or another, with some tensors changed; and that one."""
+        random, oracle = self._random, self._oracle
+        kind = self._setting.kind
+        known = [a for a in oracle.attempts if a.name == name or random.random() < kind.cross]
+        if not known or random.random() < 0.15:
+            fresh = {f"t{i}": oracle.fresh(random.choice(kind.sizes)) for i in range(random.choice(kind.tensors))}
+            return self._fitting(fresh), None
+        table = dict(known[-1].table)
+        for tensor in list(table):
+            if random.random() < kind.mutation:
+                table[tensor] = oracle.fresh(random.choice(kind.sizes) if random.random() < 0.2 else table[tensor][1])
+        if random.random() < 0.15:
+            table[f"t{len(table)}"] = oracle.fresh(random.choice(kind.sizes))
+        elif len(table) > 1 and random.random() < 0.1:
+            del table[f"t{len(table) - 1}"]
+        return self._fitting(table), known[-1]
+
+    def _fitting(self, table: Table) -> Table:
+        """Leave out tensors until the memory can have the version and some others at one time."""
+        while len(table) > 1 and 8 * sum(elements for _, elements in table.values()) > self._setting.kind.capacity // 3:
+            table.pop(max(table))
+        return table
+
+    # ---- operations -------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        random, oracle, name = self._random, self._oracle, self._name()
+        table, source = self._table(name)
+        durable = self._setting.kind.path and random.random() < 0.25
+        parent: str | None = None
+        living = oracle.alive()
+        if source is not None and source in living and (source.name != name or random.random() < 0.2):
+            parent = str(source.ref)
+        elif living and random.random() < 0.1:
+            parent = str(random.choice(living).ref)
+        attempt = oracle.begin(name, table, durable)
+        options: dict[str, Any] = {
+            "parent": parent,
+            "durability": "disk" if durable else "memory",
+            "timeout": TIMEOUT_S,
+        }
+        later = random.random() < 0.25
+
+        def save() -> Any:
+            if later:
+                pending = self._repo().save_async(name, oracle.arrays(table), **options)
+                return pending.committed(TIMEOUT_S + 10.0)
+            return self._repo().save(name, oracle.arrays(table), **options)
+
+        saved = self._attempt(f"save {attempt.number} {name} {table} parent={parent} durable={durable}", save)
+        if isinstance(saved, BaseException):
+            attempt.failed = True
+            if isinstance(saved, StoreFullError):
+                self._full(attempt)
+        else:
+            oracle.committed(attempt, saved.ref)
+
+    def _full(self, attempt: Attempt) -> None:
+        """A refused save is no news: the memory is small."""
+
+    def _load(self) -> None:
+        name = self._name()
+        arrays = self._attempt(f"load {name}", lambda: self._repo().load(name, timeout=TIMEOUT_S))
+        self._loaded(f"load of {name!r}", None, name, arrays, True)
+
+    def _load_version(self) -> None:
+        living = self._oracle.alive()
+        if living:
+            attempt = self._random.choice(living)
+            self._load_of(attempt, None)
+
+    def _some(self) -> None:
+        living = self._oracle.alive()
+        if living:
+            attempt = self._random.choice(living)
+            names = sorted(attempt.table)
+            self._load_of(attempt, self._random.sample(names, self._random.randint(1, len(names))))
+
+    def _load_of(self, attempt: Attempt, tensors: list[str] | None) -> None:
+        ref = attempt.ref
+        what = f"load {ref} {tensors or ''}"
+        arrays = self._attempt(what, lambda: self._repo().load(str(ref), tensors=tensors, timeout=TIMEOUT_S))
+        gone = isinstance(arrays, ModelLostError | ModelNotFoundError)
+        if gone and not self._setting.troubled and not attempt.retiring:
+            self._oracle.fail("R3", f"{what}: {arrays!r}, and nothing has happened")
+        self._loaded(what, ref, attempt.name, arrays, tensors is None)
+
+    def _loaded(self, what: str, ref: ModelRef | None, name: str, arrays: Any, whole: bool) -> None:
+        if isinstance(arrays, BaseException):
+            return
+        attempt = self._oracle.read(what, ref, name, arrays, whole)
+        if attempt is not None and self._random.random() < self._setting.kind.holding:
+            self.held.append(Held(what, arrays, attempt))
+
+    def _retire(self) -> None:
+        living = self._oracle.alive()
+        if not living:
+            return
+        shared = [a for a in living if any(a.table.items() & b.table.items() for b in living if b is not a)]
+        attempt = self._random.choice(shared if shared and self._random.random() < 0.6 else living)
+        attempt.retiring = True
+        result = self._attempt(f"retire {attempt.ref}", lambda: self._repo().retire(str(attempt.ref)))
+        attempt.retired = not isinstance(result, BaseException)
+
+    def _let_go(self) -> None:
+        if self.held:
+            held = self.held.pop(self._random.randrange(len(self.held)))
+            self._oracle.check_held(held)
+
+    def check_held(self) -> None:
+        """Check that all it holds is what it was."""
+        for held in self.held:
+            self._oracle.check_held(held)
+
+    def _flush(self) -> None:
+        if not self._setting.kind.path:
+            return
+        since = self._world.now
+        result = self._attempt("flush", lambda: self._repo().flush(TIMEOUT_S))
+        if not isinstance(result, BaseException):
+            self._oracle.flushed(since)
+
+    def _pause(self) -> None:
+        self._world.sleep(self._random.choice((0.01, 0.3, 2.0)) * self._random.random())
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return str({name: f"#{int(array.flat[0]) >> 32}" for name, array in value.items()})
+    text = repr(value)
+    return text if len(text) < 100 else text[:97] + "..."

@@ -1,0 +1,153 @@
+"""Judges a world at its end, as a client that was not there before.
+
+Rules
+- What was promised is read, listed and numbered; then all is retired, and nothing may be left.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError
+
+from .client import TIMEOUT_S, Client
+from .scheduler import StuckError
+from .setting import Setting
+
+CLOSED_S = 9.0
+"""How long a world settles when its clients are gone."""
+LOOKED_S = 30.0
+"""How long shards may take to find files that nobody needs: a few looks of theirs, and one slow manifest."""
+
+
+class Judge(Client):
+    """Checks a world at its end."""
+
+    def __init__(self, setting: Setting, clients: list[Client]) -> None:
+        process = setting.world.process
+        if process is None:
+            raise StuckError("expected to run in a process")
+        super().__init__(setting, process, -1)
+        self._clients = clients
+
+    def judge(self) -> None:
+        """Check everything; then retire everything, and check that nothing is left."""
+        self._attempt("connect", self._connect)
+        if self.repo is None:
+            self._oracle.fail("R8", "nobody can connect")
+            return
+        for client in self._clients:
+            if not client.process.dead:
+                client.check_held()
+                client.held.clear()
+        gc.collect()
+        self._readable()
+        self._listed()
+        self._numbers()
+        if not self._oracle.broken:
+            self._emptied()
+
+    def _readable(self) -> None:
+        for attempt in self._oracle.alive():
+            what = f"at the end: load {attempt.ref}"
+            arrays = self._attempt(what, lambda attempt=attempt: self._repo().load(str(attempt.ref), timeout=TIMEOUT_S))
+            if not isinstance(arrays, BaseException):
+                self._oracle.read(what, attempt.ref, attempt.name, arrays, True)
+            elif isinstance(arrays, ModelNotFoundError) and not attempt.forgotten:
+                self._oracle.fail("R3", f"{what}: it was never saved or is retired, it says: {arrays}")
+            elif isinstance(arrays, ModelLostError) and not attempt.lossy:
+                self._oracle.fail("R3", f"{what} (safe: {attempt.safe}): {arrays}")
+            elif not isinstance(arrays, ModelLostError | ModelNotFoundError | StoreFullError):
+                self._oracle.fail("R8", f"{what}: all is calm: {arrays!r}")
+            del arrays
+        for name in sorted({a.name for a in self._oracle.alive()}):
+            what = f"at the end: load {name!r}"
+            arrays = self._attempt(what, lambda name=name: self._repo().load(name, timeout=TIMEOUT_S))
+            if not isinstance(arrays, BaseException):
+                self._oracle.read(what, None, name, arrays, True)
+
+    def _listed(self) -> None:
+        listed = self._attempt("models", lambda: self._repo().models())
+        if isinstance(listed, BaseException):
+            self._oracle.fail("R8", f"at the end: models: {listed!r}")
+            return
+        twice = sorted({ref for ref in listed if listed.count(ref) > 1})
+        if twice:
+            self._oracle.fail("R5", f"listed twice: {twice}")
+        for attempt in self._oracle.attempts:
+            if attempt.retired and attempt.ref in listed:
+                self._oracle.fail("R3", f"{attempt.ref} was retired and is listed")
+        for hosted in self._setting.shards():
+            result = self._attempt(
+                f"check {hosted.ref.name}",
+                lambda hosted=hosted: self._repo().engine.result(
+                    self._repo().engine.call(hosted.ref, "check"), 10.0, hosted.ref.name
+                ),
+            )
+            if isinstance(result, BaseException):
+                self._oracle.fail("R7", f"check of {hosted.ref.name}: {result!r}")
+
+    def _numbers(self) -> None:
+        """Save each name once more: its number must be new."""
+        for name in sorted({a.name for a in self._oracle.attempts if a.ref is not None}):
+            highest = max(a.ref.version for a in self._oracle.attempts if a.name == name and a.ref is not None)
+            attempt = self._oracle.begin(name, {"t0": self._oracle.fresh(4)}, False)
+            saved = self._attempt(
+                f"save {name} again",
+                lambda name=name, attempt=attempt: self._repo().save(
+                    name, self._oracle.arrays(attempt.table), inherit=None, timeout=TIMEOUT_S
+                ),
+            )
+            if isinstance(saved, BaseException):
+                if not isinstance(saved, StoreFullError):
+                    self._oracle.fail("R8", f"at the end: save of {name!r}: {saved!r}")
+                continue
+            self._oracle.committed(attempt, saved.ref)
+            if saved.ref.version <= highest:
+                self._oracle.fail("R4", f"{saved.ref} comes after {name}@{highest}")
+
+    def _emptied(self) -> None:
+        w = self._world
+        for client in self._clients:
+            if client.repo is not None and not client.process.dead:
+                w.spawn(client.process, "close", client.repo.close)
+        gc.collect()
+        for ref in self._attempt("models", lambda: self._repo().models()):
+            result = self._attempt(f"retire {ref}", lambda ref=ref: self._repo().retire(str(ref)))
+            if isinstance(result, BaseException):
+                self._oracle.fail("R8", f"at the end: retire of {ref}: {result!r}")
+        w.sleep(CLOSED_S)
+        stats = self._attempt("stats", lambda: self._repo().stats())
+        if isinstance(stats, BaseException):
+            self._oracle.fail("R8", f"at the end: stats: {stats!r}")
+            return
+        for shard in stats.shards:
+            left = {
+                what: getattr(shard, what)
+                for what in (
+                    "models",
+                    "tensors",
+                    "bytes_memory",
+                    "bytes_allocated",
+                    "bytes_staged",
+                    "bytes_disk",
+                    "pins",
+                )
+                if getattr(shard, what)
+            }
+            if left:
+                self._oracle.fail("R7", f"shard {shard.shard}: left at the end: {left}; {self._owners(shard.shard)}")
+        end = w.now + LOOKED_S
+        while (files := self._segment_files()) and w.now < end:
+            w.sleep(1.0)
+        if files:
+            self._oracle.fail("R7", f"files without owner: {files[:3]} and so on, {len(files)}")
+
+    def _owners(self, shard: int) -> str:
+        hosted = next(h for h in self._setting.shards() if h.ref.name.endswith(f"-{shard}"))
+        arena = getattr(getattr(hosted.instance, "_holdings", None), "_arena", None)
+        return f"memory is owned by {sorted(arena.owners())}" if arena is not None else ""
+
+    def _segment_files(self) -> list[str]:
+        """Name the files of segments that there are."""
+        return sorted(name for name in self._world.disk.files if name.startswith("segments/"))  # type: ignore[attr-defined]

@@ -1,0 +1,148 @@
+"""What befalls a world: crashes, stops, a failing disk, changes of the number of shards; and how it heals.
+
+Rules
+- Faults keep within what is promised: without a path one shard is never killed, for somebody must know what was.
+"""
+
+from __future__ import annotations
+
+import greenlet
+from tensorvine.actors.repository import Repository
+from tensorvine.store.errors import TensorVineError
+
+from . import disk as disks
+from .client import Client
+from .cluster import Hosted, told
+from .scheduler import START_S, Process
+from .setting import Setting
+
+TOLD_S = 10.0
+"""How long without a crash it takes until all know what one of them knew."""
+
+
+class Troubles:
+    """Does harm to one world."""
+
+    def __init__(self, setting: Setting, clients: list[Client]) -> None:
+        self._setting = setting
+        self._clients = clients
+        self._world = setting.world
+        self._kind = setting.kind
+        self._oracle = setting.oracle
+        self._cluster = setting.cluster
+        self._knowing: set[Process | None] = set()
+        """Who knew all that was saved when something crashed last."""
+        self._crashed = 0.0
+
+    def _may_crash(self, hosted: Hosted) -> bool:
+        if self._kind.path or "/shard-" not in hosted.ref.name:
+            return True
+        return any(h is not hosted and h.lives == 1 and h.instance is not None for h in self._setting.shards())
+
+    def _crash(self, hosted: Hosted) -> None:
+        if not self._may_crash(hosted):
+            return
+        self._setting.troubled = True
+        if "/shard-" in hosted.ref.name:
+            covered = self._kind.replicas > 1 and self._oracle.crashes == 0 and "scale" not in self._kind.faults
+            self._oracle.crashed(covered)
+        self._remembering(hosted)
+        self._cluster.crash(hosted)
+
+    def _remembering(self, dying: Hosted) -> None:
+        """Follow which processes know what was saved: one that was not told by others before they died may not.
+
+        When the last one dies, what is on no disk is known to nobody.
+        """
+        w = self._world
+        living = {h.process for h in self._cluster.actors.values() if h.process is not None and not h.process.dead}
+        if w.now - self._crashed >= TOLD_S:
+            self._knowing = living
+        self._crashed = w.now
+        self._knowing = (self._knowing & living) - {dying.process}
+        if not self._knowing:
+            self._oracle.forgotten()
+
+    def befall(self, repo: Repository) -> None:
+        """Let something happen that the kind of world has."""
+        w = self._world
+        fault = w.random.choice(self._kind.faults)
+        shards = self._setting.shards()
+        w.note(f"FAULT {fault}")
+        if fault == "crash shard":
+            self._crash(w.random.choice(shards))
+        elif fault == "crash planner":
+            self._crash(self._setting.planner())
+        elif fault == "crash both":
+            pair = [self._setting.planner(), w.random.choice((shards[0], shards[0], shards[-1]))]
+            w.random.shuffle(pair)
+            for hosted in pair:
+                self._crash(hosted)
+                w.sleep(w.random.choice((0.0, 0.0, 0.1)) * w.random.random())
+        elif fault == "restart" and self._kind.path:
+            for hosted in [*shards, self._setting.planner()]:
+                self._crash(hosted)
+        elif fault == "scale":
+            self._setting.troubled = True
+            for _ in range(w.random.choice((0, 1, 2))):  # whoever changes the shards is slow
+                moment, seconds = w.random.random() * w.random.choice((0.03, 0.2)), w.random.choice((0.1, 0.6))
+                w.at(w.now + moment, lambda seconds=seconds: self._stop_planner(seconds))
+            self._attempt_scale(repo, w.random.choice((1, 2, 3, 4)))
+        elif fault == "stop":
+            self._setting.troubled = True
+            living = [p for p in w.processes.values() if not p.dead and p is not self._setting.operator]
+            w.stop(w.random.choice(living), w.random.choice((0.05, 1.0, 8.0)))
+        elif fault == "kill client":
+            client = w.random.choice(self._clients)
+            if not client.process.dead and client.working:
+                w.kill(client.process)
+                client.gone()
+        elif fault == "disk":
+            self._setting.troubled = True
+            self._disk_trouble(shards)
+
+    def _stop_planner(self, seconds: float) -> None:
+        process = self._setting.planner().process
+        if process is not None and not process.dead and not self._world.over:
+            self._world.stop(process, seconds)
+
+    def _attempt_scale(self, repo: Repository, shards: int) -> None:
+        try:
+            repo.scale(max(shards, self._kind.replicas), timeout=30.0)
+        except TensorVineError as exc:
+            self._world.note(f"scale: {exc!r}")
+        except greenlet.GreenletExit:
+            raise
+        except Exception as exc:  # noqa: BLE001
+            self._oracle.fail("R6", f"scale: {told(exc)}")
+
+    def _disk_trouble(self, shards: list[Hosted]) -> None:
+        w = self._world
+        reads, writes = w.random.choice(((True, False), (False, True), (True, True)))
+        until, chance = w.now + w.random.choice((0.5, 3.0, 8.0)), w.random.choice((0.2, 0.5, 0.8))
+        only = w.random.choice(("", "manifests/", "manifests/"))
+        trouble = self._cluster.trouble = disks.Trouble(until, chance, reads, writes, only)
+        w.note(f"disk trouble until {until - START_S:.2f}: {trouble}")
+        for hosted in shards:
+            if hosted.process is not None:
+                hosted.process.facts["trouble"] = trouble
+        if reads and w.random.random() < 0.7:
+            self._crash(w.random.choice(shards))
+
+    def heal(self) -> None:
+        """End all troubles, and wait until all that died has started again."""
+        w = self._world
+        w.note("HEALED")
+        self._cluster.trouble = None
+        for process in w.processes.values():
+            process.facts.pop("trouble", None)
+        self._setting.weather.lost_chance = 0.0
+        w.stall_chance = w.copy_chance = 0.0
+        w.disk.slowness_s = min(w.disk.slowness_s, 0.1)  # type: ignore[attr-defined]
+        end = w.now + 120.0
+        while any(h.instance is None for h in self._cluster.actors.values() if not h.gone):
+            if w.now > end:
+                waiting = [h.ref.name for h in self._cluster.actors.values() if not h.gone and h.instance is None]
+                self._oracle.fail("R8", f"{waiting} did not start within 120 s")
+                return
+            w.sleep(0.5)
