@@ -80,6 +80,9 @@ class World:
         self.seed = seed
         self.hub = greenlet.getcurrent()
         self.random = random.Random(seed)  # noqa: S311  no secrets
+        self.clock = random.Random(f"clock {seed}")  # noqa: S311  of its own: what is set must not change the world
+        self.clock_s = 0.0
+        """How far the clock of the day is from the right time."""
         self.now = START_S
         self.steps = 0
         self.over = False

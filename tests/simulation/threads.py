@@ -16,6 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from .scheduler import START_S, StuckError, World
 from .scheduler import Thread as Greenlet
 
+CLOCK_SET = 0.1
+"""How often somebody sets the clock of the day before it is read."""
+CLOCK_S = 3600.0
+"""How far from the right time, at most, forward or back."""
+
 _world: World | None = None
 _T = TypeVar("_T")
 
@@ -411,11 +416,15 @@ class Clock:
 
     @staticmethod
     def time() -> float:
-        return 1.7e9 + world().now - START_S
+        """Give the time of the day, which somebody sets forward and back: nothing may follow from it."""
+        w = world()
+        if w.clock.random() < CLOCK_SET:
+            w.clock_s = w.clock.uniform(-CLOCK_S, CLOCK_S)
+        return 1.7e9 + w.now - START_S + w.clock_s
 
-    @staticmethod
-    def time_ns() -> int:
-        return int((world().now + 1.7e9) * 1e9)
+    @classmethod
+    def time_ns(cls) -> int:
+        return int(cls.time() * 1e9)
 
     @staticmethod
     def sleep(seconds: float) -> None:
