@@ -5,7 +5,8 @@ Rules
   changes.
 - Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go.
 - In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
-  its segments, once the heirs have heard this; it goes on answering readers from its own memory.
+  its segments, and says what it lets go itself, once the heirs have heard this; it goes on answering readers from its
+  own memory.
 - What savers bring after that is copied to its heir before anything is committed on it.
 """
 
@@ -60,7 +61,8 @@ class Estate:
         self._peers = peers
         self.moved = False
         """Others hold this shard's segments now. Read it with the lock held."""
-        self._heirs: set[int] = set()
+        self.heirs: set[int] = set()
+        """Who has them. Read it with the lock held."""
         self._said: dict[int, list[MovedSegment]] = {}
         """What the heirs are told."""
         self._copied: set[SegmentId] = set()
@@ -72,6 +74,11 @@ class Estate:
         self._taken: set[str] = set()
         """Holders under which copies came here, and that are done with."""
         self._turn = asyncio.Lock()
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether heirs are still told who holds what. Read it with the lock held."""
+        return not self._heard.is_set()
 
     # ---- the shard that drains --------------------------------------------------------------------------
 
@@ -118,7 +125,7 @@ class Estate:
     async def pass_on(self, method: str, *arguments: Any) -> None:
         """Tell all heirs."""
         await self.heard()
-        for heir in self._heirs:
+        for heir in self.heirs:
             await self._peers.tell_gently(heir, method, *arguments)
 
     async def late(self, holder: str, segments: Sequence[SegmentId]) -> None:
@@ -233,7 +240,7 @@ class Estate:
         """Take note of who holds what, by heir, and go by the new places from now on. Call it with the lock held."""
         if self.moved:  # said before; the heirs may not all have heard it
             return self._said
-        self._heirs = set(after.shards)
+        self.heirs = set(after.shards)
         self._said = {heir: [] for heir in after.shards}
         for segment in self._state.segment_ids():
             self._said[after.where(segment)].append(self._state.moving(segment))

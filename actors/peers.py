@@ -124,8 +124,17 @@ class Peers:
         return set(map(self.topology_after.where, holds)) - {self._config.index}
 
     async def release(self, holder: str, shards: Iterable[int]) -> None:
-        """Have other shards forget a holder, all at once."""
-        await asyncio.gather(*(self.tell_gently(shard, "release", holder) for shard in shards))
+        """Have shards forget a holder, all at once; where one has drained and is gone, those that have its segments."""
+        await asyncio.gather(*(self._release_at(shard, holder) for shard in shards))
+
+    async def _release_at(self, shard: int, holder: str) -> None:
+        try:
+            await self.tell(shard, "release", holder)
+        except TensorVineError as exc:
+            heirs = self.topology.gone.get(shard, ())
+            if not heirs:  # if it died, it forgot all of it anyway
+                log.warning("shard %d did not hear release%s: %s", shard, (holder,), exc)
+            await self.release(holder, heirs)
 
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
         """Tell the planner and the other shards what was committed: version -> its parent, and whether it exists."""

@@ -221,7 +221,7 @@ class Resizing:
         """End a shard that has drained, when the saves that began there are done."""
         deadline = time.monotonic() + LINGER_S
         try:
-            while self._ask(shard, "serves_saves", (), PEER_TIMEOUT_S) and time.monotonic() < deadline:
+            while self._ask(shard, "is_needed", (), PEER_TIMEOUT_S) and time.monotonic() < deadline:
                 self._pause.wait(RETRY_S)
         except TensorVineError as exc:
             log.warning("drained shard %d does not answer: %s", shard, exc)

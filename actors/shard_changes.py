@@ -101,7 +101,9 @@ class ShardChanges(ShardParts):
     @group("watch")
     async def move_segments(self, after: Topology) -> int:
         """Have other shards hold the segments from now on; gives the bytes that were copied in all."""
-        return await self._estate.hand_over(after)
+        nbytes = await self._estate.hand_over(after)
+        await self._settle()
+        return nbytes
 
     @group("data")
     async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
@@ -137,7 +139,8 @@ class ShardChanges(ShardParts):
         await self._settle()
 
     @group("ctl")
-    async def serves_saves(self) -> bool:
-        """Tell whether a save that has begun fills memory here, or is being committed."""
+    async def is_needed(self) -> bool:
+        """Tell whether a save that has begun fills memory here or is being committed, or others are being told."""
         with self._lock:
-            return self._holdings.serves_saves or bool(self._committing)
+            telling = bool(self._state.outbox) or bool(self._settling)
+            return self._holdings.serves_saves or bool(self._committing) or telling

@@ -62,6 +62,9 @@ class ShardParts:
         """It has heard of every commit; one that joins has not."""
         self._state.generations = secrets.randbits(62)
         self._holdings = Holdings(self._state, self._lock, engine, config.capacity, config.preallocate_bytes)
+        self._estate = Estate(self._state, self._lock, self._holdings, self._peers)
+        self._settling = Busy()
+        """With what other shards are told."""
         self._waiters = Waiters(self._lock)
         self._history = self._open_history(config.disk, standing) if config.disk is not None else None
         persister = self._history.persister if self._history is not None else None
@@ -83,7 +86,6 @@ class ShardParts:
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, outlets, self._names_moved, standing
         )
-        self._estate = Estate(self._state, self._lock, self._holdings, self._peers)
         self._overtaken = Overtaken()
         self._restarts_heard: dict[tuple[int, int | None], int] = {
             (shard, None): restarts for shard, restarts in self._peers.restarts().items()
@@ -102,13 +104,22 @@ class ShardParts:
 
     async def _settle(self) -> None:
         """Carry out what the state left: free memory, start compactions, tell other shards."""
-        for shard, holder in self._settle_here():
-            await self._peers.tell_gently(shard, "release", holder)
+        with self._settling:
+            for shard, holder in self._settle_here():
+                await self._peers.release(holder, [shard])
+
+    def _forget(self, holder: str) -> None:
+        """Forget a holder, and with the next `_settle`, if this shard drains, at those that have its segments now."""
+        with self._lock:
+            self._state.release(holder)
+            self._state.outbox += [(heir, holder) for heir in self._estate.heirs]
 
     def _settle_here(self) -> list[tuple[int, str]]:
         """Do of it what concerns this shard only; give what is for others."""
         with self._lock:
-            outbox, self._state.outbox = self._state.outbox, []
+            outbox: list[tuple[int, str]] = []
+            if not self._estate.is_telling:  # else it would overtake who holds what, and that would stay
+                outbox, self._state.outbox = self._state.outbox, []
             self._holdings.settle()
             if self._history is not None:
                 self._history.tidy()

@@ -53,11 +53,10 @@ class ShardPeers(ShardParts):
         with self._lock:
             if "@" in holder and not self._state.is_holder(holder):
                 self._overtaken.released(holder)
-            self._state.release(holder)
+            self._forget(holder)
             if self._claims is not None:
                 self._claims.released(holder)
         await self._settle()
-        await self._pass_on("release", holder)
 
     @group("ctl")
     async def release_homes(

@@ -181,9 +181,8 @@ class ShardWrites(ShardParts):
             with _after(ref):
                 await self._elastic.unpin(leases)
             with _after(ref):
+                self._forget(draft.save_id)
                 await self._settle()
-            with _after(ref):
-                await self._pass_on("release", draft.save_id)
         return committed
 
     async def _commit(
@@ -256,11 +255,10 @@ class ShardWrites(ShardParts):
     async def abort(self, save_id: str, leases: Sequence[str]) -> None:
         """Forget what an unfinished save brought."""
         with self._lock:
-            self._state.release(save_id)
+            self._forget(save_id)
             self._holdings.end_save(save_id)
         await self._elastic.unpin(leases)
         await self._settle()
-        await self._pass_on("release", save_id)
 
     @group("ctl")
     async def retire(self, name: str, version: int | None) -> ModelRef:

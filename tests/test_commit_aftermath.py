@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tensorvine.actors.elastic import Elastic, Outlets
+from tensorvine.actors.estate import Estate
 from tensorvine.actors.holdings import Holdings
 from tensorvine.actors.local_clients import LocalClients
 from tensorvine.actors.messages import ShardConfig
@@ -55,7 +56,8 @@ class GoneEngine:
 class Quiet:
     """A part that has nothing to do."""
 
-    moved = False
+    moved = is_telling = False
+    heirs: tuple[int, ...] = ()
 
     async def keep_pace(self, what: str, deadline: float) -> None:
         pass
@@ -87,7 +89,7 @@ class Home(ShardWrites, ShardPeers):
         self._room = self._estate = quiet
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
-        self._committing = Busy()
+        self._committing, self._settling = Busy(), Busy()
         self._restarts_heard: dict[tuple[int, int | None], int] = {}
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
@@ -138,14 +140,13 @@ def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_comm
     assert list(map(str, home._state.models())) == ["m@1"]
 
 
-@pytest.mark.parametrize("part", ["_settle", "_pass_on"])
 def test_nothing_that_comes_after_a_commit_fails_it(
-    home: Home, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(*arguments: Any) -> None:
-        raise OperationTimeoutError(part)
+        raise OperationTimeoutError("it is slow")
 
-    monkeypatch.setattr(home, part, fails)
+    monkeypatch.setattr(home, "_settle", fails)
     assert home.save([]) == "m@1"
     assert "m@1 exists; what comes after it failed in part\n" in caplog.text
     assert home._state.held(home._state.models()[0]) == {SEGMENT: [0]}
@@ -184,6 +185,59 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
     monkeypatch.setattr(home._peers, "tell", tell)
     asyncio.run(change())
     assert heard == ["take", "arrived"]
+
+
+# ---- releases while a shard drains ----------------------------------------------------------------------------
+
+
+def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    for holder in ("m@1", "m@2"):
+        home._state.hold(holder, {SEGMENT: [0]})
+    after = Topology("gone", (0, 1), "starter").shrunk([0])
+    estate = Estate(home._state, home._lock, home._holdings, home._peers)
+    estate._copied.add(SEGMENT)
+    monkeypatch.setattr(home, "_estate", estate)
+    heard: list[Any] = []
+    slow = asyncio.Event()
+
+    async def tell_within(timeout: float, shard: int, method: str, *arguments: Any) -> list[Any]:
+        if method == "inherit":
+            await slow.wait()
+            heard.extend(holder for segment in arguments[1] for holder in segment.holders)
+        else:
+            heard.append((shard, method, *arguments))
+        return []
+
+    async def drain() -> None:
+        moving = asyncio.create_task(estate.hand_over(after))
+        await asyncio.sleep(0)
+        await home.release("m@1")
+        assert heard == []
+        slow.set()
+        await moving
+        await home._settle()
+
+    monkeypatch.setattr(home._peers, "tell_within", tell_within)
+    asyncio.run(drain())
+    assert heard == [SAVE, "m@1", "m@2", (1, "release", "m@1")]
+
+
+def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+
+    async def tell(shard: int, method: str, holder: str) -> None:
+        heard.append(shard)
+        if shard not in (0, 3):
+            raise ShardUnavailableError(f"shard {shard} has drained")
+
+    monkeypatch.setattr(home._peers, "tell", tell)
+    home._peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
+    asyncio.run(home._peers.release("m@1", {1}))
+    assert heard == [1, 0, 2, 3, 0, 3]
 
 
 # ---- a release that comes before what it undoes ---------------------------------------------------------------

@@ -25,8 +25,8 @@ SEEDS = 900
 FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
 FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029)
 """Seeds that found something, on 1094804 and since: see tests/simulation/README.md."""
-FOUND_COMPACTING = (1678, 3461, 3499)
-"""The same, among worlds of the theme `compact`."""
+FOUND_BY_THEME = {"compact": (1678, 3461, 3499), "handover": (124, 181, 418, 887)}
+"""The same, among worlds of one theme."""
 
 
 def simulate(*options: str) -> subprocess.Popen[str]:
@@ -63,9 +63,9 @@ def test_worlds_keep_the_rules() -> None:
 
 @pytest.mark.timeout(600)
 def test_worlds_that_found_something_find_nothing_now() -> None:
-    any_theme = ("--seed", *map(str, FOUND))
-    compact = ("--theme", "compact", "--seed", *map(str, FOUND_COMPACTING))
-    for (code, text), seeds in zip(outputs(any_theme, compact), (FOUND, FOUND_COMPACTING), strict=True):
+    groups = [((), FOUND), *((("--theme", theme), seeds) for theme, seeds in FOUND_BY_THEME.items())]
+    found = outputs(*((*options, "--seed", *map(str, seeds)) for options, seeds in groups))
+    for (code, text), (_, seeds) in zip(found, groups, strict=True):
         assert code == 0, text[-20_000:]
         assert f"{len(seeds)} seeds, 0 of them broke a rule" in text
 

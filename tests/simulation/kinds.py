@@ -12,7 +12,7 @@ from typing import Any
 SIZES = (4, 40, 200, 400)
 """Elements of 8 bytes: inline, and one to several parts of memory."""
 OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause", "check", "flush")
-THEMES = ("any", "any", "any", "pressure", "drain", "disk", "mirror", "starter", "clients", "compact")
+THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "mirror", "starter", "clients", "compact")
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
 to read."""
@@ -83,6 +83,12 @@ class Kind:
             kind.weights |= {"load": 4, "load version": 4, "some": 2, "save": 3, "retire": 0, "flush": 0}
             kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
             kind.sizes, kind.cross, kind.slowness_s = (40, 200), 0.6, 0.0
+        elif theme == "handover":
+            kind.shards, kind.clients, kind.operations, kind.names = random.choice((2, 3)), 3, 40, 6
+            kind.faults, kind.fault_count, kind.capacity = ("scale",), 4, 256 << 10
+            kind.weights |= {"save": 6, "retire": 6, "load": 1, "load version": 1, "some": 0, "flush": 0}
+            kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
+            kind.path, kind.sizes, kind.cross, kind.slowness_s = random.random() < 0.3, (40, 200), 0.6, 0.0
         elif theme == "disk":
             kind.path, kind.faults, kind.fault_count, kind.operations = True, ("disk",), random.choice((1, 2)), 16
             kind.weights |= {"flush": 3, "save": 5, "pause": 3, "retire": 1}
