@@ -30,7 +30,7 @@ from ..store.segment import ALIGNMENT, Holds, Offset, SegmentId
 from ..store.shard import ShardState
 from .holdings import INLINE_BYTES, Holdings, copy_slots
 from .messages import PEER_TIMEOUT_S
-from .peers import Peers
+from .peers import LONG_TIMEOUT_S, Peers
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ class Estate:
         await self._peers.hold(holder, holds)
 
     async def pass_on(self, method: str, *arguments: Any) -> None:
-        """Tell all heirs."""
-        await self.heard()
+        """Tell all heirs, also when who asked for it has given up waiting."""
+        await self.heard(LONG_TIMEOUT_S)
         for heir in self.heirs:
             await self._peers.tell_gently(heir, method, *arguments)
 
@@ -138,12 +138,14 @@ class Estate:
         for segment in segments:
             await self._copy(segment, self._peers.topology_after, holder)
 
-    async def heard(self) -> None:
-        """Wait until the heirs know who holds what."""
-        if not self._heard.is_set() and not await asyncio.to_thread(self._heard.wait, PEER_TIMEOUT_S):
-            raise OperationTimeoutError(
-                f"shard {self._state.index}: expected its heirs to answer in {PEER_TIMEOUT_S} s"
-            )
+    async def heard(self, timeout: float = PEER_TIMEOUT_S) -> None:
+        """Wait until the heirs know who holds what.
+
+        Raises:
+            OperationTimeoutError: they did not within `timeout` seconds.
+        """
+        if not self._heard.is_set() and not await asyncio.to_thread(self._heard.wait, timeout):
+            raise OperationTimeoutError(f"shard {self._state.index}: expected its heirs to answer in {timeout} s")
 
     # ---- the heir ---------------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ from tests.soak.disk import ERRORS, Disk
 from tests.soak.journal import Journal
 from tests.soak.modes import Fault, Mode
 
+BUSY = 20
+"""Busy processes per processor while the machine is too busy."""
+BUSY_S = 5.0
+"""How many times longer than other troubles that lasts."""
 COPIES_S = 60.0
 """How long copies may take to be complete."""
 MOST_SHARDS = 4
@@ -78,6 +82,10 @@ class Operator:
             self._died(["node"], began, safe)
         elif fault.kind == "kill shard in trouble":
             self._trouble("failing disk", fault.seconds, lambda: self._kill("shard", fault.draw))
+        elif fault.kind == "busy machine":
+            self._crowd(fault.seconds)
+        elif fault.kind == "kill shard when busy":
+            self._crowd(fault.seconds, lambda: self._kill("shard", fault.draw))
         elif fault.kind in ERRORS:
             self._trouble(fault.kind, fault.seconds)
         elif action == "kill":
@@ -173,6 +181,14 @@ class Operator:
             time.sleep(seconds)
         finally:
             self._disk.heal()
+
+    def _crowd(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Have other processes take nearly all of the machine; each in a session: the kernel shares among those."""
+        spin = ["timeout", f"{BUSY_S * seconds}", "sh", "-c", "while :; do :; done"]
+        crowd = [subprocess.Popen(spin, start_new_session=True) for _ in range(BUSY * (os.cpu_count() or 1))]
+        meanwhile()
+        for process in crowd:
+            process.wait(BUSY_S * seconds + ground.PATIENCE_S)
 
     def _scale(self, draw: int) -> None:
         least = max(self._mode.replicas, 1)

@@ -72,6 +72,8 @@ MODES: tuple[Mode, ...] = (
     Mode("scale", ("scale", "scale", "kill client", "stop shard"), path=True, extra=DURABLE),
     Mode("scale", ("scale",), shards=3),
     Mode("scale and deaths", ("scale", "kill shard", "kill shard+planner"), path=True, extra=DURABLE),
+    Mode("busy", ("busy machine", "kill shard when busy"), path=True, extra=DURABLE),
+    Mode("busy", ("busy machine", "kill client"), replicas=2, shards=3, raylets=3),
     Mode("memory full", ("slow disk", "stop client"), path=True, store_bytes=40 * MIB, extra=FULL | DURABLE),
     Mode("memory full", ("kill client", "stop client"), store_bytes=32 * MIB, extra=FULL),
     Mode("disk", ("slow disk", "full disk", "failing disk"), path=True, extra=DURABLE),
