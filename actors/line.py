@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 
@@ -142,7 +142,13 @@ class LineAnswer:
 
 
 class _Pool:
-    """The connections of one line. It holds all of them, so that a line's end finds them open, and closes them."""
+    """The connections of one line. It holds all of them, so that a line's end finds them open, and closes them.
+
+    One that is closed lives until its last answer was given or dropped: of what is collected together, a socket may be
+    the first.
+    """
+
+    _closing: ClassVar[set[_Pool]] = set()
 
     def __init__(self) -> None:
         self._all: set[_Wire] = set()
@@ -165,12 +171,17 @@ class _Pool:
     def drop(self, wire: _Wire) -> None:
         self._all.discard(wire)
         wire.close()
+        if not self._all:
+            self._closing.discard(self)
 
     def close(self) -> None:
         self._closed = True
+        self._closing.add(self)
         with contextlib.suppress(IndexError):
             while True:
                 self.drop(self._idle.pop())
+        if not self._all:
+            self._closing.discard(self)
 
 
 class _Wire:

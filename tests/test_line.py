@@ -345,6 +345,20 @@ class TestTrouble:
             gc.collect()
         assert connections(serving) == 0
 
+    def test_an_answer_that_outlives_its_line_closes_its_connection_when_it_is_collected(
+        self, serving: Serving
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            line: Line | None = Line(serving.address)
+            answers: list[Any] = [sent(line, "wait", "gate") for _ in range(3)]
+            line.close()
+            del line
+            answers.append(answers)  # a circle, as an error's traceback makes it
+            del answers
+            gc.collect()
+        assert connections(serving) == 0
+
     def test_a_caller_that_ends_leaves_its_call_to_be_carried_out(self, serving: Serving) -> None:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(WAIT_S)
