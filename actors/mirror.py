@@ -295,7 +295,7 @@ class Mirrors:
         with self._lock:
             if quiet and link.begun == begun and link.synced:
                 link.odd = link.odd + 1 if found != (len(link.segments), len(link.records)) else 0
-            if link.odd > 1:
+            if link.odd > 1 and link.synced:
                 raise ShardUnavailableError(
                     f"shard {link.shard}: expected {len(link.segments)} segments and {len(link.records)} versions of "
                     f"shard {self._index}; found {found}"
@@ -328,9 +328,9 @@ class Mirrors:
                 return
             fresh = link.synced or link.error != str(exc)
             link.synced, link.error = False, str(exc)
-        if fresh:
+        if fresh:  # else the next try comes with the next tick
             log.warning("shard %d: its mirror at shard %d is behind: %s", self._index, link.shard, exc)
-        self._news.set()
+            self._news.set()
 
     # ---- within -----------------------------------------------------------------------------------------
 
