@@ -130,6 +130,7 @@ class Judge(Client):
                     "bytes_memory",
                     "bytes_allocated",
                     "bytes_staged",
+                    "bytes_mirrored",
                     "bytes_disk",
                     "pins",
                 )
