@@ -293,9 +293,10 @@ class Mirrors:
         found = self._ask(link.shard, Mark(self._index, self._life, link.shelf, (self._life, self._stamps)))
         link.marked = time.monotonic()
         with self._lock:
-            if quiet and link.begun == begun and link.synced:
-                link.odd = link.odd + 1 if found != (len(link.segments), len(link.records)) else 0
-            if link.odd > 1 and link.synced:
+            if not quiet or link.begun != begun or not link.synced:
+                return
+            link.odd = link.odd + 1 if found != (len(link.segments), len(link.records)) else 0
+            if link.odd > 1:
                 raise ShardUnavailableError(
                     f"shard {link.shard}: expected {len(link.segments)} segments and {len(link.records)} versions of "
                     f"shard {self._index}; found {found}"

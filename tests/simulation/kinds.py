@@ -56,7 +56,7 @@ class Kind:
 
     @classmethod
     def drawn(cls, random: Any, wanted: str | None = None) -> Kind:
-        """Draw one, of a wanted theme or any: a third of them of all sorts, the others with more of what is rare."""
+        """Draw one, of a wanted theme or any: a fifth of them of all sorts, the others with more of what is rare."""
         theme = random.choice(THEMES)
         theme = wanted if wanted is not None else theme
         kind = cls._any(random)
@@ -77,18 +77,16 @@ class Kind:
             kind.weights = dict.fromkeys(OPERATIONS, 0) | {"save": 6, "retire": 4, "load version": 4, "let go": 1}
             kind.stalls, kind.copying = (0.02, random.choice(((0.02, 0.2), (0.2, 0.5)))), 0.5
             kind.sizes, kind.tensors, kind.holding = (40, 200), (3, 4, 5), 0.05
-        elif theme == "drain":
+        elif theme in ("drain", "handover"):
             kind.shards, kind.clients, kind.operations, kind.names = random.choice((2, 3)), 3, 40, 6
             kind.faults, kind.fault_count, kind.capacity = ("scale",), 4, 256 << 10
-            kind.weights |= {"load": 4, "load version": 4, "some": 2, "save": 3, "retire": 0, "flush": 0}
             kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
             kind.sizes, kind.cross, kind.slowness_s = (40, 200), 0.6, 0.0
-        elif theme == "handover":
-            kind.shards, kind.clients, kind.operations, kind.names = random.choice((2, 3)), 3, 40, 6
-            kind.faults, kind.fault_count, kind.capacity = ("scale",), 4, 256 << 10
-            kind.weights |= {"save": 6, "retire": 6, "load": 1, "load version": 1, "some": 0, "flush": 0}
-            kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
-            kind.path, kind.sizes, kind.cross, kind.slowness_s = random.random() < 0.3, (40, 200), 0.6, 0.0
+            if theme == "drain":
+                kind.weights |= {"load": 4, "load version": 4, "some": 2, "save": 3, "retire": 0, "flush": 0}
+            else:
+                kind.path = random.random() < 0.3
+                kind.weights |= {"save": 6, "retire": 6, "load": 1, "load version": 1, "some": 0, "flush": 0}
         elif theme == "disk":
             kind.path, kind.faults, kind.fault_count, kind.operations = True, ("disk",), random.choice((1, 2)), 16
             kind.weights |= {"flush": 3, "save": 5, "pause": 3, "retire": 1}

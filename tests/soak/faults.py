@@ -186,9 +186,11 @@ class Operator:
         """Have other processes take nearly all of the machine; each in a session: the kernel shares among those."""
         spin = ["timeout", f"{BUSY_S * seconds}", "sh", "-c", "while :; do :; done"]
         crowd = [subprocess.Popen(spin, start_new_session=True) for _ in range(BUSY * (os.cpu_count() or 1))]
-        meanwhile()
-        for process in crowd:
-            process.wait(BUSY_S * seconds + ground.PATIENCE_S)
+        try:
+            meanwhile()
+        finally:
+            for process in crowd:
+                process.wait(BUSY_S * seconds + ground.PATIENCE_S)
 
     def _scale(self, draw: int) -> None:
         least = max(self._mode.replicas, 1)
