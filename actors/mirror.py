@@ -89,6 +89,8 @@ class Mirrors:
         self._wanted = wanted
         self._buddies = Buddies(index, copies, node, lock, peers, lambda shard: self._ask(shard, Where()))
         self._buddies.former |= restored.mirrors
+        self._unheard = restored.unheard
+        """Shards that may have heard of a later life than this one, which has ended nevertheless."""
         self._accepted = False
         """A buddy goes by this life."""
         self._stamps = 0
@@ -214,6 +216,7 @@ class Mirrors:
                 self._fell_behind(link, shelf if link.synced else None, exc)
         for shard in list(self._buddies.former) if self._ready() else ():
             try:
+                self._open(shard)
                 self._ask(shard, Leave(self._index, self._life))
             except TensorVineError as exc:
                 log.info("shard %d: shard %d keeps an old mirror for now: %s", self._index, shard, exc)
@@ -223,14 +226,7 @@ class Mirrors:
 
     def _sync(self, link: Link) -> None:
         """Tell a buddy everything that it has not."""
-        opened: Opened = self._ask(link.shard, Open(self._index, self._life))
-        if opened.life > self._life and self._accepted:
-            raise ShardUnavailableError(
-                f"shard {self._index}: expected to be its latest life, {self._life}; {opened.life} runs elsewhere"
-            )
-        if opened.life > self._life:  # of a life whose mirror could not be asked for when this one began
-            self._life = opened.life + 1
-            opened = self._ask(link.shard, Open(self._index, self._life))
+        opened = self._open(link.shard)
         self._buddies.seen_at(link.shard, opened.node)
         with self._lock:
             link.shelf = opened.shelf
@@ -250,6 +246,23 @@ class Mirrors:
         with self._lock:
             link.synced, link.odd, link.seen, self._accepted = True, 0, (), True
         self._waiters.wake(_TOPIC)
+
+    def _open(self, shard: int) -> Opened:
+        """Begin this life at a shard.
+
+        Raises:
+            ShardUnavailableError: it knows of a later one, of another process.
+        """
+        opened: Opened = self._ask(shard, Open(self._index, self._life))
+        if opened.life > self._life:
+            if self._accepted and shard not in self._unheard:
+                raise ShardUnavailableError(
+                    f"shard {self._index}: expected to be its latest life, {self._life}; {opened.life} runs elsewhere"
+                )
+            self._life = opened.life + 1  # buddies that go by the old number are told all again
+            opened = self._ask(shard, Open(self._index, self._life))
+        self._unheard.discard(shard)
+        return opened
 
     def _keep_up(self, link: Link) -> None:
         """Tell a buddy what went since, and see that it is there still."""

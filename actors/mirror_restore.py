@@ -2,7 +2,7 @@
 
 Rules
 - All other shards are asked. One that is being started again has lost its shelf, so it is not waited for long: it may
-  be waiting for this one.
+  be waiting for this one. One that did not answer may have a mirror: it is told later to let go of it.
 - Of the mirrors the one that was complete last has everything that was committed. None: all is lost, by name.
 - What the disk knows, or the ledger counts as retired, is not brought back.
 """
@@ -52,7 +52,9 @@ class Restored:
     refs: list[ModelRef] = field(default_factory=list[ModelRef])
     """Versions of this home."""
     mirrors: set[int] = field(default_factory=set[int])
-    """Shards that have mirrors of earlier lives."""
+    """Shards that have mirrors of earlier lives, or may have."""
+    unheard: set[int] = field(default_factory=set[int])
+    """Those of them that did not answer: they may know of a later life than `life`."""
 
 
 def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, holdings: Holdings) -> Restored:
@@ -67,7 +69,8 @@ def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, 
     """
     standings = _standings(index, peers)
     restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
-    restored.mirrors = {shard for shard, (life, _) in standings.items() if life}
+    restored.unheard = set(peers.others) - standings.keys()
+    restored.mirrors = {shard for shard, (life, _) in standings.items() if life} | restored.unheard
     complete = {shard: stamp for shard, (_, stamp) in standings.items() if stamp > NEVER}
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
         try:

@@ -128,8 +128,8 @@ class Shelf:
                 mirror.drop(life, segments, refs, past)
             case Sync(_, life, shelf, segments, refs, past):
                 self._check(shelf)
-                mirror.past.update(past)
                 missing = mirror.sync(life, segments, refs)
+                mirror.past.update(past)
                 self._free(mirror)
                 return missing
             case Mark(_, life, shelf, stamp):
@@ -137,7 +137,6 @@ class Shelf:
                 mirror.stamp(life, stamp)
                 return len(mirror.copies), len(mirror.records)
             case Leave(_, life):
-                mirror.open(life)
                 mirror.clear(life)
             case Look():
                 return mirror.life, mirror.complete

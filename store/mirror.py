@@ -4,6 +4,7 @@ Rules
 - A mirror is passive: it answers nobody but the shard that it mirrors, when that one has lost its memory.
 - Its shard tells it everything; each message names the shard's life, and a life that is over is not heard any more.
   A message may come twice: putting what is there and dropping what is not there change nothing.
+- A mirror that was cleared is closed until a life opens it: a copy that was on its way then is not kept.
 - The bytes of a segment never change, and no id is used twice. So what is put once is right until it is dropped.
 - A mirror is complete, at a stamp, when it had all that its shard had committed then; since then every commit waited
   for it. Of several mirrors of one shard the one with the latest stamp counts: the others were given up before.
@@ -74,6 +75,8 @@ class Mirror:
         self.shard = shard
         self.life = 0
         """The latest that it heard of."""
+        self.closed = True
+        """Another shard mirrors it, or none does."""
         self.complete = NEVER
         self.copies: dict[SegmentId, Copy] = {}
         self.records: dict[ModelRef, Kept] = {}
@@ -86,14 +89,16 @@ class Mirror:
 
     def open(self, life: int) -> int:
         """Hear a life of the shard from now on; gives the latest that was heard: a greater one, if this is over."""
-        self.life = max(self.life, life)
+        if life >= self.life:
+            self.life, self.closed = life, False
         return self.life
 
     def put(self, life: int, copies: Mapping[SegmentId, Copy], records: Mapping[ModelRef, Kept]) -> None:
         """Keep copies of segments and of versions' records.
 
         Raises:
-            ShardUnavailableError: the life is over; nothing changes but that the copies' handles are free.
+            ShardUnavailableError: the life is over, or the mirror closed; nothing changes but that the copies' handles
+                are free.
         """
         try:
             self.check(life)
@@ -139,17 +144,24 @@ class Mirror:
         self.complete = max(self.complete, stamp)
 
     def clear(self, life: int) -> None:
-        """Let go of everything: another shard mirrors it now. Errors as in `put`."""
-        self.sync(life, set(), set())
-        self.past.clear()
-        self.complete = NEVER
-
-    def check(self, life: int) -> None:
-        """See that a life is the latest.
+        """Let go of everything, and close: another shard mirrors it now.
 
         Raises:
-            ShardUnavailableError: it is over.
+            ShardUnavailableError: the life is over.
         """
+        self.open(life)
+        self.sync(life, set(), set())
+        self.past.clear()
+        self.complete, self.closed = NEVER, True
+
+    def check(self, life: int) -> None:
+        """See that a life is the latest, and the mirror open.
+
+        Raises:
+            ShardUnavailableError: it is over, or the mirror closed.
+        """
+        if self.closed and life == self.life:
+            raise ShardUnavailableError(f"mirror of shard {self.shard}: expected it open; it was let go of")
         if life != self.life:
             raise ShardUnavailableError(
                 f"mirror of shard {self.shard}: expected its life {self.life}; found a message of life {life}"

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tensorvine.actors.mirror import Mirrors
+from tensorvine.actors.mirror_messages import Message, Open, Original, Put
+from tensorvine.actors.mirror_restore import Restored, restore
+from tensorvine.actors.shelf import Shelf
+from tensorvine.actors.waiters import Waiters
 from tensorvine.planner.buddies import buddies_of
+from tensorvine.planner.topology import Topology
 from tensorvine.store import ModelRef
-from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.manifest import Header
 from tensorvine.store.mirror import NEVER, Copy, Kept, Mirror
 from tensorvine.store.segment import ABSENT, GONE, SegmentId, Stored, layout
 from tensorvine.store.segments import RESTORED, SegmentTable
+from tensorvine.store.shard import ShardState
+
+from tests.groups import wait_until
 
 
 def kept(ref: ModelRef) -> Kept:
@@ -86,6 +100,23 @@ class TestLives:
         assert mirror.complete == (1, 4)
         mirror.clear(2)
         assert mirror.complete == NEVER
+
+    def test_a_copy_that_was_on_its_way_when_the_mirror_was_let_go_of_is_not_kept(self) -> None:
+        mirror = Mirror(1)
+        mirror.open(2)
+        mirror.put(2, {(1, 7): copy_of(7)}, {})
+        for _ in range(2):
+            mirror.clear(2)
+        with pytest.raises(ShardUnavailableError, match="mirror of shard 1: expected it open; it was let go of"):
+            mirror.put(2, {(1, 8): copy_of(8)}, {ModelRef("m", 1): kept(ModelRef("m", 1))})
+        assert (mirror.copies, mirror.records, mirror.nbytes) == ({}, {}, 0)
+        assert mirror.freed == ["block 7", "block 8"]
+        assert mirror.open(1) == 2  # a life that is over does not open it
+        with pytest.raises(ShardUnavailableError):
+            mirror.put(2, {(1, 8): copy_of(8)}, {})
+        mirror.open(2)
+        mirror.put(2, {(1, 8): copy_of(8)}, {})
+        assert list(mirror.copies) == [(1, 8)]
 
 
 class Mirrored(RuleBasedStateMachine):
@@ -169,6 +200,75 @@ class Mirrored(RuleBasedStateMachine):
         held = [copy.handle for copy in self.mirror.copies.values()]
         assert sorted(held + self.mirror.freed) == sorted(self.handles)
         assert self.mirror.nbytes == sum(copy.length for copy in self.mirror.copies.values())
+
+
+class Shelves:
+    """The shelves of shards 1 and 2, of which some do not answer; it stands for `Peers` of shard 0."""
+
+    def __init__(self) -> None:
+        self.topology = Topology("r", (0, 1, 2), "node")
+        self.others = [1, 2]
+        self.silent: set[int] = set()
+        self.shelves = {shard: self.shelf(shard) for shard in self.others}
+
+    def shelf(self, shard: int) -> Shelf:
+        state, lock = ShardState(shard, lambda _: 0), threading.RLock()
+        holdings: Any = SimpleNamespace(drop_save=lambda owner: None)
+        return Shelf(f"node {shard}", "", state, lock, holdings, lambda *arguments: None, lambda: None)
+
+    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        if shard in self.silent:
+            raise OperationTimeoutError(f"shard {shard} is silent")
+        return asyncio.run(self.shelves[shard].take(*arguments))
+
+    def told(self, shard: int, *messages: Message) -> None:
+        for message in messages:
+            self.ask(shard, "mirror", (message,), 1.0)
+
+    def mirror(self, shard: int) -> Mirror:
+        return self.shelves[shard]._mirrors[0]
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Restored, Mirrors]:
+        """Shard 0 starts again, on node 0."""
+        monkeypatch.setattr("tensorvine.actors.mirror_restore.SILENT_S", 0.0)
+        state, lock, peers, nothing = ShardState(0, lambda _: 0), threading.RLock(), cast(Any, self), cast(Any, None)
+        restored = restore(0, peers, state, lock, nothing)
+        arguments = (restored, state, lock, nothing, peers, Waiters(lock), lambda: set[ModelRef]())
+        return restored, Mirrors(0, 1, "node 0", None, *arguments)
+
+
+@pytest.fixture
+def shelves(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves]:
+    monkeypatch.setattr("tensorvine.actors.mirror.TICK_S", 0.01)
+    monkeypatch.setattr("tensorvine.actors.mirror.MARK_S", 0.01)
+    monkeypatch.setattr("tensorvine.actors.buddies.PATIENCE_S", 0.0)
+    shelves = Shelves()
+    yield shelves
+    shelves.topology = Topology("r", (1, 2), "node")  # shard 0 has drained: its thread tells nobody any more
+
+
+class TestAShardThatWasSilentWhenAnotherStartedAgain:
+    def test_lets_go_of_its_mirror_when_it_answers(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf = shelves.shelves[2].name
+        shelves.told(2, Open(0, 5), Put(0, 5, shelf, {(0, 1): Original((4,), (0,), b"abcd")}, {}, None, 1.0))
+        assert shelves.mirror(2).nbytes
+        shelves.silent = {2}
+        restored, mirrors = shelves.begin(monkeypatch)
+        assert (restored.life, restored.unheard) == (1, {2})
+        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+        shelves.silent = set()
+        wait_until(lambda: not shelves.mirror(2).nbytes, "shard 2 to let go")
+        assert shelves.mirror(2).closed
+        wait_until(lambda: shelves.mirror(1).life == shelves.mirror(2).life > 5, "a life above all")
+        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+
+    def test_does_not_end_a_life_that_others_go_by(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
+        restored, mirrors = shelves.begin(monkeypatch)
+        assert (restored.life, restored.unheard) == (1, set())
+        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+        shelves.told(1, Open(0, 2))  # another process is shard 0 now
+        wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused")
+        assert shelves.mirror(1).life == 2
 
 
 Mirrored.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
