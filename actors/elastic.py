@@ -146,7 +146,7 @@ class Elastic:
         with self._lock:
             self._asked = time.monotonic()
             stamp, sending = f"{self._life}.{self._stamp}", self._sending is not None
-            return Tag(self._peers.topology.version, stamp, sending, self._state.index, self._life)
+            return Tag(self._peers.topology.version, stamp, sending, self._state.index, self._life, self._again)
 
     def _answers(self, name: str) -> bool:
         topology = self._peers.topology

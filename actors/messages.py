@@ -139,6 +139,8 @@ class Tag:
     shard: int
     life: str
     """Of the shard: another one after each restart."""
+    again: bool
+    """It is not the shard's first life."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ PUT_BYTES = 256 << 20
 """What the thread tells a buddy in one message, at most."""
 PUT_RECORDS = 4096
 _TOPIC = "/mirror"  # no model's name starts with a slash
-_Past = dict[ModelRef, ModelRef | None]
 
 
 class Mirrors:
@@ -230,18 +229,16 @@ class Mirrors:
         self._buddies.seen_at(link.shard, opened.node)
         with self._lock:
             link.shelf = opened.shelf
-            past: _Past = {ref: parent for ref, (parent, live) in self._state.census().items() if not live}
         while True:
             with self._lock:
                 wanted, begun = set(self._wanted()), set(self._state.begun())
                 link.segments = self._state.unsaved()
                 link.records = wanted | (link.records & begun)
-                inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | begun, past)
+                inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | begun)
             segments, refs = self._ask(link.shard, inventory)
             if not segments and refs <= begun:
                 break
             self._tell(link, segments, refs - begun)
-            past = {}
         self._mark(link)
         with self._lock:
             link.synced, link.odd, link.seen, self._accepted = True, 0, (), True
@@ -271,11 +268,11 @@ class Mirrors:
             now = self._fingerprint()
             late = time.monotonic() - link.marked >= MARK_S  # what came and went between two looks leaves no trace
             changed, link.seen = now != link.seen or late, now
-            segments, refs, missing, past = self._changes(link) if changed else ((), (), set[ModelRef](), {})
+            segments, refs, missing = self._changes(link) if changed else ((), (), set[ModelRef]())
             link.segments.difference_update(segments)
             link.records.difference_update(refs)
         if segments or refs:
-            self._ask(link.shard, Drop(self._index, self._life, link.shelf, segments, refs, past))
+            self._ask(link.shard, Drop(self._index, self._life, link.shelf, segments, refs))
         if missing or again:
             self._tell(link, again, missing)
             with self._lock:
@@ -284,15 +281,15 @@ class Mirrors:
         if late:
             self._mark(link)
 
-    def _changes(self, link: Link) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef], _Past]:
-        """Give what a buddy has and does not need, what it needs and has not, and of what was retired its parent."""
+    def _changes(self, link: Link) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
+        """Give what a buddy has and does not need, and what it needs and has not."""
         segments = tuple(segment for segment in link.segments if not self._needs(segment))
         wanted, begun = self._wanted(), self._state.begun().keys()
         early = sum(ref in link.records for ref in begun)
         if len(link.records) - early == len(wanted):
-            return segments, (), set(), {}
+            return segments, (), set()
         refs = tuple(ref for ref in link.records if ref not in wanted and ref not in begun)
-        return segments, refs, set(wanted - link.records), self._state.past(refs)
+        return segments, refs, set(wanted - link.records)
 
     def _fingerprint(self) -> tuple[int, ...]:
         """Give something that changes when segments or versions come or go, or reach the disk."""

@@ -71,8 +71,6 @@ class Drop:
     shelf: str
     segments: tuple[SegmentId, ...]
     refs: tuple[ModelRef, ...]
-    past: Mapping[ModelRef, ModelRef | None]
-    """Retired versions -> their parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class Sync:
     shelf: str
     segments: set[SegmentId]
     refs: set[ModelRef]
-    past: Mapping[ModelRef, ModelRef | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,6 @@ class Offer:
     segments: Mapping[SegmentId, Original]
     """Their bytes are at the address."""
     records: Mapping[ModelRef, Kept]
-    past: Mapping[ModelRef, ModelRef | None]
     address: Address
 
 

@@ -179,7 +179,6 @@ def _enter(state: ShardState, lock: threading.RLock, offer: Offer) -> list[Model
                 continue
             _enter_version(state, offer.records[ref])
             entered.append(ref)
-        state.restore({ref: (parent, False) for ref, parent in offer.past.items() if ref not in state.live})
     return entered
 
 

@@ -43,6 +43,7 @@ from .closing import close_all
 from .embedded import default_engine
 from .engine import Engine
 from .launch import Launched, disk_options, launch, running
+from .lives import Lives
 from .match import PrefixMatch
 from .messages import Matches
 from .pending import PendingSave
@@ -581,12 +582,14 @@ class Repository:
             ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
         """
         patience = timeout + CONTROL_TIMEOUT_S
-        before = self._session.lives(patience)
-        self._session.broadcast("flush", timeout, timeout=patience)
-        died = [shard for shard, life in self._session.lives(patience).items() if before.get(shard, life) != life]
-        if died:
+        lives = Lives()
+        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
+        self._session.broadcast("flush", timeout, timeout=patience, heard=lives.heard)
+        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
+        if lives.died:
             raise ShardUnavailableError(
-                f"flush: expected all shards to live until all was on disk; died and started again meanwhile: {died}"
+                "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
+                f"{sorted(lives.died)}"
             )
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:

@@ -297,6 +297,7 @@ class Session:
         *arguments: Any,
         timeout: float = CONTROL_TIMEOUT_S,
         spoiled: Callable[[list[Any]], None] | None = None,
+        heard: Callable[[Sequence[Tag]], None] | None = None,
     ) -> list[Any]:
         """Ask all shards the same at one time, and wait for all answers; repeated as in `call` with `again`.
 
@@ -305,6 +306,7 @@ class Session:
             arguments: for the method.
             timeout: seconds to wait in all.
             spoiled: told answers that do not count, for names were on their way.
+            heard: told how things stood whenever all have answered.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -312,11 +314,14 @@ class Session:
             try:
                 questions = dict.fromkeys(topology.alive, ("gathered", method, arguments))
                 told: list[tuple[Tag, Any]] = self.ask(questions, deadline - time.monotonic())
-                if self._fits(topology, [tag for tag, _ in told], deadline):
+                tags = [tag for tag, _ in told]
+                if heard is not None:
+                    heard(tags)
+                if self._fits(topology, tags, deadline):
                     return [answer for _, answer in told]
                 if spoiled is not None:
                     spoiled([answer for _, answer in told])
-                newest = max(tag.version for tag, _ in told)
+                newest = max(tag.version for tag in tags)
             except MovedError as exc:
                 newest = exc.version
             self.refresh(newest)
@@ -324,11 +329,6 @@ class Session:
                 raise OperationTimeoutError(
                     f"{method}: expected all shards to answer while names move; none did so yet"
                 )
-
-    def lives(self, timeout: float) -> dict[int, str]:
-        """Give the life that each shard is in: another one after each restart."""
-        tags: list[Tag] = self.broadcast("tag", timeout=timeout)
-        return {tag.shard: tag.life for tag in tags}
 
     def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:
         """Tell whether answers were given at one time, with all names in their places."""

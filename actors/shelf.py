@@ -123,13 +123,12 @@ class Shelf:
         match message:
             case Open(_, life):
                 return Opened(self.name, self._node, mirror.open(life))
-            case Drop(_, life, shelf, segments, refs, past):
+            case Drop(_, life, shelf, segments, refs):
                 self._check(shelf)
-                mirror.drop(life, segments, refs, past)
-            case Sync(_, life, shelf, segments, refs, past):
+                mirror.drop(life, segments, refs)
+            case Sync(_, life, shelf, segments, refs):
                 self._check(shelf)
                 missing = mirror.sync(life, segments, refs)
-                mirror.past.update(past)
                 self._free(mirror)
                 return missing
             case Mark(_, life, shelf, stamp):
@@ -188,7 +187,7 @@ class Shelf:
             self._server = WireServer(self._serve, self._host)
         originals = {segment: Original(copy.sizes, copy.slots, None) for segment, copy in mirror.copies.items()}
         address = (*self._server.address, self._server.token)
-        return Offer(originals, dict(mirror.records), dict(mirror.past), address)
+        return Offer(originals, dict(mirror.records), address)
 
     def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
         """Answer the wire: hashes are not asked for, and nothing is waited for."""

@@ -66,7 +66,7 @@ class Mirror:
     >>> mirror.put(1, {(1, 7): Copy((4,), (0,), b"abcd")}, {})
     >>> mirror.sync(1, {(1, 7), (1, 8)}, set())
     ({(1, 8)}, set())
-    >>> mirror.drop(1, [(1, 7)], [], {})
+    >>> mirror.drop(1, [(1, 7)], [])
     >>> mirror.freed, mirror.nbytes
     ([b'abcd'], 0)
     """
@@ -80,8 +80,6 @@ class Mirror:
         self.complete = NEVER
         self.copies: dict[SegmentId, Copy] = {}
         self.records: dict[ModelRef, Kept] = {}
-        self.past: dict[ModelRef, ModelRef | None] = {}
-        """Versions that were retired -> their parents."""
         self.freed: list[Any] = []
         """Handles of copies that are not needed any more; who keeps the mirror takes them."""
         self.nbytes = 0
@@ -111,18 +109,10 @@ class Mirror:
             else:
                 self.copies[segment] = copy
                 self.nbytes += copy.length
-        for ref, kept in records.items():
-            self.records[ref] = kept
-            self.past.pop(ref, None)
+        self.records.update(records)
 
-    def drop(
-        self,
-        life: int,
-        segments: Iterable[SegmentId],
-        refs: Iterable[ModelRef],
-        past: Mapping[ModelRef, ModelRef | None],
-    ) -> None:
-        """Let go of copies, and remember of what was retired who its parent was; errors as in `put`."""
+    def drop(self, life: int, segments: Iterable[SegmentId], refs: Iterable[ModelRef]) -> None:
+        """Let go of copies of segments and of versions' records; errors as in `put`."""
         self.check(life)
         for segment in segments:
             copy = self.copies.pop(segment, None)
@@ -131,11 +121,10 @@ class Mirror:
                 self.nbytes -= copy.length
         for ref in refs:
             self.records.pop(ref, None)
-        self.past.update(past)
 
     def sync(self, life: int, segments: set[SegmentId], refs: set[ModelRef]) -> tuple[set[SegmentId], set[ModelRef]]:
         """Let go of all but these, and give those of them that are missing. Errors as in `put`."""
-        self.drop(life, self.copies.keys() - segments, self.records.keys() - refs, {})
+        self.drop(life, self.copies.keys() - segments, self.records.keys() - refs)
         return segments - self.copies.keys(), refs - self.records.keys()
 
     def stamp(self, life: int, stamp: Stamp) -> None:
@@ -151,7 +140,6 @@ class Mirror:
         """
         self.open(life)
         self.sync(life, set(), set())
-        self.past.clear()
         self.complete, self.closed = NEVER, True
 
     def check(self, life: int) -> None:

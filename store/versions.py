@@ -225,11 +225,6 @@ class VersionTable(SegmentTable):
         record = self._records[ref]
         return Kept(record.header, record.body, self.graphs.packed(record.header.graph_key))
 
-    def past(self, refs: Iterable[ModelRef]) -> dict[ModelRef, ModelRef | None]:
-        """Give the parents of those of `refs` that were retired, not of those that moved; None: it is forgotten."""
-        retired = [ref for ref in refs if ref in self._ghosts or self.ledger.retired(ref)]
-        return {ref: self.lineage.parent(ref) if ref in self.lineage else None for ref in retired}
-
     def begun(self) -> dict[ModelRef, Holds]:
         """Give the commits on their way, and what each names."""
         return {ref: holds for ref, (_, holds) in self._begun.items()}

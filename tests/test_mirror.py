@@ -74,7 +74,7 @@ class TestLives:
         stale = r"mirror of shard 1: expected its life 2; found a message of life 1"
         for late in (
             lambda: mirror.put(1, {(1, 8): copy_of(8)}, {}),
-            lambda: mirror.drop(1, [(1, 7)], [ModelRef("m", 1)], {}),
+            lambda: mirror.drop(1, [(1, 7)], [ModelRef("m", 1)]),
             lambda: mirror.sync(1, set(), set()),
             lambda: mirror.stamp(1, (9, 9)),
             lambda: mirror.clear(1),
@@ -169,7 +169,7 @@ class Mirrored(RuleBasedStateMachine):
         self.refs.discard(ref)
         if heard:
             for _ in range(2):
-                self.mirror.drop(self.life, [segment], [ref], {ref: None})
+                self.mirror.drop(self.life, [segment], [ref])
 
     @rule()
     def start_again(self) -> None:

@@ -679,18 +679,6 @@ class TestHistories:
         assert state.compactable == set()
         assert state.stats().bytes_allocated == 64
 
-    def test_what_moved_to_another_home_is_not_past_and_what_was_retired_is(self) -> None:
-        """Mirrors are told what is past: a shard that takes a mirror back must not take the living for retired."""
-        state = self.state()
-        state.adopt("c/save", (0, 1), "old", [64] * 4)
-        moved, retired, pinned = (self.save(state, name, [0]) for name in ("m", "n", "o"))
-        state.pin("o", None, "c", 0.0)
-        for ref in (retired, pinned):
-            state.retire(ref)
-        assert state.past([moved, retired, pinned]).keys() == {retired, pinned}
-        state.hand_over(["m"])
-        assert state.past([moved, retired, pinned]).keys() == {retired, pinned}
-
     def test_a_copy_that_lacks_a_slot_held_meanwhile_is_not_taken(self) -> None:
         state = self.state()
         state.adopt("c/save", (0, 1), "old", [64] * 4)

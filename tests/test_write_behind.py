@@ -124,3 +124,24 @@ class TestClose:
         repo.close()
         assert [p.committed(1).ref.version for p in pending] == [1, 2, 3]
         assert manifests(tmp_path) == ["m@1", "m@2", "m@3"]
+
+
+def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
+    cluster: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others handed over to it had perhaps not been written."""
+    with start(tmp_path, shards=1, store_bytes=32 * MIB) as repo:
+        repo.save("m", {"t": weights(MIB)})
+        broadcast = repo._session.broadcast
+
+        def joining(method: str, *arguments: Any, **options: Any) -> list[Any]:
+            if method == "flush":
+                repo.scale(shards=2)
+                kill_shard(repo, 1)
+            return broadcast(method, *arguments, **options)
+
+        monkeypatch.setattr(repo._session, "broadcast", joining)
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[1\]"):
+            repo.flush()
+        monkeypatch.undo()
+        repo.flush()

@@ -1,0 +1,40 @@
+"""The lives of shards, as a client hears of them while it waits: did one die meanwhile?
+
+Rules
+- A shard that was heard before died if another life of it answers.
+- A shard that joined meanwhile died if it has started again: what it took over from others may have been lost with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .messages import Tag
+
+
+class Lives:
+    """Who died since the first time that all answered.
+
+    >>> lives = Lives()
+    >>> lives.heard([Tag(1, "", False, shard=0, life="a", again=True)])
+    >>> lives.heard([Tag(2, "", False, shard=0, life="a", again=True), Tag(2, "", False, 1, "b", again=False)])
+    >>> lives.died
+    set()
+    >>> lives.heard([Tag(2, "", False, 1, "c", again=True), Tag(2, "", False, 2, "d", again=True)])
+    >>> sorted(lives.died)
+    [1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.died: set[int] = set()
+        """Numbers of shards."""
+        self._lives: dict[int, str] = {}
+
+    def heard(self, tags: Sequence[Tag]) -> None:
+        """Take note of what all shards said when they answered."""
+        for tag in tags:
+            known = self._lives.get(tag.shard)
+            died = known != tag.life if known is not None else bool(self._lives) and tag.again
+            if died:
+                self.died.add(tag.shard)
+        self._lives = {tag.shard: tag.life for tag in tags} | self._lives
