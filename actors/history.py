@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -30,7 +29,6 @@ from ..store.arena import Part
 from ..store.codec import Codec, from_spec
 from ..store.errors import (
     CorruptDataError,
-    InvalidNameError,
     ModelLostError,
     OperationTimeoutError,
     ShardUnavailableError,
@@ -40,7 +38,8 @@ from ..store.errors import (
     without_frames,
 )
 from ..store.manifest import Header, decode_body
-from ..store.manifestfile import Manifest
+from ..store.manifestfile import Manifest, version_of
+from ..store.numbers import given
 from ..store.recovery import Recovered, recover, relearn
 from ..store.refs import ModelRef
 from ..store.segment import ALIGNMENT, SegmentId, Stored
@@ -49,6 +48,7 @@ from ..store.version import Draft
 from .care import Care
 from .holdings import INLINE_BYTES, Holdings
 from .messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
+from .numbering import Numbering
 from .peers import Peers
 from .persister import Job, Persister
 from .tiers import Tiers
@@ -67,7 +67,6 @@ BLAMES = 16
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
 """How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
 _LOADING = "loading"
-_MANIFEST = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 
 
 class History:
@@ -126,6 +125,7 @@ class History:
             self._on_disk,
             self._settle,
         )
+        self.numbering = Numbering(config.index, self._archive.directory)
         self.care = Care(state, lock, self._archive, self._tiers, persister, peers, settle)
 
     # ---- to disk ----------------------------------------------------------------------------------------
@@ -157,6 +157,7 @@ class History:
     async def bury(self, header: Header) -> None:
         """Retire a version on disk."""
         await self._in_thread(self.persister.bury, header)
+        self.numbering.done(header.ref)
 
     async def flush(self, timeout: float) -> None:
         """Wait until all that waits is on disk."""
@@ -304,9 +305,19 @@ class History:
         self.recovered = self._state.version_holders()
         for holder, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
-        if standing is None:  # when it starts again, others can be about to name these
+        if standing is None:  # when it starts again, others can be about to name these, and tell what is lost
             self._archive.delete_segments(found.garbage)
+            self._name_lost(names, home)
         self._log(found, len(names), time.monotonic() - began)
+
+    def _name_lost(self, names: Sequence[str], home: Callable[[str], int]) -> None:
+        """Learn which versions an earlier cluster had only in memory when it died."""
+        lost = given(self._archive.directory) - set(map(version_of, names))
+        for ref in sorted(lost):
+            self._state.ledger.note({ref: (None, True)})
+            if home(ref.name) == self._config.index:
+                self._state.restore({ref: (None, True)})
+                log.error("shard %d: %s was not on disk when its cluster died: it is lost", self._config.index, ref)
 
     def _log(self, found: Recovered, manifests: int, seconds: float) -> None:
         if manifests or found.garbage:
@@ -335,7 +346,7 @@ class History:
                         raise content
                     read.append(self._archive.manifest_of(name, content))
                 except (CorruptDataError, StorageError) as exc:
-                    ref = _ref_of(name)
+                    ref = version_of(name)
                     if ref is not None:  # else it is no version's
                         unread[ref] = without_frames(exc)
         return read, unread
@@ -380,6 +391,7 @@ class History:
 
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
+        self.numbering.done(ref)
         with self._lock:
             self._state.written(str(ref))
         deadline = time.monotonic() + RELEARN_S
@@ -434,18 +446,6 @@ def _homes(index: int, topology: Topology, standing: Standing | None) -> Callabl
     if standing is None or not topology.former:
         return topology.home
     return standing.home
-
-
-def _ref_of(manifest: str) -> ModelRef | None:
-    """Give the version that a manifest's file is named after; None where no version's is."""
-    match = _MANIFEST.fullmatch(manifest)
-    if match is None:
-        return None
-    name = "/".join({"%": "", "%2E": "."}.get(part, part) for part in match[1].split("/"))
-    try:
-        return ModelRef(name, int(match[2]))
-    except InvalidNameError:
-        return None
 
 
 def _warm(codec: Codec) -> None:

@@ -184,6 +184,7 @@ class Planner:
             self._claim = archive.directory.claim(LOCK_NAME)
             if sweep:
                 archive.sweep()
+                archive.gather_numbers()
 
     def _told(self) -> Told:
         with self._lock:

@@ -201,6 +201,8 @@ class ShardWrites(ShardParts):
             await self._peers.note({ref: (draft.parent, True)})
             if not durable:
                 await self._secure(draft, draft.header(ref, created_ns), deadline)
+                if self._history is not None:
+                    await self._history.numbering.add(ref)
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
         except BaseException:

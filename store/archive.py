@@ -25,7 +25,8 @@ from .codec import Encoded
 from .directory import TEMPORARY, Directory, open_directory
 from .encoding import block_of
 from .errors import CorruptDataError, StorageError
-from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name
+from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
+from .numbers import gather
 from .refs import ModelRef
 from .segment import SegmentId
 from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
@@ -154,6 +155,10 @@ class Archive:
     def sweep(self) -> list[str]:
         """Remove half-written files, and name them. Nobody may be writing: it is done when a repository starts."""
         return self.directory.sweep("")
+
+    def gather_numbers(self) -> None:
+        """Forget numbers that manifests tell as well; see `numbers.gather`. Nobody may be writing."""
+        gather(self.directory, lambda: set(map(version_of, self.manifests())))
 
     def _check_mark(self, create: bool) -> None:
         where = f"{self.directory.uri}/{_MARK}"

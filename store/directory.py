@@ -4,7 +4,8 @@ Rules
 - A file is seen whole or not at all. On a local or mounted file system it is written under a temporary name, synced,
   renamed, and its folder is synced; so is the folder of one that is deleted. HDFS has the same without the syncs; an
   object store makes an object visible when its last part has arrived.
-- What is written is never changed: a new state of a thing is a new file, or replaces the whole file at once.
+- What is written is never changed: a new state of a thing is a new file, or replaces the whole file at once. Logs are
+  the exception (`append`): they grow, are not synced, and whoever reads them knows a torn end.
 - Whatever goes wrong leaves here as `StorageError` and names the file; a file that a failed write left is removed.
 - Where that fails, or after a crash, it is swept by its suffix. While others write, the kernel says which are nobody's:
   who writes a file has it locked.
@@ -57,6 +58,16 @@ class Directory(ABC):
         Raises:
             StorageError: the disk is full, read-only, forbidden, gone; nothing is left of the file.
         """
+
+    def append(self, name: str, data: bytes) -> bool:
+        """Add to the end of a file, which is made where there is none; False where the file system cannot.
+
+        It is not synced: it is there when this process dies, but perhaps not when the machine loses its power.
+
+        Raises:
+            StorageError: it is not there, or in part.
+        """
+        return False
 
     @abstractmethod
     def read(self, name: str) -> Any:
@@ -200,6 +211,20 @@ class LocalDirectory(Directory):
                 raise
             _sync_folder(path.parent)
         return nbytes
+
+    def append(self, name: str, data: bytes) -> bool:
+        """Open, write, close: nothing is kept open that could be a deleted file's."""
+        path = self._path / name
+        with _naming(path, "append to"):
+            self._make_folder(path.parent, self._path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                written = os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, f"expected to write {len(data)} bytes; {written} were taken")
+        return True
 
     def read(self, name: str) -> Any:
         """Read a file."""

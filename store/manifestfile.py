@@ -23,13 +23,14 @@ from typing import Any
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
-from .errors import CorruptDataError
+from .errors import CorruptDataError, InvalidNameError
 from .manifest import Header, TensorEntry
 from .refs import ModelRef
 from .segment import SegmentId
 from .segmentfile import FORMAT, METADATA_KEY, Makers, Slot, read_arrow, segment_of, segment_text, slot_of, slot_text
 
 pa: Any = pyarrow  # it has no types
+_NAME = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 _NO_CHECKSUM = "0" * 32
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{32})"')
 _SCHEMA: Any = pa.schema(
@@ -68,6 +69,22 @@ def manifest_name(ref: ModelRef) -> str:
     """
     parts = [{"": "%", ".": "%2E"}.get(part, part) for part in ref.name.split("/")]  # these mean something in a path
     return f"manifests/{'/'.join(parts)}@{ref.version}.arrow"
+
+
+def version_of(name: str) -> ModelRef | None:
+    """Give the version that a manifest's file is named after; None where no version's is.
+
+    >>> version_of(manifest_name(ModelRef("nas/./7", 3)))
+    ModelRef(name='nas/./7', version=3)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    parts = "/".join({"%": "", "%2E": "."}.get(part, part) for part in match[1].split("/"))
+    try:
+        return ModelRef(parts, int(match[2]))
+    except InvalidNameError:
+        return None
 
 
 def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:

@@ -63,6 +63,14 @@ class Contract:
         assert directory.write("a", lambda sink: [sink.write(piece) for piece in pieces]) == 11
         assert content_of(directory, "a") == b"abc\0\0\1\0\2\0\0\0"
 
+    def test_what_is_appended_is_at_the_end_where_the_file_system_appends(self, directory: Directory) -> None:
+        appends = [directory.append("logs/a", data) for data in (b"ab", b"", b"c")]
+        assert appends in ([True] * 3, [False] * 3)
+        if appends[0]:
+            assert content_of(directory, "logs/a") == b"abc"
+        else:
+            assert directory.list("") == {}
+
     def test_a_large_file_can_be_read_in_parts(self, directory: Directory) -> None:
         content = np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
         assert put(directory, "large", content.data) == LARGE

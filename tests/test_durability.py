@@ -18,8 +18,9 @@ import psutil
 import pytest
 import ray
 from tensorvine.actors import Repository
+from tensorvine.actors.messages import actor_name, planner_name
 from tensorvine.actors.session import Session
-from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
+from tensorvine.store import Delta, Gzip, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import (
     ModelLostError,
     ModelNotFoundError,
@@ -91,6 +92,30 @@ class TestEverythingKilled:
                 assert repo.save(name, {"t": np.ones(3)}, durability="disk").ref.version > newest
         serials = [file.name.partition(".")[0] for file in segments(path)]
         assert len(serials) == len(set(serials))
+
+    def test_no_number_is_given_again_and_what_was_only_in_memory_is_lost_by_name(
+        self, cluster: object, tmp_path: Path
+    ) -> None:
+        """All actors end at once, while most versions wait for the disk; nothing but the path is left."""
+        with start(tmp_path, shards=2, codec=Shuffle() | Gzip(9), store_bytes=128 * MIB) as repo:
+            kept = repo.save("m", {"t": np.ones(3)}, durability="disk").ref
+            refs = [repo.save(name, {"t": weights(MIB, n)}).ref for n in range(4) for name in ("m", "n", "o")]
+            for name in (*(actor_name(repo.name, shard) for shard in (0, 1)), planner_name(repo.name)):
+                repo.engine.kill(name)
+            reached = set(manifests(tmp_path))
+            repo.close()
+        for shards in (3, 1):  # what is lost is known to the start after the next, too
+            with start(tmp_path, shards=shards, store_bytes=128 * MIB) as repo:
+                assert kept in repo.models()
+                lost = [ref for ref in refs if ref not in repo.models()]
+                assert lost
+                assert reached <= set(map(str, repo.models()))
+                for ref in lost:
+                    with pytest.raises(ModelLostError, match=f"{ref}"):
+                        repo.load(ref)
+                for name in ("m", "n", "o"):
+                    ref = repo.save(name, {"t": np.ones(3)}, durability="disk").ref
+                    assert ref.version > max(other.version for other in refs if other.name == name)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from .kinds import THEMES
+from .kinds import BY_NAME, THEMES
 from .runner import run, simulator
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so long")
     parser.add_argument("--seed", type=int, nargs="+", help="only these")
-    parser.add_argument("--theme", choices=sorted(set(THEMES)), help="only worlds of this theme")
+    parser.add_argument("--theme", choices=sorted({*THEMES, *BY_NAME}), help="only worlds of this theme")
     parser.add_argument("--trace", action="store_true", help="print what happened, step by step")
     parser.add_argument("--brief", action="store_true", help="one line per failing seed, without its trace")
     options = parser.parse_args()

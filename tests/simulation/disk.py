@@ -65,6 +65,12 @@ class SimulatedDirectory(Directory):
         self._wait("written", name, 0.5)
         return len(content)
 
+    def append(self, name: str, data: bytes) -> bool:
+        self._wait("append", name, 0.2)
+        self._fail(name, False)
+        _disk().files[name] = _disk().files.get(name, b"") + data
+        return True
+
     def read(self, name: str) -> Any:
         self._wait("read", name, 0.2)
         self._fail(name, True)

@@ -13,6 +13,8 @@ SIZES = (4, 40, 200, 400)
 """Elements of 8 bytes: inline, and one to several parts of memory."""
 OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause", "check", "flush")
 THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "mirror", "starter", "clients", "compact")
+BY_NAME = ("cluster",)
+"""Themes of worlds that are made only when they are asked for."""
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
 to read."""
@@ -51,6 +53,8 @@ class Kind:
     """Seconds at most until the next fault."""
     mutation: float = 0.4
     """The chance that a tensor is another one in the next version."""
+    ends: bool = False
+    """The whole cluster dies in the middle, and another one starts on its path."""
     cross: float = 0.2
     """The chance that a model may derive from one of another name."""
 
@@ -107,6 +111,10 @@ class Kind:
             )
             kind.clients, kind.operations, kind.sizes, kind.tensors = 4, 20, (40, 200), (3, 4, 5)
             kind.weights |= {"let go": 0, "save": 5, "retire": 2}
+        elif theme == "cluster":
+            kind.path, kind.replicas, kind.ends, kind.slowness_s = True, 1, True, random.choice((0.0, 0.01, 0.3))
+            kind.faults, kind.fault_count = ("crash shard", "scale", "kill client"), random.choice((0, 1, 2))
+            kind.weights |= {"save": 6, "retire": 3}
         kind.operations = max(3, round(kind.operations * random.choice(LENGTHS)))
         return kind
 

@@ -7,7 +7,10 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+
 from tensorvine.actors.repository import Repository
+from tensorvine.store.errors import TensorVineError
 from tensorvine.store.retention import KeepLast
 
 from . import disk as disks
@@ -59,6 +62,8 @@ class Scenario(Setting):
                     w.await_step(w.random.randrange(w.random.choice(STEPS)), max(kind.delays))
                 if self.at_work:
                     self._troubles.befall(repo)
+            if kind.ends:
+                self._end_cluster(repo)
             while self.at_work:
                 w.sleep(0.5)
             self._troubles.heal()
@@ -81,6 +86,24 @@ class Scenario(Setting):
             preallocate_bytes=0,
             keep=KeepLast(kind.keep) if kind.keep is not None and kind.path else None,
         )
+
+    def _end_cluster(self, repo: Repository) -> None:
+        """Have all actors and clients die with what the engine keeps, and start a repository on the path anew."""
+        self.world.await_step(self.world.random.randrange(self.world.random.choice(STEPS)), max(self.kind.delays))
+        self.world.note("THE CLUSTER DIES")
+        for client in self.clients:
+            if not client.process.dead:
+                self.world.kill(client.process)
+            client.gone()
+        for hosted in list(self.cluster.actors.values()):
+            if not hosted.gone:
+                self.cluster.end(hosted)
+        self.cluster.facts.clear()
+        self.oracle.crashed(covered=False)
+        with contextlib.suppress(TensorVineError):
+            repo.close()
+        self.world.note("ANOTHER CLUSTER")
+        self._start()
 
     def _client(self, number: int) -> None:
         process = Process(self.world, f"client-{number}", f"node-{number % self.kind.nodes}")
