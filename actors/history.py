@@ -43,6 +43,7 @@ from ..store.numbers import given
 from ..store.recovery import Recovered, recover, relearn
 from ..store.refs import ModelRef
 from ..store.segment import ALIGNMENT, SegmentId, Stored
+from ..store.segments import RESTORED
 from ..store.shard import ShardState
 from ..store.version import Draft
 from .care import Care
@@ -300,6 +301,8 @@ class History:
         with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
             manifests, unread = self._read(names)
             found = recover(self._state, manifests, files, home, unread)
+            if standing is not None and self._peers.others:  # a version that only its home knows may name any of it
+                self._state.hold_all(RESTORED)
         for ref, why in unread.items():
             log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
         self.recovered = self._state.version_holders()

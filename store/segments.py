@@ -28,7 +28,7 @@ from .segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Offset, Segment, S
 MOVED_ON = 1 << 20
 """Added to the generations of a segment that another shard takes over: the one before may count on for a moment."""
 RESTORED = "restored"
-"""Holds what a mirror gave back, until all homes have said what their versions name."""
+"""Holds what the disk or a mirror gave back, until all homes have said what their versions name."""
 UNREAD = "unread"
 """Holds all that has a file, as long as a manifest could not be read: it may name any of it."""
 
@@ -143,6 +143,10 @@ class SegmentTable:
         """Tell whether a segment is here with these slots, in memory or on disk."""
         segment = self._segments.get(segment_id)
         return segment is not None and all(0 <= s < len(segment.sizes) and segment.offsets[s] != GONE for s in slots)
+
+    def hold_all(self, holder: str) -> None:
+        """Hold all live slots of all segments."""
+        self.hold(holder, {segment.id: segment.live_slots for segment in self._segments.values()})
 
     def version_holders(self) -> list[str]:
         """List the versions that hold something here."""
