@@ -1,8 +1,10 @@
 """What other homes' versions name in a shard that started again, and what they let go while it could not hear it.
 
 Rules
-- Every other shard is asked, again and again until it has answered: it may be starting again as well.
-- What a mirror gave back is held by nobody's name until all have answered; then what nobody named goes.
+- Every other shard is asked, again and again until it has answered: it may be starting again as well. All are asked
+  anew where names have moved meanwhile: who has one now may have answered before.
+- What the disk or a mirror gave back is held by nobody's name until all have answered; then what nobody named goes.
+  A shard does not drain before.
 - What a home releases while its answer is on its way was named too early: it is not held again.
 """
 
@@ -48,6 +50,7 @@ class Claims:
         self._lock = lock
         self._peers = peers
         self._waiting = set(peers.others)
+        self._version = peers.topology.version
         self._recovered = list(recovered)
         self._released: set[str] = set()
 
@@ -63,6 +66,9 @@ class Claims:
 
     def gather(self) -> None:
         """Ask those that have not answered; the caller settles afterwards."""
+        version = self._peers.topology.version
+        if version != self._version:
+            self._version, self._waiting = version, set(self._peers.others)
         for shard in sorted(self._waiting):
             try:
                 named: Named = self._peers.ask(shard, "claims", (self._state.index,), ANSWER_S)
@@ -70,7 +76,7 @@ class Claims:
                 log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
                 continue
             with self._lock:
-                if not self._take(shard, named):
+                if not self._take(shard, named) or self._peers.topology.version != version:
                     continue
                 self._waiting.discard(shard)
                 if not self._waiting:

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..planner.topology import Topology
 from ..store.arena import Part
-from ..store.errors import StorageError
+from ..store.errors import ShardUnavailableError, StorageError
 from ..store.handover import Bundle, MovedSegment
 from ..store.segment import SegmentId
 from .elastic import Unwritten
@@ -24,6 +25,8 @@ from .engine import group
 from .estate import MOVING, needed
 from .messages import PEER_TIMEOUT_S, Moved, Tag
 from .shard_parts import ShardParts
+
+CLAIM_PAUSE_S = 0.1
 
 
 class ShardChanges(ShardParts):
@@ -93,17 +96,30 @@ class ShardChanges(ShardParts):
 
         Raises:
             StorageError: which segments are needed is not known, for a manifest cannot be read.
+            ShardUnavailableError: the same, for another shard does not say what it holds here.
         """
         for ref, why in list(self._state.unread.items()):
             raise StorageError(f"shard {self._config.index}: expected to read {ref} before it drains; {why}")
+        await self._claimed()
         return await self._estate.copy(after)
 
     @group("watch")
     async def move_segments(self, after: Topology) -> int:
         """Have other shards hold the segments from now on; gives the bytes that were copied in all."""
+        await self._claimed()
         nbytes = await self._estate.hand_over(after)
         await self._settle()
         return nbytes
+
+    async def _claimed(self) -> None:
+        """Wait until all other shards have said what they hold here, if this one has started again."""
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        while self._claims is not None and self._claims.open:
+            if time.monotonic() > deadline:
+                raise ShardUnavailableError(
+                    f"shard {self._config.index}: expected all other shards to say what they hold here before it drains"
+                )
+            await asyncio.sleep(CLAIM_PAUSE_S)
 
     @group("data")
     async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
