@@ -314,13 +314,19 @@ class History:
         self._log(found, len(names), time.monotonic() - began)
 
     def _name_lost(self, names: Sequence[str], home: Callable[[str], int]) -> None:
-        """Learn which versions an earlier cluster had only in memory when it died."""
-        lost = given(self._archive.directory) - set(map(version_of, names))
-        for ref in sorted(lost):
-            self._state.ledger.note({ref: (None, True)})
-            if home(ref.name) == self._config.index:
-                self._state.restore({ref: (None, True)})
-                log.error("shard %d: %s was not on disk when its cluster died: it is lost", self._config.index, ref)
+        """Learn which versions earlier clusters had only in memory when they died."""
+        lost = sorted(given(self._archive.directory) - set(map(version_of, names)))
+        self._state.ledger.note(dict.fromkeys(lost, (None, True)))
+        mine = [ref for ref in lost if home(ref.name) == self._config.index]
+        self._state.restore(dict.fromkeys(mine, (None, True)))
+        if mine:
+            log.warning(
+                "shard %d: %d versions were not on disk when their cluster died, and are lost: %s%s",
+                self._config.index,
+                len(mine),
+                ", ".join(map(str, mine[:10])),
+                ", ..." if len(mine) > 10 else "",
+            )
 
     def _log(self, found: Recovered, manifests: int, seconds: float) -> None:
         if manifests or found.garbage:

@@ -27,6 +27,7 @@ from .messages import PEER_TIMEOUT_S, Moved, Tag
 from .shard_parts import ShardParts
 
 CLAIM_PAUSE_S = 0.1
+"""How often a shard that is to drain looks whether all others have said what they hold here."""
 
 
 class ShardChanges(ShardParts):

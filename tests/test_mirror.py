@@ -30,6 +30,8 @@ from tensorvine.store.shard import ShardState
 
 from tests.groups import wait_until
 
+PATIENCE_S = 60.0
+
 
 def kept(ref: ModelRef) -> Kept:
     return Kept(Header(ref, None, None, "{}", 1, b"k", 4, 4), b"body", b"graph")
@@ -255,19 +257,19 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         shelves.silent = {2}
         restored, mirrors = shelves.begin(monkeypatch)
         assert (restored.life, restored.unheard) == (1, {2})
-        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
         shelves.silent = set()
-        wait_until(lambda: not shelves.mirror(2).nbytes, "shard 2 to let go")
+        wait_until(lambda: not shelves.mirror(2).nbytes, "shard 2 to let go", PATIENCE_S)
         assert shelves.mirror(2).closed
-        wait_until(lambda: shelves.mirror(1).life == shelves.mirror(2).life > 5, "a life above all")
-        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+        wait_until(lambda: shelves.mirror(1).life == shelves.mirror(2).life > 5, "a life above all", PATIENCE_S)
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
 
     def test_does_not_end_a_life_that_others_go_by(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
         restored, mirrors = shelves.begin(monkeypatch)
         assert (restored.life, restored.unheard) == (1, set())
-        wait_until(lambda: not mirrors.behind, "the buddy to have all")
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
         shelves.told(1, Open(0, 2))  # another process is shard 0 now
-        wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused")
+        wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused", PATIENCE_S)
         assert shelves.mirror(1).life == 2
 
 

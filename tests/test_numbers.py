@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tensorvine.store.refs import ModelRef
 
 refs = st.builds(
     ModelRef,
-    st.from_regex(r"[A-Za-z0-9._-]{1,9}(/[a-z]{1,3})?", fullmatch=True).filter(str),
+    st.from_regex(r"[A-Za-z0-9._-]{1,9}(/[a-z]{1,3})?", fullmatch=True).filter(lambda n: ".." not in n.split("/")),
     st.integers(1, 10**18 - 1),
 )
 A, B, C = ModelRef("a", 1), ModelRef("a", 2), ModelRef("b/c", 7)
@@ -112,21 +113,20 @@ class TestLogs:
 class TestNumbering:
     """A commit waits for the disk, and not for one that hangs, fails, or cannot append."""
 
-    def numbering(self, append: Any) -> Numbering:
-        class Stub(Directory):
-            uri = "stub"
-            write = read = open = list = delete = None  # type: ignore[assignment]
+    @pytest.fixture
+    def on(self, directory: Directory, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Numbering]:
+        """Make one on a directory that appends so."""
+        monkeypatch.setattr("tensorvine.actors.numbering.NUMBER_S", 60.0)
 
-            def append(self, name: str, data: bytes) -> bool:
-                return append(data)
+        def made(append: Any) -> Numbering:
+            monkeypatch.setattr(directory, "append", lambda name, data: append(data))
+            return Numbering(0, directory)
 
-        Stub.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-        return Numbering(0, Stub())
+        return made
 
     def test_a_disk_that_hangs_is_waited_for_once(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, on: Callable[[Any], Numbering], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("tensorvine.actors.numbering.NUMBER_S", 0.05)
         free, taken = threading.Event(), list[bytes]()
 
         def append(data: bytes) -> bool:
@@ -135,19 +135,23 @@ class TestNumbering:
             return True
 
         async def commits(numbering: Numbering) -> None:
+            monkeypatch.setattr("tensorvine.actors.numbering.NUMBER_S", 0.05)
             for ref in (A, B, C):
                 await numbering.add(ref)
+            monkeypatch.setattr("tensorvine.actors.numbering.NUMBER_S", 60.0)
             assert taken == []
             free.set()
             while len(taken) < 3:
                 await asyncio.sleep(0)
             await numbering.add(A)
 
-        asyncio.run(commits(self.numbering(append)))
+        asyncio.run(commits(on(append)))
         assert taken == [encoded([ref]) for ref in (A, B, C, A)]
         assert caplog.text.count("takes longer than") == 1
 
-    def test_one_that_fails_fails_no_commit(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_one_that_fails_fails_no_commit(
+        self, on: Callable[[Any], Numbering], caplog: pytest.LogCaptureFixture
+    ) -> None:
         answers: list[Any] = [StorageError("full"), StorageError("full"), True]
 
         def append(data: bytes) -> bool:
@@ -160,17 +164,19 @@ class TestNumbering:
             for ref in (A, B, C):
                 await numbering.add(ref)
 
-        asyncio.run(commits(self.numbering(append)))
+        asyncio.run(commits(on(append)))
         assert answers == []
         assert caplog.text.count("may be used again after the death of the whole cluster: full") == 1
 
-    def test_one_that_cannot_append_is_asked_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_one_that_cannot_append_is_asked_once(
+        self, on: Callable[[Any], Numbering], caplog: pytest.LogCaptureFixture
+    ) -> None:
         asked: list[bytes] = []
 
         async def commits(numbering: Numbering) -> None:
             for ref in (A, B, C):
                 await numbering.add(ref)
 
-        asyncio.run(commits(self.numbering(lambda data: bool(asked.append(data)))))
+        asyncio.run(commits(on(lambda data: bool(asked.append(data)))))
         assert len(asked) == 1
         assert [record.levelno for record in caplog.records] == [logging.WARNING]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,18 @@ def repo(cluster: object, path: Path) -> Iterator[Repository]:
         yield started
 
 
+def before_it_is_asked(repo: Repository, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Have something happen after a flush has learnt who lives, and before it asks them."""
+    broadcast = repo._session.broadcast
+
+    def asked(method: str, *arguments: Any, **options: Any) -> list[Any]:
+        if method == "flush":
+            happens()
+        return broadcast(method, *arguments, **options)
+
+    monkeypatch.setattr(repo._session, "broadcast", asked)
+
+
 class TestSlowDisk:
     def test_saves_return_before_the_write_and_reach_the_disk_in_order(self, repo: Repository, path: Path) -> None:
         names = [name_at(repo, shard, stem) for shard in (0, 1) for stem in ("x", "y")]
@@ -53,14 +65,7 @@ class TestSlowDisk:
     def test_a_flush_during_which_a_shard_dies_says_so(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         """What that shard had only in memory is lost: that its next life has nothing left to write is no promise."""
         repo.save(name_at(repo, 0), {"t": weights(MIB)})
-        broadcast = repo._session.broadcast
-
-        def dying(method: str, *arguments: Any, **options: Any) -> list[Any]:
-            if method == "flush":
-                kill_shard(repo, 0)
-            return broadcast(method, *arguments, **options)
-
-        monkeypatch.setattr(repo._session, "broadcast", dying)
+        before_it_is_asked(repo, monkeypatch, lambda: kill_shard(repo, 0))
         with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[0\]"):
             repo.flush()
         monkeypatch.undo()
@@ -132,15 +137,7 @@ def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
     """What the others handed over to it had perhaps not been written."""
     with start(tmp_path, shards=1, store_bytes=32 * MIB) as repo:
         repo.save("m", {"t": weights(MIB)})
-        broadcast = repo._session.broadcast
-
-        def joining(method: str, *arguments: Any, **options: Any) -> list[Any]:
-            if method == "flush":
-                repo.scale(shards=2)
-                kill_shard(repo, 1)
-            return broadcast(method, *arguments, **options)
-
-        monkeypatch.setattr(repo._session, "broadcast", joining)
+        before_it_is_asked(repo, monkeypatch, lambda: (repo.scale(shards=2), kill_shard(repo, 1)))
         with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[1\]"):
             repo.flush()
         monkeypatch.undo()
