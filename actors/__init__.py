@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING
 from ..store.lazy import lazy
 
 if TYPE_CHECKING:
-    from .callback import CheckpointCallback
-    from .consumer import Consumer
-    from .edge import EdgeConsumer
-    from .follower import ConsumerStatus, Delivery
-    from .forking.fork import ForkReport, fork, fork_many, fork_version
-    from .match import PrefixMatch
-    from .pending import PendingSave
-    from .producer import Producer
-    from .publisher import Publisher, PublishReport, Update
-    from .ray_serve import serve_application
-    from .repository import Repository, RepositoryStats
-    from .resizing import ScaleReport
-    from .save_request import Saved
-    from .serving import Inference, Servable, Serving
-    from .streams import Fitted
-    from .training.keras import KerasTraining
-    from .training.keras_callback import ForkCallback
+    from .client.match import PrefixMatch
+    from .client.repository import Repository, RepositoryStats
+    from .client.save.pending import PendingSave
+    from .client.save.request import Saved
+    from .client.verifier import Problem
+    from .edge.consumer import EdgeConsumer
+    from .planner.resizing import ScaleReport
+    from .planner.streams import Fitted
+    from .training.forks import ForkReport, fork, fork_many, fork_version
+    from .training.keras.callback import ForkCallback
+    from .training.keras.training import KerasTraining
     from .training.numpy import NumpyTraining, StepContext
     from .training.post import find_trainers
     from .training.report import RankReport
     from .training.start import Trainers, start_trainers
-    from .training.torch import TorchTraining
-    from .training.torch_rank import ForkableRank
+    from .training.torch.rank import ForkableRank
+    from .training.torch.training import TorchTraining
     from .training.training import RankContext, Training
-    from .verifier import Problem
-    from .weights import load_weights, save_weights
+    from .updates.callback import CheckpointCallback
+    from .updates.consumer import Consumer
+    from .updates.follower import ConsumerStatus, Delivery
+    from .updates.producer import Producer
+    from .updates.publisher import Publisher, PublishReport, Update
+    from .updates.ray_serve import serve_application
+    from .updates.serving import Inference, Servable, Serving
+    from .updates.weights import load_weights, save_weights
 
 __all__ = [
     "CheckpointCallback",
@@ -80,44 +80,44 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CheckpointCallback": "callback",
-    "Consumer": "consumer",
-    "ConsumerStatus": "follower",
-    "Delivery": "follower",
-    "EdgeConsumer": "edge",
-    "Fitted": "streams",
-    "ForkCallback": "training.keras_callback",
-    "ForkReport": "forking.fork",
-    "ForkableRank": "training.torch_rank",
-    "Inference": "serving",
-    "KerasTraining": "training.keras",
+    "CheckpointCallback": "updates.callback",
+    "Consumer": "updates.consumer",
+    "ConsumerStatus": "updates.follower",
+    "Delivery": "updates.follower",
+    "EdgeConsumer": "edge.consumer",
+    "Fitted": "planner.streams",
+    "ForkCallback": "training.keras.callback",
+    "ForkReport": "training.forks",
+    "ForkableRank": "training.torch.rank",
+    "Inference": "updates.serving",
+    "KerasTraining": "training.keras.training",
     "NumpyTraining": "training.numpy",
-    "PendingSave": "pending",
-    "PrefixMatch": "match",
-    "Problem": "verifier",
-    "Producer": "producer",
-    "PublishReport": "publisher",
-    "Publisher": "publisher",
+    "PendingSave": "client.save.pending",
+    "PrefixMatch": "client.match",
+    "Problem": "client.verifier",
+    "Producer": "updates.producer",
+    "PublishReport": "updates.publisher",
+    "Publisher": "updates.publisher",
     "RankContext": "training.training",
     "RankReport": "training.report",
-    "Repository": "repository",
-    "RepositoryStats": "repository",
-    "Saved": "save_request",
-    "ScaleReport": "resizing",
-    "Servable": "serving",
-    "Serving": "serving",
+    "Repository": "client.repository",
+    "RepositoryStats": "client.repository",
+    "Saved": "client.save.request",
+    "ScaleReport": "planner.resizing",
+    "Servable": "updates.serving",
+    "Serving": "updates.serving",
     "StepContext": "training.numpy",
-    "TorchTraining": "training.torch",
+    "TorchTraining": "training.torch.training",
     "Trainers": "training.start",
     "Training": "training.training",
-    "Update": "publisher",
+    "Update": "updates.publisher",
     "find_trainers": "training.post",
-    "fork": "forking.fork",
-    "fork_many": "forking.fork",
-    "fork_version": "forking.fork",
-    "load_weights": "weights",
-    "save_weights": "weights",
-    "serve_application": "ray_serve",
+    "fork": "training.forks",
+    "fork_many": "training.forks",
+    "fork_version": "training.forks",
+    "load_weights": "updates.weights",
+    "save_weights": "updates.weights",
+    "serve_application": "updates.ray_serve",
     "start_trainers": "training.start",
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tensorvine.store.graph import Layer, ModelGraph
+from tensorvine.store import Layer, ModelGraph
 
 from .measure import Tensors
 

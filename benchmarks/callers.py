@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorvine.store.graph import ModelGraph
+from tensorvine.store import ModelGraph
 
 from .measure import Sample
 

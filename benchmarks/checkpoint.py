@@ -53,9 +53,7 @@ from .trained import recipe_of, resumed, trained_weights
 from .training import Task, Training
 
 if TYPE_CHECKING:
-    from tensorvine.actors import Repository
-    from tensorvine.actors.pending import PendingSave
-    from tensorvine.actors.save_request import Saved
+    from tensorvine.actors import PendingSave, Repository, Saved
 
 BASELINE = "torch.save"
 STALL_GOAL = 90.0

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from tensorvine.store import Codec, Delta, Encoded, Gzip, Quantize, Shuffle, Zstd
-from tensorvine.store.codec import decode
+from tensorvine.store.codecs.codec import decode
 
 from .measure import MIB, ONE_COPY, Action, Effort, Goal, Report, Row, Sample, Tensors, alternate, progress, total_bytes
 from .trained import fine_tuning, trained_weights

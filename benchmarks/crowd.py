@@ -83,7 +83,7 @@ class _Crowd:
 
     def __init__(self, repository: str, name: str, count: int) -> None:
         from tensorvine.actors import Repository
-        from tensorvine.actors.follower import Follower
+        from tensorvine.actors.updates.follower import Follower
 
         self._followers = [Follower(Repository.connect(repository), name, Tagged) for _ in range(count)]
         self._threads: list[threading.Thread] = []

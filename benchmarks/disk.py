@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorvine.store.refs import ModelRef
-from tensorvine.store.segment import split
+from tensorvine.store import ModelRef
+from tensorvine.store.segments.segment import split
 
 from .measure import Tensors, wait_until
 from .peers import H5py, Peer, Safetensors, Torch

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tensorvine.store.graph import Layer, ModelGraph
-from tensorvine.store.refs import ModelRef
+from tensorvine.store import Layer, ModelGraph, ModelRef
 
 from .measure import GIB, MIB, Effort, Goal, Report, Row, Sample, copy_floor, progress
 from .session import NAME, repository

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tensorvine.actors.training.training import RankContext, Training
+from tensorvine.actors import RankContext, Training
 
 Shapes = dict[str, tuple[int, ...]]
 STATISTICS = ("moving_mean", "moving_variance")
@@ -58,7 +58,7 @@ def nt3(name: str, units: int, features: int, filters: int, batch: int = 20) -> 
 def _train_nt3(context: RankContext, units: int, features: int, filters: int, batch: int) -> Training:
     import keras
     from keras import layers
-    from tensorvine.actors.training.keras import KerasTraining
+    from tensorvine.actors import KerasTraining
 
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
@@ -150,7 +150,7 @@ def _normalisation(net: Shapes, name: str, width: int) -> None:
 
 
 def _train_shapes(context: RankContext, shapes: Callable[[], Shapes], products: int) -> Training:
-    from tensorvine.actors.training.numpy import NumpyTraining
+    from tensorvine.actors import NumpyTraining
 
     made = shapes()
     random = np.random.default_rng(7)

@@ -24,7 +24,7 @@ from .fork_ranks import OPTION, HandOver, Load, Mail, Notes, Post, Step, Tell, W
 from .quiet import quiet
 
 if TYPE_CHECKING:
-    from tensorvine.actors.training.start import Trainers
+    from tensorvine.actors import Trainers
 
 START_TIMEOUT_S = 240.0
 TIMEOUT_S = 120.0
@@ -105,7 +105,7 @@ class Training:
     """
 
     def __init__(self, net: Net, ranks: int, folder: Path, mail: Any) -> None:
-        from tensorvine.actors.training.start import start_trainers
+        from tensorvine.actors import start_trainers
 
         self._folder = folder
         self._post = Post(mail)
@@ -122,7 +122,7 @@ class Training:
 
     def forked(self, transport: Transport) -> Measures:
         """Clone it by ours, into new clones."""
-        from tensorvine.actors.forking.fork import fork
+        from tensorvine.actors import fork
 
         self._end_clones()
         step = self._step()

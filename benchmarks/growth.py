@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tensorvine.store.graph import ModelGraph
+from tensorvine.store import ModelGraph
 
 from .architectures import nas_graphs, small_tensors
 from .callers import RoundTrip, release_all, timed
@@ -20,7 +20,7 @@ from .session import NAME, Names, fill, repository
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
-    from tensorvine.store.refs import ModelRef
+    from tensorvine.store import ModelRef
 
 ROUNDS = 100
 WARMUP = 10

@@ -3,8 +3,8 @@
 TF Serving and Triton ask their repository at a period, which is a second or more; Viper's consumer is told (< 1 ms).
 
 Rules
-- Time begins when the shard shows on its board (`actors.memory`) that there is something new; this process looks there
-  every few microseconds. It ends when the listener, in a process of its own, has the version's number.
+- Time begins when the shard shows on its board (`actors.memory.memory`) that there is something new; this process looks
+  there every few microseconds. It ends when the listener, in a process of its own, has the version's number.
 - Two more figures are told: from when the saver's call returned (`acknowledged`), which may be after the listener knew,
   and from when the save began (`path`).
 - Each version is a tensor of four bytes, saved while nobody else saves. Pauses between them are random, so that no

@@ -97,7 +97,7 @@ def _pairs(repo: Repository, run: Learner, iterations: int, pairs: int) -> list[
 def _train(run: Learner, repo: Repository | None, iterations: int) -> tuple[float, PublishReport | None]:
     """Train, with a publisher where there is a repository."""
     from tensorvine.actors import Publisher
-    from tensorvine.planner.stream import PlanRequest
+    from tensorvine.planner import PlanRequest
 
     if repo is None:
         start = time.perf_counter()

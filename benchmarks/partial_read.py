@@ -18,11 +18,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorvine.store.archive import Archive
-from tensorvine.store.encoding import decode_slot
-from tensorvine.store.refs import ModelRef
-from tensorvine.store.segment import SegmentId
-from tensorvine.store.segmentfile import SegmentFile
+from tensorvine.store import ModelRef
+from tensorvine.store.archive.archive import Archive
+from tensorvine.store.archive.encoding import decode_slot
+from tensorvine.store.archive.segmentfile import SegmentFile
+from tensorvine.store.segments.segment import SegmentId
 
 from .architectures import synthetic
 from .callers import timed

@@ -33,7 +33,7 @@ from .trained import tiled, trained_weights
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
-    from tensorvine.store.graph import ModelGraph
+    from tensorvine.store import ModelGraph
 
 HEADLINE_PEER = "h5py"
 OURS, BEHIND = "save, on disk", "from commit to disk"

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tensorvine.store.graph import ModelGraph
-from tensorvine.store.index import PrefixIndex, PrefixQuery
-from tensorvine.store.refs import ModelRef
+from tensorvine.store import ModelGraph, ModelRef
+from tensorvine.store.graphs.index import PrefixIndex, PrefixQuery
 
 from .architectures import nas_graphs
 from .callers import QueryCallers, RoundTrip, query_in_batches, release_all, timed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tensorvine.store.graph import ModelGraph
+from tensorvine.store import ModelGraph
 
 from .architectures import nas_graphs
 from .callers import QueryCallers, RoundTrip

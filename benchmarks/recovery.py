@@ -1,8 +1,8 @@
 """Recovery: how long a repository takes to start on a path with many models.
 
 Rules
-- The path is built by writing files (`store.archive`), not by saving. Its models are as a search leaves them: many
-  share an architecture, half derive from another one and inherit half of their tensors.
+- The path is built by writing files (`store.archive.archive`), not by saving. Its models are as a search leaves them:
+  many share an architecture, half derive from another one and inherit half of their tensors.
 - The tensors are tiny: a start reads none of them.
 - The files have just been written, so they are in the page cache.
 """
@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorvine.store.archive import Archive
-from tensorvine.store.encoding import Tensor, encode_tensors
-from tensorvine.store.graph import Layer, ModelGraph
-from tensorvine.store.manifest import Header, TensorEntry
-from tensorvine.store.manifestfile import Manifest
-from tensorvine.store.refs import ModelRef
+from tensorvine.store import Layer, ModelGraph, ModelRef
+from tensorvine.store.archive.archive import Archive
+from tensorvine.store.archive.encoding import Tensor, encode_tensors
+from tensorvine.store.archive.manifestfile import Manifest
+from tensorvine.store.versions.manifest import Header, TensorEntry
 
 from .architectures import nas_graphs
 from .callers import timed

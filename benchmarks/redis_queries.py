@@ -27,7 +27,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tensorvine.store.graph import ModelGraph, canonical_config
+from tensorvine.store.graphs.graph import ModelGraph, canonical_config
 
 from .measure import wait_until
 

@@ -33,7 +33,7 @@ from tensorvine.planner import (
     optimal_schedule,
     schedule_front,
 )
-from tensorvine.planner.forms import FORMS
+from tensorvine.planner.curves.forms import FORMS
 
 from .handover import Case, Runs, Values, running
 from .measure import Effort, Goal, Report, Row, Sample, progress

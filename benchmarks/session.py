@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tensorvine.store.graph import ModelGraph
-from tensorvine.store.refs import ModelRef
+from tensorvine.store import ModelGraph, ModelRef
 
 from .architectures import small_tensors
 from .measure import GIB, progress, wait_until

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tensorvine.store.refs import ModelRef
+from tensorvine.store import ModelRef
 
 from .measure import wait_until
 

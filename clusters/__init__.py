@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from ..store.lazy import lazy
 
 if TYPE_CHECKING:
-    from .lineage import Lineage, Relative, lineage_of
-    from .lineage_picture import draw_lineage
-    from .lineage_tree import lineage_tree
+    from .lineage.lineage import Lineage, Relative, lineage_of
+    from .lineage.picture import draw_lineage
+    from .lineage.tree import lineage_tree
     from .local import LocalCluster
 
 __all__ = ["Lineage", "LocalCluster", "Relative", "draw_lineage", "lineage_of", "lineage_tree"]
 
 _MODULES = {
-    "Lineage": "lineage",
+    "Lineage": "lineage.lineage",
     "LocalCluster": "local",
-    "Relative": "lineage",
-    "draw_lineage": "lineage_picture",
-    "lineage_of": "lineage",
-    "lineage_tree": "lineage_tree",
+    "Relative": "lineage.lineage",
+    "draw_lineage": "lineage.picture",
+    "lineage_of": "lineage.lineage",
+    "lineage_tree": "lineage.tree",
 }
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..actors.repository import Repository
+    from ..actors.client.repository import Repository
 
 Name = Annotated[str, typer.Option("--name", "-n", help="The repository's name.")]
 Address = Annotated[
@@ -45,8 +45,8 @@ def connected(name: str, address: str | None) -> Iterator[Repository]:
         RepositoryNotFoundError: no Ray runs there, or no repository of that name on it.
         typer.BadParameter: the address is none.
     """
-    from ..actors import embedded
-    from ..actors.repository import Repository
+    from ..actors.client.repository import Repository
+    from ..actors.engine import embedded
 
     if address is None and embedded.running() is None:
         raise RepositoryNotFoundError(
@@ -64,7 +64,7 @@ def connected(name: str, address: str | None) -> Iterator[Repository]:
 
 def attach(address: str | None) -> None:
     """Attach to a Ray; an address that is none is wrong usage."""
-    from ..actors import embedded
+    from ..actors.engine import embedded
 
     try:
         embedded.attach(address)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from ..actors import embedded
+from ..actors.engine import embedded
 
 
 class LocalCluster:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..actors.engine_ray import NAMESPACE
+from ..actors.engine.ray import NAMESPACE
 from ..store.errors import OperationTimeoutError
 
 PLANNER = "/planner"

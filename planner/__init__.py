@@ -1,12 +1,12 @@
 """When to update, which way to send, where to place, when to scale. Pure arithmetic."""
 
-from .curves import LossCurve, fit_loss_curve
-from .forms import LossForm
-from .losses import UpdateCosts, cumulative_inference_loss
-from .optimal import optimal_schedule, schedule_front
+from .curves.curve import LossCurve, fit_loss_curve
+from .curves.forms import LossForm
+from .curves.losses import UpdateCosts, cumulative_inference_loss
 from .placement import home_of
 from .scaling import ScalePolicy
-from .schedules import (
+from .schedules.optimal import optimal_schedule, schedule_front
+from .schedules.schedule import (
     Schedule,
     closed_form_schedule,
     epoch_schedule,
@@ -14,8 +14,8 @@ from .schedules import (
     greedy_schedule,
     greedy_threshold,
 )
-from .stream import PlanRequest, Stream
-from .transfer import TransferSelector
+from .schedules.stream import PlanRequest, Stream
+from .schedules.transfer import TransferSelector
 
 __all__ = [
     "LossCurve",

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ..store.segment import SegmentId
+from ..store.segments.segment import SegmentId
 from .placement import home_of, keeper_of
 
 SERIAL_BITS = 60

@@ -1,14 +1,14 @@
 """What a model is and how it is stored. Pure: no engine, no sockets, no threads of its own."""
 
-from .codec import Codec, Encoded
-from .compress import Gzip, Zstd
-from .delta import Delta
-from .graph import Layer, ModelGraph
-from .manifest import ModelInfo
-from .quantize import Quantize
+from .codecs.codec import Codec, Encoded
+from .codecs.compress import Gzip, Zstd
+from .codecs.delta import Delta
+from .codecs.quantize import Quantize
+from .codecs.shuffle import Shuffle
+from .graphs.graph import Layer, ModelGraph
 from .refs import ModelRef
-from .retention import KeepBest, KeepBytes, KeepEvery, KeepLast, Retention
-from .shuffle import Shuffle
+from .versions.manifest import ModelInfo
+from .versions.retention import KeepBest, KeepBytes, KeepEvery, KeepLast, Retention
 
 __all__ = [
     "Codec",

@@ -36,7 +36,7 @@ from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from .arrays import Array, as_numpy, call_facts, checked, dtype_name, fact, read_only
 from .errors import GraphError
-from .graph import Layer, ModelGraph
+from .graphs.graph import Layer, ModelGraph
 
 _log = logging.getLogger(__name__)
 

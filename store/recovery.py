@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .archive import StoredFile
+from .archive.archive import StoredFile
+from .archive.manifestfile import Manifest
+from .archive.segmentfile import Slot
 from .errors import ModelLostError, Unreadable
-from .manifest import encode_body
-from .manifestfile import Manifest
 from .refs import ModelRef
-from .segment import SegmentId, Stored
-from .segmentfile import Slot
-from .segments import UNREAD, file_holder
+from .segments.segment import SegmentId, Stored
 from .shard import ShardState
+from .versions.manifest import encode_body
+from .versions.segments import UNREAD, file_holder
 
 _NONE: Mapping[ModelRef, Unreadable] = {}
 

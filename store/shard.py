@@ -1,9 +1,9 @@
 """A shard's rules as a plain state machine: what to keep, what to free, what to answer. No engine, no clock.
 
 Rules
-- The home of a name (`planner.placement`) keeps its manifests, graphs, lineage and leases (`versions`). Segments may
-  live on any shard (`segments`). Whoever names a slot holds it there, under its reference or, before the commit, its
-  save's id.
+- The home of a name (`planner.placement`) keeps its manifests, graphs, lineage and leases (`versions.table`). Segments
+  may live on any shard (`segments`). Whoever names a slot holds it there, under its reference or, before the commit,
+  its save's id.
 - What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
   `segments.SegmentTable` leaves.
 - A shard that starts again learns from the manifests on disk what is still there, if not now then later, and from the
@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .archive.manifestfile import Manifest
 from .errors import Unreadable
-from .handover import Bundle, MovedName, MovedVersion
-from .index import PrefixQuery
-from .ledger import Fact
-from .manifestfile import Manifest
+from .graphs.index import PrefixQuery
 from .refs import ModelRef
-from .version import Match, Record
-from .versions import VersionTable
+from .versions.handover import Bundle, MovedName, MovedVersion
+from .versions.ledger import Fact
+from .versions.table import VersionTable
+from .versions.version import Match, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class ShardState(VersionTable):
         home_of: name -> number of the shard that is its home.
         session_s: seconds that a client's session lasts without being renewed.
 
-    >>> from tensorvine.store.graph import ModelGraph
-    >>> from tensorvine.store.version import Draft
+    >>> from tensorvine.store.graphs.graph import ModelGraph
+    >>> from tensorvine.store.versions.version import Draft
     >>> state = ShardState(0, lambda name: 0)
     >>> state.open("client", now=0.0)
     >>> state.adopt("client/1", (0, 1), b"abcd", [4])

@@ -28,7 +28,7 @@ import torch
 from torch import fx, nn
 
 from .arrays import Array, as_bytes, as_numpy, call_facts, checked, fact, read_only
-from .graph import Layer, ModelGraph
+from .graphs.graph import Layer, ModelGraph
 
 _log = logging.getLogger(__name__)
 

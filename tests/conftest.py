@@ -16,7 +16,7 @@ from itertools import count
 
 import pytest
 from hypothesis import settings
-from tensorvine.actors.repository import Repository
+from tensorvine.actors.client.repository import Repository
 from tensorvine.clusters import LocalCluster
 
 STORE_BYTES = 256 << 20

@@ -11,18 +11,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FRAMEWORKS = {
-    "tensorvine.actors.callback": "keras",
-    "tensorvine.actors.ray_serve": "ray.serve",
+    "tensorvine.actors.updates.callback": "keras",
+    "tensorvine.actors.updates.ray_serve": "ray.serve",
     "tensorvine.actors.search.deephyper": "deephyper",
     "tensorvine.actors.search.optuna": "optuna",
     "tensorvine.actors.search.tune": "ray.tune",
     "tensorvine.store.keras": "keras",
     "tensorvine.store.keras_memory": "keras",
     "tensorvine.store.torch": "torch",
-    **{f"tensorvine.actors.training.keras{part}": "keras" for part in ("", "_callback", "_gradients")},
-    **{f"tensorvine.actors.training.keras{part}": "keras" for part in ("_hooks", "_state")},
-    **{f"tensorvine.actors.training.torch{part}": "torch" for part in ("", "_gradients", "_optimizer", "_rank")},
-    **{f"tensorvine.actors.training.torch{part}": "torch" for part in ("_reads", "_state", "_updates")},
+    **{f"tensorvine.actors.training.keras.training{part}": "keras" for part in ("", "_callback", "_gradients")},
+    **{f"tensorvine.actors.training.keras.training{part}": "keras" for part in ("_hooks", "_state")},
+    **{
+        f"tensorvine.actors.training.torch.training{part}": "torch"
+        for part in ("", "_gradients", "_optimizer", "_rank")
+    },
+    **{f"tensorvine.actors.training.torch.training{part}": "torch" for part in ("_reads", "_state", "_updates")},
 }
 MODULES = [
     ".".join(("tensorvine", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..embedded import default_engine
+from ..engine.embedded import default_engine
 from .group import TIMEOUT_S, Group
 from .member import label_of
 from .rendezvous import ActorRendezvous, Rendezvous
@@ -169,7 +169,7 @@ class _Joining:
 
     def _readable(self, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> bool:
         """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
-        from .crossmemory import trouble
+        from .shared.crossmemory import trouble
 
         found = self._met(": agree", {"trouble": trouble(offer.card, cards)})
         troubles = [f"rank {rank}: {card['trouble']}" for rank, card in enumerate(found) if card["trouble"]]
@@ -196,13 +196,13 @@ def backend_of(name: str) -> Backend:
         ImportError: what it needs is not installed.
     """
     if name == "shared":
-        from .shared import SharedBackend
+        from .shared.backend import SharedBackend
 
         return SharedBackend()
     if name == "gloo":
-        from .gloo import GlooBackend
+        from .gloo.backend import GlooBackend
 
         return GlooBackend()
-    from .nccl import NcclBackend
+    from .nccl.backend import NcclBackend
 
     return NcclBackend()

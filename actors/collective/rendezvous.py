@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...store.errors import OperationTimeoutError
-from ..engine import Engine, group
+from ..engine.engine import Engine, group
 
 ACTOR = "rendezvous"
 ANSWER_S = 10.0

@@ -25,12 +25,12 @@ import numpy as np
 
 from ...store.arrays import dtype_name
 from ...store.errors import ModelLostError, TensorVineError
-from ...store.graph import ModelGraph
+from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef, check_name
-from ..frameworks import recipe_of
-from ..match import PrefixMatch
-from ..repository import Repository
-from ..save_request import Announced, Saved, same_bytes
+from ..client.frameworks import recipe_of
+from ..client.match import PrefixMatch
+from ..client.repository import Repository
+from ..client.save.request import Announced, Saved, same_bytes
 from .parts import ModelParts
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..repository import Repository
+from ..client.repository import Repository
 
 _connections: dict[str, Repository] = {}
 _lock = threading.Lock()

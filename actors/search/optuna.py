@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from ...store.refs import ModelRef
-from ..repository import Repository
+from ..client.repository import Repository
 from .retirement import retire
 
 ATTRIBUTE = "tensorvine"

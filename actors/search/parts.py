@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...store.graph import ModelGraph
-from ..frameworks import adapter_of
+from ...store.graphs.graph import ModelGraph
+from ..client.frameworks import adapter_of
 
 
 class ModelParts:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
 from ...store.refs import ModelRef
-from ..repository import Repository
+from ..client.repository import Repository
 
 log = logging.getLogger(__name__)
 

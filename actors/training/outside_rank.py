@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
-from ..forking.order import ForkOrder
-from ..forking.port import ForkPort, ForkState
+from .fork.order import ForkOrder
+from .fork.port import ForkPort, ForkState
 from .post import Postbox
 from .report import RankReport
 from .training import TensorSpec

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
-from ..engine import Actor, Engine, Life, group
-from ..waiters import Waiters
+from ..engine.engine import Actor, Engine, Life, group
+from ..rpc.waiters import Waiters
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = No
     >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
     """
     if engine is None:
-        from ..embedded import default_engine
+        from ..engine.embedded import default_engine
 
         engine = default_engine()
     deadline = time.monotonic() + timeout

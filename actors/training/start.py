@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef, check_name
-from .. import embedded
-from ..embedded import default_engine
-from ..engine import Actor, Engine, Future, Life
-from ..repository import Repository
-from ..save_request import Saved
+from ..client.repository import Repository
+from ..client.save.request import Saved
+from ..engine import embedded
+from ..engine.embedded import default_engine
+from ..engine.engine import Actor, Engine, Future, Life
 from .answers import first_failure, root_cause
 from .report import RankReport, Recipe, steps_ahead
 from .trainer import TrainerActor

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.refs import ModelRef
+from ..client.save.request import Saved
 from ..collective.connect import connect
 from ..collective.group import Group
 from ..collective.rendezvous import ActorRendezvous
-from ..engine import Engine, group
-from ..forking.calls import ForkCalls
-from ..save_request import Saved
+from ..engine.engine import Engine, group
+from .fork.calls import ForkCalls
 from .loop import TrainingLoop
 from .report import RankReport, Recipe
 from .training import RankContext, TensorSpec, Training

@@ -18,9 +18,9 @@ import numpy as np
 from ...store.arrays import as_bytes, dtype_name
 from ...store.errors import TensorMismatchError
 from ...store.refs import ModelRef
+from ..client.repository import Repository
+from ..client.save.pending import PendingSave
 from ..collective.buffers import writable
-from ..pending import PendingSave
-from ..repository import Repository
 from .training import Training
 
 FACTS = "training"

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 from curve import NAME, REPOSITORY, Wave, truth
-from tensorvine.actors.edge import EdgeConsumer
+from tensorvine.actors import EdgeConsumer
 
 URL = "EDGE_CONSUMER_REDIS"
 PATIENCE_S = 60.0

@@ -15,8 +15,7 @@ from device import URL
 from rich.console import Console
 from rich.table import Table
 from server import Server
-from tensorvine.actors import Repository
-from tensorvine.actors.save_request import Saved
+from tensorvine.actors import Repository, Saved
 from tensorvine.clusters import LocalCluster
 
 STEPS = 300

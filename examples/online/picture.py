@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from tensorvine.actors.streams import Fitted
-from tensorvine.planner.forms import FORMS
+from tensorvine.actors import Fitted
+from tensorvine.planner.curves.forms import FORMS
 
 from .recorded import SMOOTH, Run, smooth
 

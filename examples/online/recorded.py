@@ -11,8 +11,7 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from tensorvine.actors import ConsumerStatus, PublishReport
-from tensorvine.actors.streams import Fitted
+from tensorvine.actors import ConsumerStatus, Fitted, PublishReport
 from tensorvine.planner import UpdateCosts, cumulative_inference_loss
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorvine.actors.repository import Repository
+from tensorvine.actors.client.repository import Repository
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError, TensorVineError
 from tensorvine.store.refs import ModelRef
 

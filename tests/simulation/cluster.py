@@ -19,15 +19,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tensorvine.actors.engine import GROUPS, SERVICE, Life, Node
-from tensorvine.actors.frames import Received
+from tensorvine.actors.engine.engine import GROUPS, SERVICE, Life, Node
+from tensorvine.actors.transport.frames import Received
 from tensorvine.store.errors import (
     ModelLostError,
     OperationTimeoutError,
     ShardUnavailableError,
     TensorVineError,
 )
-from tensorvine.store.segment import layout
+from tensorvine.store.segments.segment import layout
 
 from .scheduler import Loop, Process, World
 from .threads import Executor, Future, world

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tensorvine.store.directory import Directory, OpenFile
+from tensorvine.store.archive.directory import Directory, OpenFile
 from tensorvine.store.errors import StorageError
 
 from .scheduler import Process, World

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 
-from tensorvine.actors.repository import Repository
+from tensorvine.actors.client.repository import Repository
 from tensorvine.store.errors import TensorVineError
-from tensorvine.store.retention import KeepLast
+from tensorvine.store.versions.retention import KeepLast
 
 from . import disk as disks
 from .client import Client

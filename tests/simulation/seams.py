@@ -25,8 +25,12 @@ from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
-from tensorvine.actors import engine_ray, launch, line_server, repository, session, shard_sessions, wire
-from tensorvine.store import directory
+from tensorvine.actors.client import launch, repository, session
+from tensorvine.actors.engine import ray as engine_ray
+from tensorvine.actors.rpc import line_server
+from tensorvine.actors.shard import sessions as shard_sessions
+from tensorvine.actors.transport import wire
+from tensorvine.store.archive import directory
 
 from . import cluster, disk, kernel, threads
 from .threads import world
@@ -91,6 +95,10 @@ def _exchanged() -> list[tuple[Any, Any]]:
     ]
 
 
+REAL = {("tensorvine.store.archive.directory", "os"), ("tensorvine.actors.memory.buffers", "mmap")}
+"""Modules that keep the real one: files are simulated above it, and a process's own memory needs no simulation."""
+
+
 @contextlib.contextmanager
 def installed() -> Generator[None]:
     """Have TensorVine run on the simulated world for as long as this lasts."""
@@ -106,13 +114,13 @@ def installed() -> Generator[None]:
         if not name.startswith(("tensorvine.actors.", "tensorvine.store.", "tensorvine.planner.")) or module is None:
             continue
         for attribute, value in list(vars(module).items()):
-            if id(value) in by_id and not (name == "tensorvine.store.directory" and value is os):
+            if id(value) in by_id and (name, attribute) not in REAL:
                 put(module, attribute, by_id[id(value)])
             elif isinstance(value, type) and value.__module__ == name and pool in value.__bases__:
                 put(value, "__bases__", tuple(threads.Executor if base is pool else base for base in value.__bases__))
         if "INLINE_BYTES" in vars(module):
             put(module, "INLINE_BYTES", INLINE_BYTES)
-    segment = importlib.import_module("tensorvine.store.segment")
+    segment = importlib.import_module("tensorvine.store.segments.segment")
     limits, segment.split.__defaults__ = segment.split.__defaults__, (SEGMENT_BYTES,)
     for module, name, value in _constants():
         put(module, name, value)
@@ -127,7 +135,9 @@ def installed() -> Generator[None]:
 
 
 def _constants() -> list[tuple[Any, str, Any]]:
-    care = [(module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name == "tensorvine.actors.care"]
+    care = [
+        (module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name == "tensorvine.actors.shard.disk.care"
+    ]
     return [
         *care,
         (launch, "SESSION_S", 6.0),
@@ -138,7 +148,7 @@ def _constants() -> list[tuple[Any, str, Any]]:
 
 
 def _points() -> list[tuple[Any, str]]:
-    memory = importlib.import_module("tensorvine.actors.memory")
+    memory = importlib.import_module("tensorvine.actors.memory.memory")
     names = ("part", "read", "publish", "counters", "is_read")
     return [
         (cls, name)

@@ -6,7 +6,7 @@ Rules
 
 from __future__ import annotations
 
-from tensorvine.actors.messages import planner_name
+from tensorvine.actors.rpc.messages import planner_name
 
 from . import disk as disks
 from .cluster import Cluster, Hosted, Weather, told

@@ -7,7 +7,7 @@ Rules
 from __future__ import annotations
 
 import greenlet
-from tensorvine.actors.repository import Repository
+from tensorvine.actors.client.repository import Repository
 from tensorvine.store.errors import TensorVineError
 
 from . import disk as disks

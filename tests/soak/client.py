@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 from ray._private import services
-from tensorvine.actors import PendingSave, Repository, session
+from tensorvine.actors import PendingSave, Repository
+from tensorvine.actors.client import session
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import (
     ModelLostError,

@@ -32,7 +32,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tensorvine.actors import Repository, launch
+from tensorvine.actors import Repository
+from tensorvine.actors.client import launch
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import StorageError, TensorVineError
 

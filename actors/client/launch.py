@@ -1,0 +1,224 @@
+"""Starting and stopping a repository's actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...planner.scaling import ScalePolicy
+from ...store.archive.archive import Archive
+from ...store.archive.directory import without_credentials
+from ...store.codecs.codec import Codec
+from ...store.errors import OperationTimeoutError, TensorVineError
+from ...store.versions.retention import Retention
+from ..engine import embedded
+from ..engine.engine import Actor, Engine, Node
+from ..engine.ray import RayEngine
+from ..planner.planner import Planner, Topology
+from ..rpc import redis_link
+from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
+from ..shard.shard import Shard
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+SESSION_S = 60.0
+"""How long a client's session lasts without a sign of life."""
+
+
+@dataclass(slots=True)
+class Launched:
+    """What `launch` started, and how to stop it."""
+
+    engine: Engine
+    repository: str
+    names: list[str] = field(default_factory=list[str])
+    """Actors that were started here, in the order in which to stop them."""
+    owns_cluster: bool = False
+    """The embedded Ray was started here."""
+
+    def leave(self) -> None:
+        """Let what was started run on; `stop` then does nothing."""
+        self.names, self.owns_cluster = [], False
+
+    def stop(self) -> None:
+        """Stop what was started; a second call does nothing."""
+        names, self.names = self.names, []
+        for name in [*self._joined(names), *names]:
+            self.engine.kill(name)
+        if self.owns_cluster:
+            self.owns_cluster = False
+            embedded.stop()
+
+    def _joined(self, names: list[str]) -> list[str]:
+        """Name the shards that joined since the start."""
+        planner = planner_name(self.repository)
+        if planner not in names:
+            return []
+        try:
+            topology: Topology = self.engine.result(
+                self.engine.call(self.engine.find(planner), "topology"), STOP_TIMEOUT_S, planner
+            )
+        except (LookupError, TensorVineError) as exc:
+            log.warning(
+                "repository %r: the planner does not name its shards, those of the start are stopped: %s",
+                self.repository,
+                exc,
+            )
+            return []
+        return [name for shard in topology.alive if (name := actor_name(self.repository, shard)) not in names]
+
+
+def launch(
+    repository: str,
+    shards: int | None,
+    store_bytes: int | None,
+    preallocate_bytes: int | None,
+    disk: Disk | None = None,
+    redis: str | None = None,
+    replicas: int = 1,
+    scaling: ScalePolicy | None = None,
+) -> tuple[Engine, Launched]:
+    """Start planner and shards, spread over the nodes, or join those that run.
+
+    Raises:
+        ValueError: `shards` or `replicas` is not positive, `scaling` allows fewer shards than replicas, there are
+            fewer nodes or shards than that, or one of these, the path or Redis differs from the running repository's.
+        StorageError, CorruptDataError: the path, or Redis, cannot be used.
+        CodecUnavailableError: the package `redis` is not installed.
+    """
+    _check_numbers(shards, replicas, scaling)
+    if redis is not None:
+        redis_link.present_start(redis, repository)  # it must answer
+    engine = RayEngine()
+    launched = Launched(engine, repository, owns_cluster=embedded.attach_or_start())
+    try:
+        nodes = engine.nodes()
+        wanted = _wanted(repository, shards, len(nodes), disk, replicas)
+        plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
+        arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling}
+        planner = engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
+        found: Topology = engine.result(engine.call(planner, "topology"), START_TIMEOUT_S, "planner")
+        if found.started_by == wanted.started_by:
+            launched.names.append(planner_name(repository))
+            _claim(engine, planner, found, redis)
+            _start_shards(launched, found, nodes, plan)
+        else:
+            _check_joined(found, wanted, shards)
+            log.info("joined the running repository %r", repository)
+        _await_shards(engine, found)
+        if redis is not None and redis_link.present_start(redis, repository) != found.started_by:
+            raise ValueError(f"repository {repository!r} runs already without the Redis server of redis=")
+    except BaseException:
+        launched.stop()
+        raise
+    return engine, launched
+
+
+def running(engine: Engine, repository: str, shards: Sequence[int]) -> Launched:
+    """Give what a running repository consists of, to stop it although another process started it."""
+    return Launched(
+        engine, repository, [*(actor_name(repository, shard) for shard in shards), planner_name(repository)]
+    )
+
+
+def _check_numbers(shards: int | None, replicas: int, scaling: ScalePolicy | None) -> None:
+    """Refuse numbers that fit no cluster."""
+    if shards is not None and shards < 1:
+        raise ValueError(f"shards: expected at least 1; found {shards}")
+    if replicas < 1:
+        raise ValueError(f"replicas: expected at least 1; found {replicas}")
+    if scaling is not None and scaling.least < replicas:
+        raise ValueError(f"scaling: expected least of at least replicas={replicas}; found {scaling}")
+
+
+def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, replicas: int) -> Topology:
+    """Say what is to be started on so many nodes, if nothing of the kind runs."""
+    count = shards if shards is not None else nodes
+    if replicas > min(nodes, count):
+        raise ValueError(
+            f"replicas: expected at most one per node and per shard; found replicas={replicas} with {nodes} living "
+            f"nodes and {count} shards"
+        )
+    uri = disk.uri if disk is not None else None
+    if uri is not None:
+        Archive(uri, count)  # what is wrong with it is said here, and not in an actor that cannot start
+    return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas)
+
+
+def _claim(engine: Engine, planner: Actor, topology: Topology, redis: str | None) -> None:
+    """Enter a new repository in its path and in Redis."""
+    if topology.path is not None:
+        engine.result(engine.call(planner, "claim"), START_TIMEOUT_S, "planner")
+    if redis is not None:
+        redis_link.enter_start(redis, topology.repository, topology.started_by)
+
+
+def _check_joined(found: Topology, wanted: Topology, shards: int | None) -> None:
+    """Refuse to join a repository that is not as it was wanted; None and replicas=1 want nothing special."""
+    known = f"repository {found.repository!r} runs already with"
+    if shards is not None and shards != len(found.shards):
+        raise ValueError(f"{known} {len(found.shards)} shards; found shards={shards}")
+    if wanted.path is not None and found.path != wanted.path:
+        path = without_credentials(found.path) if found.path is not None else None
+        raise ValueError(f"{known} path={path!r}; found path={without_credentials(wanted.path)!r}")
+    if wanted.replicas not in (1, found.replicas):
+        raise ValueError(f"{known} replicas={found.replicas}; found replicas={wanted.replicas}")
+
+
+def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], plan: ShardPlan) -> None:
+    """Start the shards, spread over the nodes."""
+    for index in topology.shards:
+        node = nodes[index % len(nodes)]
+        neighbours = sum(nodes[other % len(nodes)] is node for other in topology.shards)
+        config = plan.config(topology, index, node, neighbours)
+        name = actor_name(topology.repository, index)
+        launched.engine.spawn(Shard, name, {"engine": launched.engine, "config": config}, node.id)
+        launched.names.insert(0, name)
+
+
+def _await_shards(engine: Engine, topology: Topology) -> None:
+    """Wait until all shards answer; whoever joins may be here before the starter has named them all."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    for index in topology.shards:
+        name = actor_name(topology.repository, index)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                engine.result(engine.call(engine.find(name), "stats"), left, name)
+                break
+            except LookupError as exc:
+                if left <= 0:
+                    raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc
+                threading.Event().wait(0.05)
+
+
+def disk_options(
+    path: str | os.PathLike[str] | None, codec: Codec | None, keep: Retention | None, lag_bytes: int | None
+) -> Disk | None:
+    """Check what `Repository.start` was told of the disk; errors as there."""
+    where = "Repository.start"
+    if path is None:
+        for option, given in (("codec", codec), ("keep", keep), ("lag_bytes", lag_bytes)):
+            if given is not None:
+                raise ValueError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
+        return None
+    if codec is not None:
+        if not isinstance(codec, Codec):
+            raise ValueError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
+        codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
+    if keep is not None and not isinstance(keep, Retention):
+        raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
+    if lag_bytes is not None and lag_bytes < 0:
+        raise ValueError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
+    text = os.fspath(path)
+    uri = text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+    return Disk(uri, codec.spec if codec is not None else None, lag_bytes, keep)

@@ -1,0 +1,742 @@
+"""The repository as users see it.
+
+Rules
+- A `Repository` is one client. It may be used by several threads; saves of one client are carried out one at a time,
+  in the order they were asked for.
+- Every wait has a timeout, in seconds, and every error is of the one tree in `store.errors`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from ...planner.scaling import ScalePolicy
+from ...store.archive import interchange
+from ...store.codecs.codec import Codec
+from ...store.errors import (
+    GraphError,
+    MovedError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    StorageError,
+    TensorVineError,
+)
+from ...store.graphs.graph import ModelGraph
+from ...store.graphs.index import PrefixQuery
+from ...store.graphs.pattern import check_pattern
+from ...store.refs import ModelRef, check_name, split_ref
+from ...store.shard import ShardStats
+from ...store.versions.manifest import Header, ModelInfo, TensorEntry
+from ...store.versions.retention import Retention
+from ...store.versions.version import Match
+from ..engine.embedded import default_engine
+from ..engine.engine import Engine
+from ..planner.resizing import ScaleReport
+from ..rpc.closing import close_all
+from ..rpc.lives import Lives
+from ..rpc.messages import Matches
+from . import files, frameworks
+from .catalog import Catalog
+from .launch import Launched, disk_options, launch, running
+from .match import PrefixMatch
+from .reader import Reader
+from .save.pending import PendingSave
+from .save.request import Announced, Inherit, Saved, SaveRequest, metadata_text
+from .save.saves import Saves, arrays_of
+from .session import CONTROL_TIMEOUT_S, Session
+from .verifier import Problem, Verifier
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""How much longer than the planner a client waits for it: it knows what is late."""
+FLUSH_TIMEOUT_S = 600.0
+"""How long `close` waits for the disk."""
+Model = ModelRef | str
+"""A version: a reference, `"name@3"`, or `"name"` for the latest version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStats:
+    """What a repository holds, in all and per shard."""
+
+    models: int
+    """Live versions."""
+    tensors: int
+    """Stored tensors, each once however many versions share it."""
+    bytes_memory: int
+    """Bytes of those tensors that are in memory."""
+    bytes_disk: int
+    """Bytes of the files that hold tensors."""
+    shards: tuple[ShardStats, ...]
+
+
+class Repository:
+    """A client of a running repository. Made by `start` or `connect`, ended by `close` or a `with` block.
+
+    >>> import numpy as np
+    >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
+    ...     saved = repo.save("m", {"w": np.zeros(3, np.float32)})
+    ...     repo.load("m")["w"].sum(), str(saved.ref)
+    (np.float32(0.0), 'm@1')
+    """
+
+    def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
+        self.name = name
+        self._launched = launched
+        self._session = Session(engine, name)
+        self._catalog = Catalog(self._session)
+        self._reader = Reader(self._session, self._catalog)
+        self._saves = Saves(self._session, self._catalog, self._reader)
+        self._verifier = Verifier(self._session)
+        self._disk = self._session.path is not None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        name: str = "default",
+        *,
+        shards: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+        codec: Codec | None = None,
+        replicas: int = 1,
+        store_bytes: int | None = None,
+        preallocate_bytes: int | None = None,
+        keep: Retention | None = None,
+        lag_bytes: int | None = None,
+        redis: str | None = None,
+        scaling: ScalePolicy | None = None,
+    ) -> Repository:
+        """Start a repository on the running Ray, or on one embedded in this process where there is none.
+
+        Joins the repository when one of that name already runs; `close` then only disconnects.
+
+        Args:
+            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`.
+            shards: how many; None: one per node.
+            path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
+                reach it. What is there is brought back. None: nothing outlives the shards.
+            codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
+                as `Quantize(8) | Zstd()`, a version answers exactly while it is in memory, and within the codec's
+                error once it was read back.
+            replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
+                one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
+                version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
+            store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
+                the shards of the node. Memory is taken from the system as it is used.
+            preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
+                capacity where that is less. 0: none (DStore-OnDemand).
+            keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
+                None: all, until room is needed. Others answer from disk.
+            lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
+            redis: URL of a Redis server, such as `redis://host:6379/0`, where new versions are told to consumers
+                outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left there goes.
+                No save waits for it, and when it goes away later the log says so. None: there are no such consumers.
+            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: only when
+                `scale` is called.
+
+        Raises:
+            ValueError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
+                these, `path` or `redis` differs from the running repository's, an option
+                that only means something with `path` is given without, or `redis` is no such URL.
+            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
+            CorruptDataError: `path` holds a repository of a newer format.
+            CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
+        """
+        check_name(name)
+        engine, launched = launch(
+            name,
+            shards,
+            store_bytes,
+            preallocate_bytes,
+            disk_options(path, codec, keep, lag_bytes),
+            redis,
+            replicas,
+            scaling,
+        )
+        try:
+            return cls(engine, name, launched)
+        except BaseException:
+            launched.stop()
+            raise
+
+    @classmethod
+    def connect(cls, name: str = "default") -> Repository:
+        """Connect to a running repository, from any process of the cluster.
+
+        Raises:
+            RepositoryNotFoundError: no Ray runs, or no repository of that name.
+        """
+        return cls(default_engine(), check_name(name))
+
+    def close(self) -> None:
+        """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
+
+        Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
+        all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
+        error is raised at the end.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        closes = (self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched)
+        close_all(f"repository {self.name!r}", *closes)
+
+    def leave(self) -> None:
+        """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
+
+        On a Ray that is embedded in this process it ends with the process all the same.
+        """
+        if self._launched is not None:
+            self._launched.leave()
+        self.close()
+
+    def stop(self) -> None:
+        """Close, and stop the repository, whoever started it. What waits for its path is written first, as by `close`.
+
+        Other clients' calls raise `ShardUnavailableError` from then on.
+        """
+        if self._launched is None or not self._launched.names:
+            self._launched = running(self._session.engine, self.name, self._session.shards)
+        self.close()
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the repository's actors."""
+        return self._session.engine
+
+    @property
+    def has_path(self) -> bool:
+        """Whether a history is kept on disk."""
+        return self._disk
+
+    def __repr__(self) -> str:
+        return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
+
+    # ---- saving -----------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        graph: ModelGraph | None = None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: Literal["memory", "disk"] = "memory",
+        timeout: float = 60.0,
+    ) -> Saved:
+        """Save a new version of `name`, and return when it is committed.
+
+        Args:
+            name: the model's name; its versions count up from 1.
+            tensors: name -> NumPy, TensorFlow, PyTorch or CuPy array of any shape and dtype.
+            graph: the architecture; None: the parent's, where its tensors are all given, else none.
+            parent: the version this one derives from; None: the latest version of `name`, if there is one.
+            inherit: "auto": tensors whose bytes equal the parent's tensor of the same name are shared, not written.
+                {layer: parent's layer}: those layers' tensors are the parent's and need not be given.
+                None: everything is written.
+            quality: orders equal answers of prefix queries, higher first.
+            metadata: a mapping of JSON values to keep with the version.
+            durability: "memory": committed when shards own the bytes; on disk soon after, where the repository has a
+                path. "disk": committed when it is on the path and synced; nobody sees it before.
+            timeout: seconds for all of it.
+
+        Raises:
+            InvalidNameError, GraphError, TensorMismatchError, TensorNotFoundError: an argument is wrong.
+            ModelNotFoundError: there is no such parent.
+            StoreFullError: the tensors are larger than the store.
+            StorageError: the disk does not take it, or takes nothing of what waits: the version does not exist.
+            ShardUnavailableError, OperationTimeoutError: the version may or may not exist; nothing of it leaks.
+        """
+        return self._submit(
+            name,
+            tensors,
+            graph,
+            recipe=None,
+            parent=parent,
+            inherit=inherit,
+            quality=quality,
+            metadata=metadata,
+            durability=durability,
+            timeout=timeout,
+        ).committed()
+
+    def save_async(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        graph: ModelGraph | None = None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: Literal["memory", "disk"] = "memory",
+        timeout: float = 60.0,
+    ) -> PendingSave:
+        """Begin a save and return: arguments are checked and the tensors copied here, all else happens behind.
+
+        The caller may change its tensors when `pending.staged()` returns: at once, after one memory copy, but for a
+        save that finds the one before not yet in the shard's memory, or is larger than a quarter of this machine's.
+        The version exists when `pending.committed()` does. Arguments and errors as in `save`.
+        """
+        return self._submit(
+            name,
+            tensors,
+            graph,
+            recipe=None,
+            parent=parent,
+            inherit=inherit,
+            quality=quality,
+            metadata=metadata,
+            durability=durability,
+            timeout=timeout,
+            copy=True,
+        )
+
+    def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
+        """Save a Keras or PyTorch model: its architecture, its tensors and, for Keras, all it takes to rebuild it.
+
+        Args:
+            name: as in `save`.
+            model: a built Keras model, or a torch module.
+            optimizer: save the Keras optimizer's state too, as tensors named `optimizer/...`.
+            as_save: the keyword arguments of `save`, except `graph`.
+        """
+        adapter = frameworks.adapter_of(model)
+        tensors = adapter.tensors_of(model)
+        if optimizer:
+            tensors.update(frameworks.optimizer_tensors_of(model))
+        return self._submit(
+            name, tensors, adapter.graph_of(model), recipe=frameworks.recipe_of(model), **as_save
+        ).committed()
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: Model,
+        *,
+        layers: Sequence[str] | None = None,
+        tensors: Sequence[str] | None = None,
+        into: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        transport: str = "auto",
+    ) -> dict[str, np.ndarray]:
+        """Load tensors: all, those of some layers, or some by name.
+
+        Args:
+            model: the version.
+            layers: names of layers of its graph.
+            tensors: names of tensors.
+            into: tensor name -> writable array to fill; selects its own tensors when neither `layers` nor `tensors`
+                is given.
+            timeout: seconds.
+            transport: which way the bytes take: `"shared"` (memory of this node), `"socket"`, `"object_store"`,
+                `"gloo"` or `"nccl"` (collective groups), `"files"` (the repository's path: what is on disk), or
+                `"auto"`: shared where that can be, else the fastest.
+
+        Returns:
+            Tensor name -> array. Read-only, and without a copy where this node holds the bytes; the arrays stay
+            intact when the model is retired. With `into`, the caller's arrays.
+
+        Raises:
+            ModelNotFoundError, TensorNotFoundError: no such model, layer or tensor.
+            TensorMismatchError: a buffer has another shape or dtype; none was written.
+            ModelLostError: the bytes went with a shard that died.
+            ValueError: there is no such way.
+            ShardUnavailableError: the way cannot be used from here.
+        """
+        return self._reader.load(model, layers, tensors, into, timeout, transport)
+
+    def load_model(self, model: Model, *, into: Any = None) -> Any:
+        """Load a Keras or PyTorch model.
+
+        Args:
+            model: the version.
+            into: a model to assign the tensors to, by name, or by architecture where the names differ. None: a Keras
+                model is built again from what was stored, compiled as it was; a torch module cannot be built without
+                its code.
+
+        Raises:
+            GraphError: `into` is None and no Keras model was saved.
+        """
+        header = self._header(model)
+        tensors, graph = self.load(header.ref), self._catalog.graph(header.ref, header.graph_key)
+        if into is None:
+            _, recipe = self._catalog.architecture(header.ref, header.graph_key)
+            if recipe is None:
+                raise GraphError(
+                    f"load_model of {header.ref}: expected a version that save_model stored from Keras; give into= "
+                    "to fill a model that you built"
+                )
+            return frameworks.rebuild(recipe, tensors, graph)
+        frameworks.fill(into, tensors, graph)
+        return into
+
+    # ---- questions about one model ----------------------------------------------------------------------
+
+    def graph(self, model: Model) -> ModelGraph:
+        """Give a version's architecture; without layers when it was saved without a graph."""
+        header = self._header(model)
+        return self._catalog.graph(header.ref, header.graph_key)
+
+    def info(self, model: Model) -> ModelInfo:
+        """Give what is known of a version."""
+        return ModelInfo.of(self._header(model))
+
+    def owners(self, model: Model) -> dict[str, ModelRef]:
+        """Give the owner map: tensor -> the most recent ancestor, or the version itself, that wrote it."""
+        ref, table = self._table(model)
+        return {name: entry.owner or ref for name, entry in table.items()}
+
+    def contributions(self, model: Model) -> dict[ModelRef, list[str]]:
+        """Give, for each version that wrote tensors of this one, their names."""
+        written: dict[ModelRef, list[str]] = {}
+        for name, owner in self.owners(model).items():
+            written.setdefault(owner, []).append(name)
+        return written
+
+    def lineage(self, model: Model) -> list[ModelRef]:
+        """Give the version itself, its parent, and so on to the root; retired ancestors are named too."""
+        chain = [self._header(model).ref]
+        while True:
+            last = chain[-1]
+            more: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
+            if len(more) <= 1:
+                return chain
+            chain += more[1:]
+
+    def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
+        """Give the qualities that versions were saved with, those of retired ones too.
+
+        A quality of a retired version is known for as long as the process of its home lives, or the path has it.
+
+        Args:
+            refs: versions, such as those of a lineage.
+
+        Returns:
+            Version -> quality; without those that had none or are not known.
+        """
+        versions: dict[str, list[int]] = {}
+        for ref in refs:
+            versions.setdefault(ref.name, []).append(ref.version)
+        found: dict[ModelRef, float] = {}
+        for name, numbers in versions.items():
+            found |= self._session.at_home(name, "qualities", name, numbers, again=True)
+        return found
+
+    def descendants(self, model: Model) -> list[ModelRef]:
+        """Give all live versions that derive from this one, through however many generations, sorted."""
+        seen: dict[ModelRef, bool] = {}
+        frontier = [self._header(model).ref]
+        while frontier:
+            found = [pair for part in self._session.broadcast("offspring", frontier) for pair in part]
+            frontier = [ref for ref, _ in found if ref not in seen]
+            for ref, live in found:  # its home knows, others perhaps not
+                seen[ref] = live or seen.get(ref, False)
+            if len(self._session.shards) == 1:
+                break
+        return sorted(ref for ref, live in seen.items() if live)
+
+    def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
+        """Give the most recent version that both derive from, or that is one of them; None if there is none."""
+        line = set(self.lineage(b))
+        return next((ref for ref in self.lineage(a) if ref in line), None)
+
+    # ---- questions about all models ---------------------------------------------------------------------
+
+    def models(self, prefix: str = "") -> list[ModelRef]:
+        """List live versions whose name starts with `prefix`, sorted."""
+        return sorted(ref for part in self._session.broadcast("models", prefix) for ref in part)
+
+    def find(self, pattern: Sequence[Mapping[str, Any]], *, exact: bool = False) -> list[ModelRef]:
+        """List versions whose graph has a path that fits a pattern, sorted.
+
+        Args:
+            pattern: one predicate per layer along a path: config keys -> a value or a list of allowed values;
+                `{}` matches any layer.
+            exact: the pattern must cover a whole path from an input to an output.
+
+        Raises:
+            GraphError: the pattern is malformed.
+        """
+        pattern = list(check_pattern(pattern))
+        return sorted(ref for part in self._session.broadcast("find", pattern, exact) for ref in part)
+
+    def longest_prefix(self, graph: ModelGraph) -> PrefixMatch | None:
+        """Find the model that shares the longest prefix with `graph`; ties go to the higher quality, then the newer.
+
+        Returns:
+            The match, pinned until it is released; None when no model shares even an input.
+        """
+        return self.longest_prefixes([graph])[0]
+
+    def longest_prefixes(self, graphs: Sequence[ModelGraph]) -> list[PrefixMatch | None]:
+        """Answer many prefix queries with one message per shard."""
+        for graph in graphs:
+            if not isinstance(graph, ModelGraph):
+                raise GraphError(f"longest_prefix: expected a ModelGraph; found {type(graph).__name__}")
+        if not graphs:
+            return []
+        self._session.keep_alive()
+        self._session.connect_all()  # so that each watches this process, which it will hold pins for
+        queries = [PrefixQuery.of(graph) for graph in graphs]
+        topology, one = self._session.topology, len(graphs) == 1
+        answers: list[Matches] = self._session.broadcast(
+            "match", self._session.client, queries, one, spoiled=self._unmatch
+        )
+        texts = {key: text for answer in answers for key, text in answer.graphs.items()}
+        results: list[PrefixMatch | None] = []
+        losers: list[str] = []
+        for position, graph in enumerate(graphs):
+            found = [match for answer in answers if (match := answer.found[position]) is not None]
+            best = max(found, key=lambda match: match.rank, default=None)
+            losers += [match.lease for match in found if match is not best]
+            results.append(self._match(graph, best, texts) if best is not None else None)
+            if best is not None and one:
+                told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
+                self._reader.expect(told, topology)
+        self._session.unpin_behind(losers)
+        return results
+
+    def stats(self) -> RepositoryStats:
+        """Sum up what the repository holds."""
+        shards: list[ShardStats] = self._session.broadcast("stats")
+        return RepositoryStats(
+            sum(s.models for s in shards),
+            sum(s.tensors for s in shards),
+            sum(s.bytes_memory for s in shards),
+            sum(s.bytes_disk for s in shards),
+            tuple(shards),
+        )
+
+    # ---- changes ----------------------------------------------------------------------------------------
+
+    def retire(self, model: Model) -> None:
+        """Make a version cease to exist. A tensor of it goes when no live version and no pin refers to it.
+
+        Raises:
+            ModelNotFoundError: there is no such live version.
+        """
+        name, version = split_ref(model)
+        self._session.at_home(name, "retire", name, version)
+
+    def scale(self, shards: int, timeout: float = 120.0) -> ScaleReport:
+        """Change the number of shards while reads and writes go on; nothing is lost.
+
+        Only what must moves: a shard that joins gets its share of the names, without any bytes of tensors. One that
+        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest.
+
+        Args:
+            shards: how many there are to be; as many as now is no change.
+            timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
+
+        Raises:
+            ValueError: less than one is asked for, or fewer than now in a repository with `redis=`.
+            OperationTimeoutError: it took longer than `timeout` seconds.
+            StoreFullError: the shards that would stay have no room; nothing has changed.
+            ShardUnavailableError: a shard could not be started; nothing has changed.
+        """
+        if shards < 1:
+            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
+        report = self._session.planner.call("scale", shards, timeout, timeout=timeout + GRACE_S)
+        self._session.refresh()
+        return report
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Numbers of the shards that there are, as far as this client knows."""
+        return self._session.shards
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Wait until all that is committed now is on disk, too.
+
+        Raises:
+            StorageError: the repository has no path, or the disk does not take it.
+            OperationTimeoutError: it took longer than `timeout` seconds.
+            ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
+        """
+        patience = timeout + CONTROL_TIMEOUT_S
+        lives = Lives()
+        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
+        self._session.broadcast("flush", timeout, timeout=patience, heard=lives.heard)
+        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
+        if lives.died:
+            raise ShardUnavailableError(
+                "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
+                f"{sorted(lives.died)}"
+            )
+
+    def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
+        """Check a version, or all: every checksum, in memory and on disk, and every owner.
+
+        Args:
+            model: the version; None: all live ones.
+            timeout: seconds for each.
+
+        Returns:
+            What is wrong, by name; empty when nothing is.
+        """
+        refs = self.models() if model is None else [self._header(model).ref]
+        return [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+
+    def export(self, model: Model, path: str | os.PathLike[str]) -> None:
+        """Write a version's tensors to a file that other tools read.
+
+        Args:
+            model: the version.
+            path: `.safetensors`, `.arrow`, or, of a Keras model, `.weights.h5`; it is replaced where it exists.
+
+        Raises:
+            StorageError: the file cannot be written, or its suffix is none of these.
+            TensorMismatchError: the format cannot hold a tensor's dtype.
+            GraphError: `.weights.h5` of a version that was not saved from Keras.
+        """
+        if interchange.format_of(path) == "keras":
+            try:
+                built = self.load_model(model)
+            except GraphError as exc:
+                raise GraphError(f"export of {model} to {os.fspath(path)}: expected a Keras model; {exc}") from exc
+            interchange.write_keras(path, built)
+            return
+        info = self.info(model)
+        files.write(path, info, self.graph(info.ref), self.load(info.ref))
+
+    def import_(self, path: str | os.PathLike[str], name: str, **as_save: Any) -> Saved:
+        """Save the tensors of a file that `export`, or another tool, wrote.
+
+        Args:
+            path: `.safetensors`, `.arrow` or `.weights.h5`.
+            name: the model's name.
+            as_save: the keyword arguments of `save`. `graph`, `quality` and `metadata` are the file's, where it has
+                them and they are not given.
+
+        Raises:
+            StorageError: the file cannot be read.
+            CorruptDataError: it is damaged.
+        """
+        tensors, stored = files.read(path)
+        return self.save(name, tensors, **stored | as_save)
+
+    def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
+        """Wait for a version of `name` above `after`; pushed by the shard, not polled.
+
+        Returns:
+            The newest version, or None when none came within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        check_name(name)
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            home = self._session.home(name)
+            try:
+                return self._session.call(home, "wait_newer", name, after, left, timeout=left + 1.0, again=True)
+            except MovedError as exc:
+                self._session.moved(name, home, exc, deadline + 1.0)
+            except OperationTimeoutError:
+                return None
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        graph: ModelGraph | None,
+        *,
+        recipe: str | None,
+        parent: Model | None = None,
+        inherit: Inherit = "auto",
+        quality: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        durability: str = "memory",
+        timeout: float = 60.0,
+        copy: bool = False,
+        announced: Announced | None = None,
+    ) -> PendingSave:
+        where = f"save of {check_name(name)!r}"
+        if graph is not None and not isinstance(graph, ModelGraph):
+            raise GraphError(f"{where}: graph: expected a ModelGraph; found {type(graph).__name__}")
+        if not (inherit is None or inherit == "auto" or isinstance(inherit, Mapping)):
+            raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
+        if isinstance(inherit, Mapping) and graph is None and inherit:
+            raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
+        if durability not in ("memory", "disk"):
+            raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
+        if durability == "disk" and not self._disk:
+            raise StorageError(f"{where}: durability 'disk': expected a repository with path=; {self.name!r} has none")
+        request = SaveRequest(
+            name,
+            arrays_of(tensors, where),
+            graph,
+            split_ref(parent) if parent is not None else None,
+            inherit,
+            float(quality) if quality is not None else None,
+            metadata_text(name, metadata),
+            recipe,
+            timeout,
+            durability == "disk",
+            announced,
+        )
+        return self._saves.submit(request, copy=copy)
+
+    def _flush_last(self) -> None:
+        """Wait for the disk, where this client started the repository."""
+        if self._launched is not None and self._launched.names and self._disk:
+            try:
+                self.flush(FLUSH_TIMEOUT_S)
+            except TensorVineError as exc:
+                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+
+    def _stop_launched(self) -> None:
+        if self._launched is not None:
+            self._launched.stop()
+
+    def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
+        key, text = best.graph_key, texts[best.graph_key]
+        return PrefixMatch(
+            self._session,
+            graph,
+            best.ref,
+            best.quality,
+            best.lease,
+            lambda: self._catalog.graph_from(key, text),
+        )
+
+    def _unmatch(self, answers: list[Matches]) -> None:
+        """Let go of what was pinned for nothing."""
+        self._session.unpin([match.lease for answer in answers for match in answer.found if match is not None])
+
+    def _header(self, model: Model) -> Header:
+        name, version = split_ref(model)
+        return self._session.at_home(name, "header", self._session.client, name, version, again=True)
+
+    def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
+        header = self._header(model)
+        return header.ref, self._catalog.table(header.ref, None)

@@ -1,0 +1,161 @@
+"""What a save is asked for, and what can be said of it without asking a shard.
+
+Rules
+- A request is checked when it is made, and nothing of it changes after that.
+- What is inherited by layers is told by the two graphs and the parent's table alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ....store.arrays import as_bytes, dtype_name
+from ....store.errors import GraphError, TensorMismatchError
+from ....store.graphs.graph import ModelGraph
+from ....store.refs import ModelRef
+from ....store.versions.manifest import TensorEntry
+from ...engine.engine import Future
+
+PROBE_BYTES = 4096
+COMPARE_BYTES = 1 << 20
+"""Tensors are compared in pieces: a small one, since most differ there, then of this size."""
+Inherit = Mapping[str, str] | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a save did."""
+
+    ref: ModelRef
+    bytes_written: int
+    """Bytes of the tensors that this version wrote."""
+    bytes_inherited: int
+    """Bytes of the tensors that it shares with ancestors."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Announced:
+    """A save that is to come: its parent is pinned meanwhile, and memory granted for what it will probably write."""
+
+    save_id: str
+    lengths: list[int]
+    """Of the blocks that memory is granted for."""
+    shard: int
+    """Which was asked."""
+    begun: Future
+    """Its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """A checked call of `Repository.save`."""
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
+    graph: ModelGraph | None
+    parent: tuple[str, int | None] | None
+    """Name and version; None: the latest version of `name`, if there is one."""
+    inherit: Inherit
+    quality: float | None
+    metadata: str
+    recipe: str | None
+    timeout: float
+    durable: bool = False
+    """On disk before it is committed."""
+    announced: Announced | None = None
+    """What was asked ahead for this save; `parent` is its parent."""
+
+
+def inherit_layers(
+    request: SaveRequest,
+    graph: ModelGraph,
+    old: ModelGraph,
+    parent: ModelRef,
+    table: Mapping[str, TensorEntry],
+) -> dict[str, TensorEntry]:
+    """Give, for the layers in `request.inherit`, the parent's rows under the child's tensor names.
+
+    Raises:
+        GraphError: a layer is unknown, or two layers' configs or numbers of tensors differ.
+        TensorMismatchError: a tensor that was given as well has another shape or dtype than the parent's.
+    """
+    rows: dict[str, TensorEntry] = {}
+    where = f"save of {request.name!r}: inherit"
+    if not isinstance(request.inherit, Mapping):
+        return rows
+    for mine, theirs in request.inherit.items():
+        layer, source = graph.by_name.get(mine), old.by_name.get(theirs)
+        if layer is None:
+            raise GraphError(f"{where}: expected layers of the graph that is saved; found {mine!r}")
+        if source is None:
+            raise GraphError(f"{where}: expected layers of the parent {parent}; found {theirs!r}")
+        if graph.canonical_configs[mine] != old.canonical_configs[theirs]:
+            raise GraphError(
+                f"{where}: expected layer {mine!r} to match {theirs!r} of {parent}; their configs differ: "
+                f"{graph.canonical_configs[mine]} and {old.canonical_configs[theirs]}"
+            )
+        if len(layer.tensors) != len(source.tensors):
+            raise GraphError(
+                f"{where}: expected layer {mine!r} to have the {len(source.tensors)} tensors of {theirs!r} of "
+                f"{parent}; found {len(layer.tensors)}"
+            )
+        for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
+            rows[name] = table[theirs_name]
+            given = request.arrays.get(name)
+            if given is not None and (given.shape, dtype_name(given.dtype)) != (
+                rows[name].shape,
+                rows[name].dtype,
+            ):
+                raise TensorMismatchError(
+                    f"{where}: tensor {name!r}: expected {rows[name].dtype} {rows[name].shape} as in {parent}; "
+                    f"found {dtype_name(given.dtype)} {given.shape}"
+                )
+    return rows
+
+
+def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
+    """Write the user's metadata as JSON.
+
+    Raises:
+        TensorMismatchError: it is no mapping of JSON values.
+    """
+    try:
+        return json.dumps(dict(metadata or {}))
+    except (TypeError, ValueError) as exc:
+        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
+
+
+def to_write(request: SaveRequest) -> dict[str, np.ndarray]:
+    """Give the tensors that the save will write unless they are unchanged, in the graph's order."""
+    arrays = in_order(request.arrays, request.graph)
+    if request.graph is not None and isinstance(request.inherit, Mapping):
+        for layer in request.inherit.keys() & request.graph.by_name.keys():
+            for tensor in request.graph.by_name[layer].tensors:
+                arrays.pop(tensor, None)
+    return arrays
+
+
+def same_bytes(array: np.ndarray, other: np.ndarray) -> bool:
+    """Compare two arrays of one shape and dtype by their bytes; soon done where they differ soon."""
+    mine, theirs = as_bytes(array), as_bytes(other)
+    start, length = 0, PROBE_BYTES
+    while start < mine.nbytes:
+        if not np.array_equal(_words(mine[start : start + length]), _words(theirs[start : start + length])):
+            return False
+        start, length = start + length, COMPARE_BYTES
+    return True
+
+
+def _words(piece: np.ndarray) -> np.ndarray:
+    return piece.view(np.uint64) if piece.nbytes % 8 == 0 else piece
+
+
+def in_order(arrays: Mapping[str, np.ndarray], graph: ModelGraph | None) -> dict[str, np.ndarray]:
+    """Sort tensors as the graph's layers come, so that a prefix is a run of segments; others come last."""
+    order = {name: position for position, name in enumerate(graph.tensors)} if graph is not None else {}
+    return dict(sorted(arrays.items(), key=lambda item: order.get(item[0], len(order))))

@@ -1,0 +1,155 @@
+"""The saves of one client: checked, staged where the caller does not wait, and carried out one at a time.
+
+Rules
+- A save that does not wait is copied before it is queued: into memory of the shard where some is reserved (`saver`),
+  else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
+- One thread carries saves out, in the order in which they were asked for. It starts with the first.
+- `close` waits for as long as the saves that are queued may take by their own timeouts.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ....store.arrays import as_numpy
+from ....store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
+from ...rpc.closing import close_all
+from ..catalog import Catalog
+from ..reader import Reader
+from ..session import CONTROL_TIMEOUT_S, Session
+from .pending import PendingSave
+from .request import SaveRequest
+from .saver import Saver
+from .staging import Staged, Staging
+from .upload import Upload
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A save on its way."""
+
+    pending: PendingSave
+    request: SaveRequest
+    again: bool
+    """The caller does not wait: another save like this one is likely."""
+    upload: Upload | None = None
+    """Where its tensors lie in the shard's memory already."""
+    buffer: Staged | None = None
+    """Where they lie in this process."""
+
+
+class Saves:
+    """Carries out the saves of one client."""
+
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
+        self.saver = Saver(session, catalog, reader)
+        self._staging = Staging()
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._ends = 0.0
+        """When the last queued save has ended, by the timeouts of all before it: on the monotonic clock."""
+        self._closed = False
+
+    def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
+        """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
+
+        Raises:
+            OperationTimeoutError: this was closed.
+        """
+        work = _Work(PendingSave(request.name), request, again=copy)
+        if copy and not self._closed:
+            self._stage(work)
+        with self._lock:
+            if self._closed:
+                if work.buffer is not None:
+                    work.buffer.release()
+                raise OperationTimeoutError(f"save of {request.name!r}: expected an open repository; it was closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
+                self._thread.start()
+            self._ends = max(self._ends, time.monotonic()) + request.timeout
+            self._queue.put(work)
+        return work.pending
+
+    def close(self) -> None:
+        """Finish what is queued, and end the threads."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
+            left = max(self._ends - time.monotonic(), 0.0) + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
+        close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
+
+    def _join(self, timeout: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("a save that should have ended goes on; what it is about will be given up")
+
+    def _stage(self, work: _Work) -> None:
+        """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""
+        placed = self.saver.stage(work.request)
+        if placed is not None:
+            work.request, work.upload = placed
+            self._staging.let_go()
+        else:
+            work.buffer = self._staging.take(work.request.arrays, f"save of {work.request.name!r}")
+            if work.buffer is None:
+                return
+            work.request = replace(work.request, arrays=work.buffer.arrays)
+        work.pending.mark_staged()
+
+    def _carry_out(self) -> None:
+        while (work := self._queue.get()) is not None:
+            released = work.buffer.release if work.buffer is not None else work.pending.mark_staged
+            work.pending.run(lambda work=work, released=released: self.saver.save(work.request, released, work.upload))
+            if work.buffer is not None:
+                work.buffer.release()
+            if work.again:
+                self._reserve(work.request)
+            del work, released  # the tensors must not live until the next save
+
+    def _reserve(self, request: SaveRequest) -> None:
+        """Have memory wait for the next save like this one; a failure costs that save a copy, and no more."""
+        try:
+            self.saver.reserve(request)
+        except TensorVineError as exc:
+            log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
+
+
+def arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    """Give a caller's tensors as NumPy arrays, without a copy where that can be.
+
+    Raises:
+        TensorMismatchError: they are none, or their names are no Unicode text; `where` begins the message.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TensorMismatchError(
+            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
+        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
+    return arrays
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

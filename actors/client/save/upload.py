@@ -1,0 +1,218 @@
+"""The bytes of one save on their way to one shard.
+
+Rules
+- Where the shard is on this node: fill the parts of its memory that it granted. No message until all are filled.
+- To another node: put blocks into the engine's object store, at most `IN_FLIGHT` at a time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....store.arrays import as_bytes, dtype_name
+from ....store.errors import StoreFullError
+from ....store.segments.arena import Part
+from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
+from ....store.versions.manifest import TensorEntry
+from ...engine.engine import Future
+from ...memory.copying import copy_all
+from ...memory.memory import MemoryView
+from ...shard.holdings import INLINE_BYTES, Filled
+from ..session import Session, time_left
+
+IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A segment to be."""
+
+    id: SegmentId
+    sizes: list[int]
+    """Bytes of its tensors."""
+
+    @property
+    def length(self) -> int:
+        return _length(self.sizes)
+
+
+class Upload:
+    """Brings tensors to a shard.
+
+    Args:
+        session: the client's.
+        shard: which shard.
+        save_id: holds what arrives until the commit.
+        deadline: on the monotonic clock.
+        what: names the save in errors.
+        helper: runs half of the copying.
+        granted: offsets of parts that the shard granted already, for blocks as `announce` gave them.
+        granter: process id of the shard that did; what another life of it granted is none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        shard: int,
+        save_id: str,
+        deadline: float,
+        what: str,
+        helper: Executor,
+        granted: Sequence[int] = (),
+        granter: int = 0,
+    ) -> None:
+        self.save_id = save_id
+        self.blocks: list[Filled] = []
+        """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
+        self.at: set[int] = set()
+        """Other shards than the home that took some."""
+        self.life = 0
+        """Process id of the shard whose memory was filled."""
+        self.entries: dict[str, TensorEntry] = {}
+        """The manifest's rows of what was written."""
+        self._session = session
+        self.shard = shard
+        self._deadline = deadline
+        self._what = what
+        self._helper = helper
+        self._granted = list(granted)
+        self._granter = granter
+        self._answers: list[Future] = []
+
+    def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
+        """Copy all tensors to where the shard can take them; the caller may change them afterwards.
+
+        Raises:
+            StoreFullError: the shard has no room for them.
+        """
+        if not arrays:
+            return
+        names, values = list(arrays), list(arrays.values())
+        total = sum(padded(array.nbytes) for array in values)
+        if total <= INLINE_BYTES and at_home:
+            self._pack_inline(self._block(names, values), values)
+            return
+        connection = self._session.connection(self.shard, self._deadline)
+        if total > connection.hello.capacity:
+            raise StoreFullError(
+                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
+                f"{self.shard}; found {total}"
+            )
+        runs = split([array.nbytes for array in values])
+        blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
+        sources = [[values[i] for i in run] for run in runs]
+        self.life = connection.hello.pid
+        if self._granter != self.life:
+            self._granted = []
+        if connection.view is not None:
+            self._fill_parts(blocks, sources, connection.view)
+        else:
+            self._put_blocks(blocks, sources)
+
+    def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Give the arrays as they lie in the shard's memory after `write`."""
+        view = self._session.connection(self.shard, self._deadline).view
+        if view is None:
+            return {}
+        at = {
+            segment: (view.part(part), layout(sizes)[0])
+            for segment, part, sizes in self.blocks
+            if isinstance(part, Part)
+        }
+        found = {name: (*at[entry.segment], entry.slot) for name, entry in self.entries.items() if entry.segment in at}
+        return {name: _place(block, offsets[slot], arrays[name]) for name, (block, offsets, slot) in found.items()}
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave out what was written and turned out to be unchanged."""
+        self.entries = {name: entry for name, entry in self.entries.items() if name in names}
+        used = {entry.segment for entry in self.entries.values()}
+        self.blocks = [block for block in self.blocks if block[0] in used]
+
+    def places(self, where: Callable[[SegmentId], int]) -> dict[int, list[Filled]]:
+        """Say which shards must still be told to take what: what lies in no shard's memory goes where it belongs."""
+        places: dict[int, list[Filled]] = {}
+        for block in self.blocks:
+            shard = self.shard if isinstance(block[1], Part) else where(block[0])
+            places.setdefault(shard, []).append(block)
+        return places
+
+    def taken(self, shard: int, blocks: Collection[Filled]) -> None:
+        """Note that a shard has taken blocks."""
+        self.at.add(shard)
+        self.blocks = [block for block in self.blocks if block not in blocks]
+
+    def finish(self) -> None:
+        """Wait until the shard has taken what went through the object store."""
+        while self._answers:
+            self._wait()
+
+    def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
+        serial = self._session.topology.serial(self.shard, uuid.uuid4().int)  # its owner follows from it
+        identity = (self.shard, serial)
+        for slot, (name, array) in enumerate(zip(names, arrays, strict=True)):
+            self.entries[name] = TensorEntry(dtype_name(array.dtype), array.shape, array.nbytes, None, identity, slot)
+        return _Block(identity, [array.nbytes for array in arrays])
+
+    def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
+        packed = np.zeros(layout(block.sizes)[1], np.uint8)
+        copy_into(packed, arrays, self._helper)
+        self.blocks.append((block.id, packed.tobytes(), block.sizes))
+
+    def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
+        granted = self._granted
+        for position, (block, arrays) in enumerate(zip(blocks, sources, strict=True)):
+            if not granted:
+                granted = self._grant([b.length for b in blocks[position:]])
+            part = Part(granted.pop(0), block.length)
+            copy_into(view.part(part), arrays, self._helper)
+            self.blocks.append((block.id, part, block.sizes))
+
+    def _grant(self, lengths: list[int]) -> list[int]:
+        left = time_left(self._deadline, self._what)
+        arguments = (self._session.client, self.save_id, lengths, left)
+        return list(self._session.call(self.shard, "grant", *arguments, timeout=left + 1.0))
+
+    def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
+        for block, arrays in zip(blocks, sources, strict=True):
+            packed = as_bytes(arrays[0]) if len(arrays) == 1 else np.zeros(block.length, np.uint8)
+            if len(arrays) > 1:
+                copy_into(packed, arrays, self._helper)
+            handle = self._session.engine.put(packed)
+            left = time_left(self._deadline, self._what)
+            arguments = (self.save_id, block.id, handle, block.sizes, left)
+            self._answers.append(self._session.send(self.shard, "adopt_block", *arguments))
+            if len(self._answers) >= IN_FLIGHT:
+                self._wait()
+
+    def _wait(self) -> None:
+        left = time_left(self._deadline, self._what)
+        self._session.result(self._answers.pop(0), self.shard, left)
+
+
+def copy_into(block: np.ndarray, arrays: Sequence[np.ndarray], helper: Executor) -> None:
+    """Copy arrays into a block, each at its aligned offset; `helper` copies half of many bytes."""
+    offsets, _ = layout([array.nbytes for array in arrays])
+    copy_all(((_place(block, offset, array), array) for offset, array in zip(offsets, arrays, strict=True)), helper)
+
+
+def announce(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Give the lengths of the blocks that `Upload.write` makes of these arrays; none for what travels inline."""
+    sizes = [array.nbytes for array in arrays]
+    if sum(padded(size) for size in sizes) <= INLINE_BYTES:
+        return []
+    return [_length([sizes[i] for i in run]) for run in split(sizes)]
+
+
+def _length(sizes: Sequence[int]) -> int:
+    """Give the length of a block of tensors; never 0, which a kernel lock would take for all that follows."""
+    return max(layout(sizes)[1], ALIGNMENT)
+
+
+def _place(block: np.ndarray, offset: int, array: np.ndarray) -> np.ndarray:
+    """Give the bytes of a block that are to hold an array, as an array like it."""
+    return block[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)

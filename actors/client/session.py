@@ -1,0 +1,499 @@
+"""A client's session: its connections to the shards, its heartbeat, and what it lets go.
+
+Rules
+- Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
+- A session lasts as long as its heartbeat. One thread per client renews it and lets go of the pins of collected
+  matches; it starts with the first save or prefix query and ends with `close`.
+- A connection maps the shard's memory when both are on one node: see `memory`. It is closed when another one takes its
+  place, and with the session.
+- A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
+  asks again, by turns where the name was and where it is to be, while it is on its way.
+- What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...planner.topology import Topology
+from ...store.errors import (
+    EngineStoppedError,
+    MovedError,
+    OperationTimeoutError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    TensorVineError,
+)
+from ..engine.engine import Actor, Engine, Future
+from ..memory.memory import MemoryView
+from ..rpc.closing import close_all
+from ..rpc.line import Line, LineAnswer
+from ..rpc.messages import Hello, Tag, actor_name
+from .planner_calls import PlannerCalls
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RENEW_S = 15.0
+RETRY_S = 0.05
+CONTROL_TIMEOUT_S = 30.0
+MOVE_S = 0.005
+"""Pause between two tries while a name, or its neighbour in a question to all, is on its way."""
+LOOK_S = 0.1
+"""How long a topology counts as new enough."""
+LOOK_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Connection:
+    """What a client knows of one life of a shard."""
+
+    actor: Actor
+    hello: Hello
+    view: MemoryView | None
+    """Its memory; None when the shard is on another node."""
+    line: Line | None
+    """For short calls; None when it is on another node, or has none."""
+
+    def epoch(self) -> int | None:
+        """Give the shard's epoch; None when its board cannot be seen or its process has ended."""
+        return self.view.epoch() if self.view is not None else None
+
+    def is_of(self, hello: Hello) -> bool:
+        """Tell whether it is to the life of a shard that said this, and that has not ended as far as can be seen."""
+        return self.hello.pid == hello.pid and (self.view is None or self.view.epoch() is not None)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.view is not None:
+            self.view.close()
+        if self.line is not None:
+            self.line.close()
+
+
+class Session:
+    """One client of one repository.
+
+    Args:
+        engine: what runs the repository's actors.
+        repository: its name.
+
+    Raises:
+        RepositoryNotFoundError: no such repository runs.
+    """
+
+    def __init__(self, engine: Engine, repository: str) -> None:
+        self.engine = engine
+        self.repository = repository
+        self.client = uuid.uuid4().hex[:16]
+        self.node = engine.this_node()
+        try:
+            self.planner = PlannerCalls(engine, repository, self.node)
+        except LookupError as exc:
+            raise RepositoryNotFoundError(
+                f"expected a running repository named {repository!r}; found none in this cluster"
+            ) from exc
+        self.topology: Topology = self.planner.call("topology", timeout=CONTROL_TIMEOUT_S)
+        """The newest that is known; learn it once for all that must fit together."""
+        self.path = self.topology.path
+        self._refused: dict[str, int] = {}
+        """Name that is on its way -> the shard that refused it last."""
+        self._looked = time.monotonic()
+        self._heard = True
+        """The planner answered last time."""
+        self._actors: dict[int, Actor] = {}
+        self._connections: dict[int, Connection] = {}
+        self._greeted: set[int] = set()
+        """Shards that may know this client, whether there still is a connection or not."""
+        self._lock = threading.Lock()
+        self.at_renewal: Callable[[], None] = lambda: None
+        """Called whenever the session was renewed."""
+        self._dropped: deque[str] = deque()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- shards -----------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards that there are."""
+        return self.topology.shards
+
+    @property
+    def staying(self) -> list[int]:
+        """Those that are not about to drain."""
+        topology = self.topology
+        return [shard for shard in topology.shards if shard not in topology.leaving]
+
+    def home(self, name: str) -> int:
+        """Give the shard that keeps the metadata of `name`; on its way, the one that did not refuse it last."""
+        topology = self.topology
+        home = topology.home(name)
+        if not topology.former:
+            return home
+        former = topology.former_home(name)
+        return home if self._refused.get(name) == former else former
+
+    def maker(self, serial: int) -> int:
+        """Give the shard that made a segment of this serial number."""
+        return self.topology.maker(serial)
+
+    def near(self, home: int, deadline: float = math.inf) -> int:
+        """Give the shard that should hold bytes made here: the home if it is on this node, else one that is."""
+        staying = self.staying
+        if home in staying and self.connection(home, deadline).hello.node == self.node:
+            return home
+        near = next((s for s in staying if self.connection(s, deadline).hello.node == self.node), None)
+        return near if near is not None else home if home in staying else staying[0]
+
+    def moved(self, name: str, shard: int, error: MovedError, deadline: float) -> None:
+        """Take note that a shard does not answer for a name, so that the next try goes elsewhere.
+
+        Raises:
+            OperationTimeoutError: there is no time for another try.
+        """
+        before = self.topology.version
+        self.refresh(error.version)
+        again = self._refused.get(name) == shard or (self.topology.version == before and not self.topology.former)
+        if self.topology.former:
+            self._refused[name] = shard
+        if again and (time.monotonic() + MOVE_S > deadline or self._closing.wait(MOVE_S)):  # neither has it just now
+            raise OperationTimeoutError(f"{name!r}: expected it to arrive at another shard in time; {error}")
+
+    def refresh(self, version: int | None = None) -> None:
+        """Learn the newest topology; with `version`, soon enough if this is known."""
+        with self._lock:
+            now = time.monotonic()
+            if version is not None and version <= self.topology.version and now - self._looked < LOOK_S:
+                return
+            self._looked = now
+        try:
+            newest = self.planner.call("topology", timeout=LOOK_TIMEOUT_S)
+        except TensorVineError as exc:
+            log.log(
+                logging.WARNING if self._heard else logging.DEBUG, "the planner does not tell the topology: %s", exc
+            )
+            self._heard = False
+            return
+        with self._lock:
+            self._heard = True
+            if newest.version <= self.topology.version:
+                return
+            self.topology = newest
+            self._refused.clear()
+            gone = [shard for shard in self._connections if shard not in newest.alive]
+        for shard in gone:
+            self.forget(shard)
+
+    def at_home(
+        self, name: str, method: str, *arguments: Any, timeout: float = CONTROL_TIMEOUT_S, again: bool = False
+    ) -> Any:
+        """Call the shard that is home to `name`, wherever that moves; else as `call`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            shard = self.home(name)
+            try:
+                return self.call(shard, method, *arguments, timeout=deadline - time.monotonic(), again=again)
+            except MovedError as exc:
+                self.moved(name, shard, exc, deadline)
+
+    def connected(self, shard: int) -> Connection | None:
+        """Give the connection to a shard's present life, if there is one. Does not wait."""
+        with self._lock:
+            known = self._connections.get(shard)
+        return known if known is not None and known.is_of(known.hello) else None
+
+    def connection(self, shard: int, deadline: float = math.inf) -> Connection:
+        """Give the connection to a shard's present life, made anew when its process has ended.
+
+        Args:
+            shard: its index.
+            deadline: by `time.monotonic`; it waits for no longer than `CONTROL_TIMEOUT_S` in any case.
+        """
+        if (known := self.connected(shard)) is not None:
+            return known
+        timeout = min(CONTROL_TIMEOUT_S, deadline - time.monotonic())
+        self._greeted.add(shard)
+        hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), timeout=timeout, again=True)
+        line = Line(hello.line) if hello.line is not None else None
+        made = Connection(self._actor(shard), hello, self._view(hello), line)
+        with self._lock:
+            known = self._connections.get(shard)
+            again = known is not None and known.is_of(hello)  # another thread was faster
+            if not again:
+                self._connections[shard] = made
+        if known is None:
+            return made
+        spare, kept = (made, known) if again else (known, made)
+        spare.close()
+        return kept
+
+    def connect_all(self) -> None:
+        """Have a connection to every shard."""
+        for shard in self.topology.alive:
+            try:
+                self.connection(shard)
+            except MovedError:
+                log.debug("shard %d has drained just now", shard)
+
+    def forget(self, shard: int) -> None:
+        """Drop the connection to a shard that did not answer; the next use makes a new one."""
+        with self._lock:
+            gone = self._connections.pop(shard, None)
+        if gone is not None:
+            gone.close()
+
+    def call(
+        self,
+        shard: int,
+        method: str,
+        *arguments: Any,
+        timeout: float = CONTROL_TIMEOUT_S,
+        again: bool = False,
+    ) -> Any:
+        """Call a shard and wait.
+
+        Args:
+            shard: its index.
+            method: a method of `shard.Shard`.
+            arguments: for the method.
+            timeout: seconds to wait in all.
+            again: the call may be repeated while the shard is restarting: it changes nothing, or not twice.
+
+        Raises:
+            EngineStoppedError: the engine was shut down in this process.
+            ShardUnavailableError: the shard died; a call that changes something may or may not have happened.
+            MovedError: it drained, or does not answer for the name; nothing has happened.
+            OperationTimeoutError: no answer came in time.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self.result(self.send(shard, method, *arguments), shard, deadline - time.monotonic())
+            except EngineStoppedError:
+                raise
+            except (ShardUnavailableError, RepositoryNotFoundError) as exc:
+                self.forget(shard)
+                self._check_left(shard, exc)
+                if isinstance(exc, RepositoryNotFoundError):
+                    raise
+                if not again or time.monotonic() + RETRY_S > deadline or self._closing.wait(RETRY_S):
+                    raise
+
+    def broadcast(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float = CONTROL_TIMEOUT_S,
+        spoiled: Callable[[list[Any]], None] | None = None,
+        heard: Callable[[Sequence[Tag]], None] | None = None,
+    ) -> list[Any]:
+        """Ask all shards the same at one time, and wait for all answers; repeated as in `call` with `again`.
+
+        Args:
+            method: a method of `shard.Shard`.
+            arguments: for the method.
+            timeout: seconds to wait in all.
+            spoiled: told answers that do not count, for names were on their way.
+            heard: told how things stood whenever all have answered.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            topology = self.topology
+            try:
+                questions = dict.fromkeys(topology.alive, ("gathered", method, arguments))
+                told: list[tuple[Tag, Any]] = self.ask(questions, deadline - time.monotonic())
+                tags = [tag for tag, _ in told]
+                if heard is not None:
+                    heard(tags)
+                if self._fits(topology, tags, deadline):
+                    return [answer for _, answer in told]
+                if spoiled is not None:
+                    spoiled([answer for _, answer in told])
+                newest = max(tag.version for tag in tags)
+            except MovedError as exc:
+                newest = exc.version
+            self.refresh(newest)
+            if time.monotonic() + MOVE_S > deadline or self._closing.wait(MOVE_S):
+                raise OperationTimeoutError(
+                    f"{method}: expected all shards to answer while names move; none did so yet"
+                )
+
+    def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:
+        """Tell whether answers were given at one time, with all names in their places."""
+        if any(tag.sending or tag.version > topology.version for tag in tags):
+            return False
+        if not topology.former:
+            return True
+        return self.ask(dict.fromkeys(topology.alive, ("tag",)), deadline - time.monotonic()) == tags
+
+    def ask(self, questions: Mapping[int, tuple[Any, ...]], timeout: float) -> list[Any]:
+        """Ask several shards at once: shard -> (method, arguments). Repeated as in `call` with `again`."""
+        deadline = time.monotonic() + timeout
+        futures = {shard: self.send(shard, *question) for shard, question in questions.items()}
+        answers: list[Any] = []
+        for shard, future in futures.items():
+            try:
+                answers.append(self.result(future, shard, deadline - time.monotonic()))
+            except EngineStoppedError:
+                raise
+            except ShardUnavailableError as exc:
+                self.forget(shard)
+                self._check_left(shard, exc)
+                left = deadline - time.monotonic()
+                answers.append(self.call(shard, *questions[shard], timeout=left, again=True))
+        return answers
+
+    def send(self, shard: int, method: str, *arguments: Any) -> Future:
+        """Call a shard without waiting: by its line, if there is one that takes the call, else by the engine."""
+        known = self._connections.get(shard)
+        if known is not None and known.line is not None and known.line.carries(method):
+            answer = known.line.send(method, arguments)
+            if answer is not None:
+                return answer
+        return self.engine.call(self._actor(shard), method, *arguments)
+
+    def result(self, future: Future, shard: int, timeout: float) -> Any:
+        """Wait for an answer of `shard`."""
+        if isinstance(future, LineAnswer):
+            return future.result(timeout, actor_name(self.repository, shard))
+        return self.engine.result(future, timeout, f"{actor_name(self.repository, shard)}")
+
+    # ---- leases -----------------------------------------------------------------------------------------
+
+    def unpin(self, leases: Sequence[str]) -> None:
+        """Let pins go, and wait until they went: what they kept may be freed when this returns."""
+        if leases:
+            given = _by_shard(leases)
+            alive = self.topology.alive
+            orphaned = [lease for shard, part in given.items() if shard not in alive for lease in part]
+            questions = {shard: ("unpin", given.get(shard, []) + orphaned) for shard in alive}
+            try:
+                self.ask({shard: question for shard, question in questions.items() if question[1]}, CONTROL_TIMEOUT_S)
+            except MovedError:  # one that gave some has drained just now
+                self.broadcast("unpin", list(leases))
+
+    def unpin_behind(self, leases: Sequence[str]) -> None:
+        """Let pins go and do not wait; while shards change, when the housekeeping comes to it."""
+        topology = self.topology
+        for shard, part in _by_shard(leases).items():
+            if topology.former or shard not in topology.shards:
+                self._dropped.extend(part)
+                continue
+            try:
+                self.send(shard, "unpin", part)
+            except TensorVineError as exc:  # it has gone, and the newest topology is not known here
+                log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
+                self._dropped.extend(part)
+
+    def drop(self, lease: str) -> None:
+        """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""
+        self._dropped.append(lease)
+
+    def keep_alive(self) -> None:
+        """Have the session renewed from now on."""
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the session: its pins and unfinished saves are dropped by the shards at once."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        farewells: list[tuple[int, Future]] = []
+        alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
+        for shard in alive if self.topology.version else alive & self._greeted:
+            with contextlib.suppress(TensorVineError):
+                farewells.append((shard, self.send(shard, "goodbye", self.client)))
+        for shard, farewell in farewells:
+            try:
+                self.result(farewell, shard, 2.0)
+            except TensorVineError as exc:
+                log.debug("shard %d did not hear goodbye: %s", shard, exc)
+        closes = [partial(self.forget, shard) for shard in list(self._connections)]
+        close_all(f"client {self.client}", *closes, self.planner.close)
+
+    def _housekeep(self) -> None:
+        renewed, quiet = time.monotonic(), False
+        while not self._closing.wait(TICK_S):
+            try:
+                dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+                self.unpin(dropped)
+                if time.monotonic() - renewed >= RENEW_S:
+                    renewed = time.monotonic()
+                    self.broadcast("renew", self.client, timeout=RENEW_S)
+                    self.at_renewal()
+                    quiet = False
+            except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed
+                level = logging.DEBUG if quiet else logging.WARNING
+                log.log(level, "client %s is not renewed, it goes on asking: %s", self.client, exc)
+                quiet = True
+            except Exception:
+                log.exception("housekeeping of client %s failed; it goes on in %s s", self.client, TICK_S)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _check_left(self, shard: int, error: TensorVineError) -> None:
+        """Tell a shard that drained from one that died.
+
+        Raises:
+            MovedError: it drained.
+        """
+        self.refresh()
+        if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
+            raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
+
+    def _actor(self, shard: int) -> Actor:
+        actor = self._actors.get(shard)
+        if actor is None:
+            try:
+                actor = self._actors[shard] = self.engine.find(actor_name(self.repository, shard))
+            except LookupError as exc:
+                raise RepositoryNotFoundError(
+                    f"repository {self.repository!r}: expected shard {shard}; it was stopped"
+                ) from exc
+        return actor
+
+    def _view(self, hello: Hello) -> MemoryView | None:
+        if hello.node != self.node:
+            return None
+        try:
+            return MemoryView(hello.pid, hello.memory_fd, hello.capacity)
+        except OSError as exc:
+            log.warning("shard %d: its memory cannot be opened, its blocks are carried: %s", hello.index, exc)
+            return None
+
+
+def time_left(deadline: float, what: str) -> float:
+    """Give the seconds until `deadline`.
+
+    Raises:
+        OperationTimeoutError: there are none; names `what`.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise OperationTimeoutError(f"{what}: expected to finish within its timeout; it ran out")
+    return left
+
+
+def _by_shard(leases: Sequence[str]) -> dict[int, list[str]]:
+    """Sort leases by the shard that gave them, which their text names: client/shard.serial."""
+    grouped: dict[int, list[str]] = {}
+    for lease in leases:
+        grouped.setdefault(int(lease.partition("/")[2].partition(".")[0]), []).append(lease)
+    return grouped

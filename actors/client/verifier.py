@@ -1,0 +1,87 @@
+"""Checking what is stored: `Repository.verify`.
+
+Rules
+- Everything is read again: nothing that a client keeps is believed.
+- A problem is reported, not raised, so that one damaged file does not hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...store.errors import ModelNotFoundError, MovedError, TensorVineError
+from ...store.refs import ModelRef
+from ...store.segments.segment import SegmentId
+from ...store.versions.manifest import TensorEntry, decode_body
+from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with a version."""
+
+    ref: ModelRef
+    text: str
+    """What and where: the file, the tensor, what was expected and what was found."""
+
+    def __str__(self) -> str:
+        """Give it as a sentence.
+
+        >>> str(Problem(ModelRef("m", 1), "tensor 'w' is missing"))
+        "m@1: tensor 'w' is missing"
+        """
+        return f"{self.ref}: {self.text}"
+
+
+class Verifier:
+    """Checks versions of one repository, for one client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def check(self, ref: ModelRef, timeout: float) -> list[Problem]:
+        """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
+        session = self._session
+        try:
+            table = decode_body(session.at_home(ref.name, "body", session.client, ref, again=True), ref)
+            texts = self._owners(ref, table)
+            if session.path is not None:
+                arguments = (session.client, ref)
+                texts += session.at_home(ref.name, "check_manifest", *arguments, timeout=timeout, again=True)
+            texts += self._tensors(table, timeout)
+        except ModelNotFoundError:
+            return []
+        except TensorVineError as exc:
+            texts = [str(exc)]
+        return [Problem(ref, text) for text in texts]
+
+    def _owners(self, ref: ModelRef, table: Mapping[str, TensorEntry]) -> list[str]:
+        """Whoever wrote a tensor must be an ancestor."""
+        line = {ref}
+        last = ref
+        while True:
+            chain: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
+            if len(chain) <= 1:
+                break
+            line.update(chain)
+            last = chain[-1]
+        return [
+            f"tensor {name!r}: expected an owner in its lineage; found {entry.owner}"
+            for name, entry in table.items()
+            if entry.owner is not None and entry.owner not in line
+        ]
+
+    def _tensors(self, table: Mapping[str, TensorEntry], timeout: float) -> list[str]:
+        names: dict[int, dict[SegmentId, dict[int, str]]] = {}
+        for name, entry in table.items():
+            names.setdefault(self._session.topology.where(entry.segment), {}).setdefault(entry.segment, {})[
+                entry.slot
+            ] = name
+        questions = {shard: ("check_tensors", part) for shard, part in names.items()}
+        try:
+            found: list[list[str]] = self._session.ask(questions, timeout) if questions else []
+        except MovedError as exc:  # a shard has drained just now
+            self._session.refresh(exc.version)
+            return self._tensors(table, timeout)
+        return [text for texts in found for text in texts]

@@ -1,0 +1,204 @@
+"""The calls of PyTorch's `ProcessGroupGloo` that a group needs.
+
+Rules
+- PyTorch's default process group is neither used nor touched.
+- Waits are in whole milliseconds, and 0 would be for ever: each is at least one.
+- Gloo ends the process where a message is longer than the memory that is to receive it. So a message's tag is made of
+  its number between two ranks and of its size: under another tag Gloo finds nobody, in time.
+- Nothing but a wait that fails makes Gloo end its connections, all of the group at once. So that is what cuts them: a
+  wait for what nobody sends.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from ..member import TimedOutError
+
+NATIVE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+"""Dtypes that Gloo reduces; NumPy and PyTorch call them alike."""
+OPS = {"sum": "SUM", "mean": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+"""Gloo has no mean."""
+MESSAGE, PART = 0, 1
+"""What a tag is for: a message, or the part of an all-gather."""
+_TAGS = 2**30 - 35
+"""Tags of either kind: a prime, over which numbers and sizes spread."""
+_SPREAD = 618_033_989
+_NOBODYS = 2**31 - 1
+"""A tag that nobody sends."""
+_LATE = re.compile("timed out|wait timeout", re.IGNORECASE)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Library = Any
+"""A `ProcessGroupGloo`."""
+Handle = Any
+"""PyTorch's end of something under way. It keeps the memory, but not against being forgotten itself."""
+
+_IMPORTING = threading.Lock()
+"""Held while PyTorch is imported: two threads that do it at once may find half of it."""
+
+
+def load() -> None:
+    """Import PyTorch, which takes seconds.
+
+    Raises:
+        ImportError: it is not installed, or without Gloo.
+    """
+    with _IMPORTING:
+        _c10d()
+
+
+def connected(
+    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[Any], deadline: float
+) -> Library:
+    """Connect the members, who find each other in rank 0's store.
+
+    Args:
+        label: names the group in the store.
+        rank: this member.
+        size: how many there are.
+        host: address of this machine.
+        listener: what the store answers at; used on rank 0 only, and then no more the caller's.
+        store: host and port of rank 0's.
+        deadline: of `time.monotonic`.
+
+    Raises:
+        RuntimeError: PyTorch's, also where the deadline has passed.
+    """
+    c10d = _c10d()
+    limit = _limit(deadline)
+    first = {"master_listen_fd": listener.detach()} if rank == 0 else {}
+    server = c10d.TCPStore(store[0], store[1], is_master=rank == 0, wait_for_workers=False, timeout=limit, **first)
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = limit
+    options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
+    return gloo(c10d.PrefixStore(label, server), rank, size, options)
+
+
+def send(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE) -> Handle:
+    """Start to send the so-many-th message to a rank."""
+    return library.send([_tensor(memory)], peer, _tag(number, memory.nbytes, kind))
+
+
+def receive(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE) -> Handle:
+    """Start to receive the so-many-th message of a rank."""
+    return library.recv([_tensor(memory)], peer, _tag(number, memory.nbytes, kind))
+
+
+def exchange(library: Library, own: Bytes, others: Mapping[int, Bytes], number: int) -> list[Handle]:
+    """Start to send this rank's part to all others, and to receive theirs; empty parts do not travel.
+
+    Args:
+        library: the group.
+        own: this rank's part.
+        others: where the others' parts go, by rank.
+        number: of the collective.
+    """
+    handles = [receive(library, part, peer, number, PART) for peer, part in others.items() if part.size]
+    return handles + [send(library, own, peer, number, PART) for peer in others if own.size]
+
+
+def broadcast(library: Library, memory: Bytes, root: int, seconds: float) -> Handle:
+    """Start to give all ranks what the root has."""
+    options = _c10d().BroadcastOptions()
+    options.rootRank, options.timeout = root, _whole(seconds)
+    return library.broadcast([_tensor(memory)], options)
+
+
+def all_reduce(library: Library, memory: Bytes, dtype: str, op: str, seconds: float) -> Handle:
+    """Start to combine all ranks' numbers of a dtype of `NATIVE`, in place; a mean is left undivided."""
+    options = _c10d().AllreduceOptions()
+    options.reduceOp, options.timeout = getattr(_c10d().ReduceOp, OPS[op]), _whole(seconds)
+    return library.allreduce([_numbers(memory, dtype)], options)
+
+
+def divide(memory: Bytes, dtype: str, count: int) -> None:
+    """Make a sum of numbers of a dtype of `NATIVE` their mean, in place."""
+    _numbers(memory, dtype).div_(count)
+
+
+def barrier(library: Library, seconds: float) -> Handle:
+    """Start to wait for all ranks."""
+    options = _c10d().BarrierOptions()
+    options.timeout = _whole(seconds)
+    return library.barrier(options)
+
+
+def wait(handle: Handle, deadline: float) -> None:
+    """Wait for the end of what is under way. A message must be waited for once only.
+
+    Raises:
+        TimedOutError: the deadline (of `time.monotonic`) has passed.
+        RuntimeError: it failed.
+    """
+    try:
+        handle.wait(_limit(deadline))
+    except RuntimeError as exc:
+        if late(exc):
+            raise TimedOutError(str(exc)) from exc
+        raise
+
+
+def late(error: RuntimeError) -> bool:
+    """Tell whether PyTorch means a timeout of this process's own."""
+    return _LATE.search(str(error)) is not None
+
+
+def cut(library: Library, peers: Iterable[int]) -> None:
+    """End all connections: whatever waits, here or there, fails."""
+    nothing = np.zeros(1, np.uint8)
+    for peer in peers:
+        try:
+            library.recv([_tensor(nothing)], peer, _NOBODYS).wait(timedelta(milliseconds=1))
+        except RuntimeError as exc:
+            if late(exc):  # this ended the connections to all peers; otherwise, that to this one had ended before
+                return
+
+
+def _tag(number: int, nbytes: int, kind: int) -> int:
+    return (number * _SPREAD + nbytes) % _TAGS * 2 + kind
+
+
+def _tensor(memory: Bytes) -> Any:
+    """View memory as a tensor; PyTorch would warn of memory that is read-only, even where it is only sent."""
+    import torch
+
+    return torch.from_numpy(np.asarray(_Memory(memory)) if memory.size else np.empty(0, np.uint8))
+
+
+def _numbers(memory: Bytes, dtype: str) -> Any:
+    import torch
+
+    return _tensor(memory).view(getattr(torch, dtype))
+
+
+class _Memory:
+    """Memory of an array, writable or not, and what keeps it."""
+
+    def __init__(self, array: Bytes) -> None:
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _limit(deadline: float) -> timedelta:
+    return _whole(deadline - time.monotonic())
+
+
+def _whole(seconds: float) -> timedelta:
+    return timedelta(milliseconds=max(1, math.ceil(1e3 * seconds)))
+
+
+def _c10d() -> Any:
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d

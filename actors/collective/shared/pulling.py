@@ -1,0 +1,152 @@
+"""Collectives by which each member copies from the memory of the others.
+
+Rules
+- Each collective is a number of turns: all tell where their bytes lie, then each copies what it needs, from whoever is
+  there first, and says so. A member's array stays as it is until all who need it have said so.
+- In an all-reduce, rank r combines part r of all arrays (`reduction`), then all copy the parts from each other.
+- What is told carries a signature, so that ranks that do different things hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from ....store.errors import TensorMismatchError
+from ..buffers import Bytes
+from ..group import even_bounds
+from ..reduction import Reduction
+from .wires import Frame
+
+BLOCK_BYTES = 512 << 10
+"""Of an array, that are combined at once: they stay in a processor's cache."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Turn(Protocol):
+    """One member's part in one collective."""
+
+    rank: int
+    others: Sequence[int]
+    """All other ranks."""
+    where: str
+    """For errors."""
+
+    def tell(self, peers: Iterable[int], memory: Array | None = None) -> None:
+        """Tell members where memory lies, or that this member has come so far."""
+        ...
+
+    def coming(self, peers: Iterable[int]) -> Iterator[tuple[int, Frame]]:
+        """Wait for what members tell; the first comes first.
+
+        Raises:
+            PeerLostError: a member died or left.
+            OperationTimeoutError: a member did not come in time.
+            TensorMismatchError: a member does something else.
+        """
+        ...
+
+    def pull(self, peer: int, address: int, into: Bytes) -> None:
+        """Copy from a member's memory; errors as in `coming`."""
+        ...
+
+
+Collective = Callable[[Turn], None]
+
+
+def barrier(turn: Turn) -> None:
+    """Wait for all."""
+    turn.tell(turn.others)
+    for _ in turn.coming(turn.others):
+        continue
+
+
+def broadcast(memory: Bytes, root: int) -> Collective:
+    """Give all what the root has."""
+
+    def run(turn: Turn) -> None:
+        if turn.rank == root:
+            turn.tell(turn.others, memory)
+            for _ in turn.coming(turn.others):
+                continue
+            return
+        for _, frame in turn.coming([root]):
+            turn.pull(root, _checked(turn, root, frame, memory.nbytes), memory)
+            turn.tell([root])
+
+    return run
+
+
+def all_gather(parts: Sequence[Bytes]) -> Collective:
+    """Give all ranks all parts."""
+
+    def run(turn: Turn) -> None:
+        turn.tell(turn.others, parts[turn.rank])
+        for peer, frame in turn.coming(turn.others):
+            turn.pull(peer, _checked(turn, peer, frame, parts[peer].nbytes), parts[peer])
+            turn.tell([peer])
+        for _ in turn.coming(turn.others):
+            continue
+
+    return run
+
+
+def all_reduce(flat: Array, reduction: Callable[[int], Reduction]) -> Collective:
+    """Combine the arrays of all ranks, in place.
+
+    Args:
+        flat: this rank's.
+        reduction: makes one for blocks of so many elements.
+    """
+
+    def run(turn: Turn) -> None:
+        bounds = even_bounds(flat.size, len(turn.others) + 1)
+        parts = [flat[first:end] for first, end in pairwise(bounds)]
+        turn.tell(turn.others, flat)
+        starts = {peer: _checked(turn, peer, frame, flat.nbytes) for peer, frame in turn.coming(turn.others)}
+        offset = bounds[turn.rank] * flat.itemsize
+        _reduce(turn, parts[turn.rank], {peer: start + offset for peer, start in starts.items()}, reduction)
+        turn.tell(turn.others, parts[turn.rank])
+        for peer, frame in turn.coming(turn.others):
+            turn.pull(peer, frame.address, parts[peer].view(np.uint8))
+            turn.tell([peer])
+        for _ in turn.coming(turn.others):
+            continue
+
+    return run
+
+
+def _reduce(turn: Turn, own: Array, starts: Mapping[int, int], reduction: Callable[[int], Reduction]) -> None:
+    """Combine this rank's part of all arrays, block by block.
+
+    Args:
+        turn: of this rank.
+        own: its part of its own array, which becomes the result.
+        starts: where that part lies at the others.
+        reduction: as in `all_reduce`.
+    """
+    length = min(max(BLOCK_BYTES // own.itemsize, 1), own.size)
+    combined, theirs = reduction(length), np.empty(length, own.dtype)
+
+    def blocks(at: int, block: Array) -> Iterator[Array]:
+        for rank in range(len(turn.others) + 1):
+            if rank == turn.rank:
+                yield block
+            else:
+                turn.pull(rank, starts[rank] + at * own.itemsize, theirs[: block.size].view(np.uint8))
+                yield theirs[: block.size]
+
+    for at in range(0, own.size, max(length, 1)):
+        block = own[at : at + length]
+        combined.combine(blocks(at, block), block)
+
+
+def _checked(turn: Turn, peer: int, frame: Frame, nbytes: int) -> int:
+    """Compare the size that a member told with this member's; gives the address."""
+    if frame.nbytes != nbytes:
+        raise TensorMismatchError(f"{turn.where}: expected {nbytes} bytes at rank {peer}, too; found {frame.nbytes}")
+    return frame.address

@@ -1,0 +1,305 @@
+"""A consumer outside the cluster: it needs Redis, the shards' wire servers and `store/`, and no engine.
+
+Rules
+- Redis says what there is and where; the bytes come over the wire, and their content hashes are checked.
+- With `build`, a thread takes each newest version into the copy of the model that does not answer (`serving`).
+  Whatever goes wrong there is logged once per version, and the version before goes on answering.
+- A consumer that is slower than the updates finds only the newest: nothing queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ...store.arrays import dtype_of
+from ...store.errors import (
+    GraphError,
+    ModelLostError,
+    ModelNotFoundError,
+    ShardUnavailableError,
+    TensorMismatchError,
+    TensorNotFoundError,
+    TensorVineError,
+)
+from ...store.graphs.graph import ModelGraph
+from ...store.refs import ModelRef, check_name, split_ref
+from ...store.segments.segment import SegmentId
+from ...store.versions.manifest import ModelInfo, slots_of
+from ..memory.buffers import Buffers
+from ..rpc.redis_keys import Address
+from ..rpc.redis_link import RedisLink
+from ..transport.frames import Received
+from ..transport.wire import WireClient, check_content
+from ..updates.serving import Inference, Serving
+from .listener import Listener
+from .reader import Newest, RedisReader
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (0.05, 2.0)
+"""Shortest and longest pause between two tries to load a version."""
+FOLLOW_S = 10.0
+"""How long the thread waits for news at a time."""
+LOST_TRIES = 3
+"""How often a version that Redis has and the shards have not is looked for again."""
+_UNFIT = (GraphError, TensorMismatchError, TensorNotFoundError)
+
+
+class EdgeConsumer:
+    """Receives the versions of one model, and answers with the newest.
+
+    Args:
+        url: of the Redis server that the repository was started with.
+        name: the model's name.
+        build: makes the model that answers: Keras, PyTorch, or an object with `assign(tensors)` and a call. It is
+            called twice. None: this consumer only loads.
+        repository: its name.
+        timeout: seconds for each load of a version.
+
+    Raises:
+        ValueError: `url` is no URL of a Redis server.
+        StorageError: the server does not answer. One that goes away later is waited for.
+        CodecUnavailableError: the package `redis` is not installed.
+
+    >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
+    ...     consumer.infer(batch).ref
+    ModelRef(name='ptychonn', version=3)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        build: Callable[[], Any] | None = None,
+        *,
+        repository: str = "default",
+        timeout: float = 30.0,
+    ) -> None:
+        self.name = check_name(name)
+        self._timeout = timeout
+        self._link = RedisLink(url, f"EdgeConsumer of {name!r}")
+        self._buffers = Buffers()
+        self._clients: dict[Address, WireClient] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._told: str | None = None
+        """Start of the repository from which `wait_newer` gave a version last."""
+        self.refused: dict[ModelRef, str] = {}
+        """Versions that did not fit the model, and why."""
+        try:
+            self._link.run([("PING",)])
+            self._serving = Serving(build, name) if build is not None else None
+        except BaseException:
+            self._link.close()
+            raise
+        self._reader = RedisReader(self._link, check_name(repository))
+        self._listener = Listener(self._reader, name)
+        self._thread = threading.Thread(target=self._follow, name="tensorvine-edge", daemon=True)
+        if self._serving is not None:
+            self._thread.start()
+
+    # ---- what there is ----------------------------------------------------------------------------------
+
+    def wait_newer(self, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
+        """Wait for a version above `after`; pushed by Redis, not polled.
+
+        Versions of a repository that was started anew since this gave the last one are all above `after`.
+
+        Returns:
+            The newest version, or None when none came within `timeout` seconds.
+        """
+        newest = self._listener.wait(
+            lambda found: found.version > (after if self._told in (None, found.start) else 0), timeout
+        )
+        if newest is None:
+            return None
+        self._told = newest.start
+        return ModelRef(self.name, newest.version)
+
+    def load(self, model: ModelRef | str | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
+        """Load a version's tensors over the wire.
+
+        Args:
+            model: the version; None: the newest of this consumer's model.
+            timeout: seconds; None: the consumer's.
+
+        Returns:
+            Tensor name -> array, read-only.
+
+        Raises:
+            ModelNotFoundError: there is no such live version.
+            RepositoryNotFoundError: no repository of this name ever started.
+            StorageError: Redis does not answer.
+            ShardUnavailableError, OperationTimeoutError: a shard did not answer within `timeout`.
+            ModelLostError: the bytes went with a shard that died.
+            CorruptDataError: what arrived is not what was saved.
+        """
+        name, version = split_ref(model if model is not None else self.name)
+        deadline = time.monotonic() + (timeout if timeout is not None else self._timeout)
+        pause, longest = RETRY_S
+        tries = LOST_TRIES
+        while True:
+            ref = ModelRef(name, version if version is not None else self._newest_of(name))
+            try:
+                return self._fetch(ref, deadline)[0]
+            except ShardUnavailableError:  # it may be starting again, and will then be elsewhere
+                if time.monotonic() + pause > deadline:
+                    raise
+            except (ModelLostError, ModelNotFoundError) as exc:  # retired just now, maybe, and Redis may not know yet
+                if not tries or (version is not None and isinstance(exc, ModelNotFoundError)):
+                    raise
+                tries -= 1
+            if self._closing.wait(pause):
+                raise ShardUnavailableError(f"load of {ref}: expected an open consumer; it was closed")
+            pause = min(2 * pause, longest)
+
+    def info(self, model: ModelRef | str | None = None) -> ModelInfo:
+        """Give what is known of a version; arguments and errors as in `load`, but no shard is asked."""
+        name, version = split_ref(model if model is not None else self.name)
+        tries = LOST_TRIES if version is None else 0
+        while True:
+            ref = ModelRef(name, version if version is not None else self._newest_of(name))
+            try:
+                return ModelInfo.of(self._reader.posted(ref)[0].header)
+            except ModelNotFoundError:  # the newest was retired just now
+                if not tries:
+                    raise
+                tries -= 1
+
+    # ---- answering --------------------------------------------------------------------------------------
+
+    @property
+    def ref(self) -> ModelRef | None:
+        """The version that answers; None before the first."""
+        return self._serving.ref if self._serving is not None else None
+
+    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+        """Answer with the newest version that has arrived.
+
+        Args:
+            batch: what the model takes.
+            timeout: seconds to wait for the first version; later ones are never waited for.
+
+        Raises:
+            ValueError: the consumer was made without `build`.
+            OperationTimeoutError: there is no version yet.
+        """
+        return self._answering().infer(batch, timeout)
+
+    def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
+        """Wait until `version` or a newer one answers, and give it.
+
+        Raises:
+            ValueError: the consumer was made without `build`.
+            OperationTimeoutError: it does not yet.
+        """
+        return self._answering().wait_for(version, timeout)
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads and connections. A second call is no error."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._listener.close()
+        if self._serving is not None:
+            self._thread.join(2 * self._timeout)
+            self._serving.close()
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+        self._link.close()
+
+    def __enter__(self) -> EdgeConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _answering(self) -> Serving:
+        if self._serving is None:
+            raise ValueError(f"EdgeConsumer of {self.name!r}: expected build=, so that there is a model; found none")
+        return self._serving
+
+    def _follow(self) -> None:
+        """Take each newest version, as long as the consumer is open."""
+        serving = self._answering()
+        last: Newest | None = None
+        failed: ModelRef | None = None
+        pause, longest = RETRY_S
+        while not self._closing.is_set():
+            newest = self._listener.wait(lambda found, last=last: found.is_news(last), FOLLOW_S)
+            if newest is None:
+                continue
+            ref = ModelRef(self.name, newest.version)
+            try:
+                serving.take(ref, *self._fetch(ref, time.monotonic() + self._timeout))
+                last, pause = newest, RETRY_S[0]
+            except _UNFIT as exc:
+                last, self.refused[ref] = newest, str(exc)
+                log.warning("%s is refused, %s goes on answering: %s", ref, serving.ref, exc)
+            except TensorVineError as exc:
+                if ref != failed:
+                    log.warning("update to %s: %s; it is tried again", ref, exc)
+                failed = ref
+                self._closing.wait(pause)
+                pause = min(2 * pause, longest)
+            except Exception as exc:  # a user's model may raise anything
+                last, self.refused[ref] = newest, repr(exc)
+                log.exception("%s is refused, %s goes on answering", ref, serving.ref)
+
+    def _newest_of(self, name: str) -> int:
+        version = self._reader.newest(name).version
+        if version == 0:
+            raise ModelNotFoundError(
+                f"{self._link.where}: expected a model named {name!r}; found no live version of it"
+            )
+        return version
+
+    def _fetch(self, ref: ModelRef, deadline: float) -> tuple[dict[str, np.ndarray], ModelGraph]:
+        """Bring a version's tensors and its architecture."""
+        posted, shards = self._reader.posted(ref)
+        graph = self._reader.graph(posted)
+        by_shard: dict[int, dict[SegmentId, list[int]]] = {}
+        for segment, slots in slots_of(posted.entries.values()).items():
+            by_shard.setdefault(segment[0], {})[segment] = slots
+        received: dict[SegmentId, Received] = {}
+        self._drop_clients(set(shards.values()))
+        for shard, places in by_shard.items():
+            if shard not in shards:
+                raise ShardUnavailableError(f"load of {ref}: expected shard {shard} in Redis; it is not there yet")
+            left = max(deadline - time.monotonic(), 0.0)
+            received |= self._client(shards[shard]).read(places, left, f"load of {ref}", digests=True)
+        rows = posted.entries.items()
+        check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"the wire for {ref}")
+        arrays: dict[str, np.ndarray] = {}
+        for name, row in rows:
+            part: Any = received[row.segment]
+            arrays[name] = np.ndarray(row.shape, dtype_of(row.dtype), part.block, part.offsets[row.slot])
+        return arrays, graph
+
+    def _client(self, address: Address) -> WireClient:
+        with self._lock:
+            if address not in self._clients:
+                self._clients[address] = WireClient((address.host, address.port), address.token, buffers=self._buffers)
+            return self._clients[address]
+
+    def _drop_clients(self, present: set[Address]) -> None:
+        """Forget shards that have started again elsewhere."""
+        with self._lock:
+            gone = [self._clients.pop(address) for address in self._clients.keys() - present]
+        for client in gone:
+            client.close()

@@ -1,0 +1,109 @@
+"""What a consumer outside the cluster reads in Redis.
+
+Rules
+- All of an answer belongs to one start of the repository: its id is read in the same transaction.
+- Versions of a repository that was started anew are new, whatever their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...store.errors import ModelNotFoundError, RepositoryNotFoundError
+from ...store.graphs.graph import ModelGraph
+from ...store.refs import ModelRef
+from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest
+from ..rpc.redis_link import Command, RedisLink, Subscription
+
+GRAPHS = 16
+"""Architectures that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest version of a name."""
+
+    start: str
+    """Id of the repository's start that it belongs to."""
+    version: int
+    """0: there is none."""
+
+    def is_news(self, last: Newest | None) -> bool:
+        """Tell whether this is a version that came after `last`.
+
+        >>> Newest("a", 3).is_news(Newest("a", 2)), Newest("b", 1).is_news(Newest("a", 2)), Newest("a", 0).is_news(None)
+        (True, True, False)
+        """
+        return self.version > (last.version if last is not None and last.start == self.start else 0)
+
+
+class RedisReader:
+    """Reads what the shards of one repository posted. Safe between threads.
+
+    Args:
+        link: to the Redis server.
+        repository: its name.
+    """
+
+    def __init__(self, link: RedisLink, repository: str) -> None:
+        self._link = link
+        self._keys = Keys(repository)
+        self._start = ""
+        self._graphs: dict[str, ModelGraph] = {}
+
+    def newest(self, name: str) -> Newest:
+        """Give the newest version of `name`.
+
+        Raises:
+            RepositoryNotFoundError: no repository of this name ever started.
+            StorageError: Redis does not answer.
+        """
+        start, (version,) = self._read(lambda keys: [("HGET", keys.newest, name)])
+        return Newest(start, int(version or 0))
+
+    def posted(self, ref: ModelRef) -> tuple[Posted, dict[int, Address]]:
+        """Give a version's manifest, and where the shards are.
+
+        Raises:
+            ModelNotFoundError: there is no such live version.
+            RepositoryNotFoundError, StorageError: as in `newest`.
+        """
+        _, (text, shards) = self._read(
+            lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards)]
+        )
+        if text is None:
+            raise ModelNotFoundError(f"Redis at {self._link.where}: expected a live model; found no {ref}")
+        return read_manifest(text, ref), {int(shard): Address.from_json(at) for shard, at in shards.items()}
+
+    def graph(self, posted: Posted) -> ModelGraph:
+        """Give a version's architecture; errors as in `posted`."""
+        key = posted.header.graph_key.hex()
+        graph = self._graphs.get(key)
+        if graph is None:
+            _, (text,) = self._read(lambda keys: [("HGET", keys.graphs(posted.home), key)])
+            if text is None:
+                ref = posted.header.ref
+                raise ModelNotFoundError(f"Redis at {self._link.where}: expected the graph of {ref}; it was retired")
+            if len(self._graphs) >= GRAPHS:
+                self._graphs.clear()
+            graph = self._graphs[key] = ModelGraph.from_json(text)
+        return graph
+
+    def updates(self, name: str) -> Subscription:
+        """Hear of new versions of `name`; errors as of `RedisLink.subscribe`."""
+        return self._link.subscribe(self._keys.updates(name))
+
+    def _read(self, commands: Callable[[StartKeys], list[Command]]) -> tuple[str, list[Any]]:
+        """Run commands on the keys of the present start, and give its id and their answers."""
+        guess = self._start
+        while True:
+            found, *answers = self._link.run([("GET", self._keys.start), *commands(self._keys.of(guess))])
+            if found is None:
+                raise RepositoryNotFoundError(
+                    f"Redis at {self._link.where}: expected a repository named {self._keys.repository!r}; found none"
+                )
+            if found.decode() == guess:
+                return guess, answers
+            self._start = guess = found.decode()

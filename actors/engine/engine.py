@@ -1,0 +1,154 @@
+"""The engine seam: the few calls that TensorVine needs from what runs its actors.
+
+Rules
+- Nothing outside an engine's own file calls Ray or Dask; a second engine is one more file like `ray.py`.
+- Every wait has a timeout. What an engine raises leaves here as an error of the one tree.
+- A block that `put` stored belongs to the process that put it: shards put, clients only borrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+Actor = Any
+"""What an engine calls a running actor."""
+Future = Any
+"""What an engine calls an answer to come."""
+Handle = Any
+"""What an engine calls a stored block."""
+
+GROUPS = {"ctl": 512, "data": 64, "watch": 16384}
+"""Concurrency groups of actors and how many calls each serves at once: short answers, bytes, long polls."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def group(name: str, *, line: bool | None = None) -> Callable[[_Method], _Method]:
+    """Mark an actor's method as one of the concurrency group `name`, so that a slow group cannot block it.
+
+    Args:
+        name: one of `GROUPS`.
+        line: it can be called by a `line`, too, and is then carried out in the loop of `ctl`. None: the group `ctl`
+            can. What needs the engine to travel, such as handles of blocks, cannot.
+    """
+
+    def mark(method: _Method) -> _Method:
+        method.concurrency_group = name  # pyright: ignore[reportFunctionMemberAccess]
+        method.by_line = name == "ctl" if line is None else line  # pyright: ignore[reportFunctionMemberAccess]
+        return method
+
+    return mark
+
+
+def methods_by_line(cls: type) -> frozenset[str]:
+    """Name the methods of an actor's class that can be called by a `line`."""
+    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name), "by_line", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster, as the engine sees it."""
+
+    id: str
+    store_bytes: int
+    """Capacity of its object store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How long an actor lives, and on what."""
+
+    outlives: bool = True
+    """It stays when its starter has ended."""
+    restarts: bool = True
+    """It is started again when its process dies."""
+    gpus: float = 0.0
+    """GPUs that it takes; a part of one may be shared."""
+    cpus: float = 0.0
+    """CPU slots that it takes."""
+    bundle: tuple[Any, int] | None = None
+    """A placement group of the engine's, and the number of the bundle in it where the actor is placed."""
+
+
+SERVICE = Life()
+
+
+class Engine(Protocol):
+    """What runs actors and stores blocks. `ray.RayEngine` is the first."""
+
+    def nodes(self) -> list[Node]:
+        """List the living nodes; the first is the one that clients without a node of their own count as theirs."""
+        ...
+
+    def this_node(self) -> str:
+        """Give the id of the node that this process runs on."""
+        ...
+
+    def address(self) -> str:
+        """Give the address of this process's machine, as the others of the cluster reach it."""
+        ...
+
+    def spawn(
+        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+    ) -> Actor:
+        """Start an actor, by default one that outlives its starter, or find the running one of that name."""
+        ...
+
+    def find(self, name: str) -> Actor:
+        """Find a running actor by name.
+
+        Raises:
+            LookupError: there is none.
+        """
+        ...
+
+    def kill(self, name: str) -> None:
+        """End an actor for good; a missing one is no error."""
+        ...
+
+    def restarted(self) -> bool:
+        """Tell whether the actor that this code runs in had an earlier life."""
+        ...
+
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep some bytes for as long as the cluster lives, whatever actors die; None lets go of them.
+
+        Raises:
+            ShardUnavailableError: it cannot be said whether they are kept.
+        """
+        ...
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        """Give what is kept under names that begin so; errors as in `keep`."""
+        ...
+
+    def call(self, actor: Actor, method: str, *arguments: Any) -> Future:
+        """Send a call; its answer comes as a future."""
+        ...
+
+    def result(self, future: Future, timeout: float, who: str) -> Any:
+        """Wait for an answer.
+
+        Raises:
+            OperationTimeoutError: it did not come within `timeout` seconds; names `who`.
+            ShardUnavailableError: the actor died or is restarting; names `who`.
+        """
+        ...
+
+    def awaitable(self, future: Future, timeout: float, who: str) -> Awaitable[Any]:
+        """Wait for an answer within an asynchronous actor; errors as in `result`."""
+        ...
+
+    def put(self, block: Any) -> Handle:
+        """Store a copy of a block in this node's shared memory, owned by this process."""
+        ...
+
+    def get(self, handles: Sequence[Handle], timeout: float, who: str) -> list[Any]:
+        """Map blocks, read-only, without a copy where they lie on this node; errors as in `result`.
+
+        Raises:
+            ModelLostError: a block's owner has died.
+        """
+        ...

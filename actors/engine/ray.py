@@ -1,0 +1,182 @@
+"""Ray behind the engine seam.
+
+Rules (each measured or read in Ray's source, see docs/design/engine.md)
+- Actors are named in the namespace `tensorvine`, and take no CPU slot unless their `Life` says so. Where a node is
+  named they ask for one byte of its memory: without any demand, Ray 2.60 puts 3 to 7 of 10 elsewhere in spite of
+  their affinity.
+- Services are detached and restart for ever; others live as their `Life` says. Calls are not retried: what may be
+  repeated is the caller's to know.
+- An object dies with the process that put it, so only shards put what lasts.
+- Errors that Ray wraps are unwrapped here; foreign ones are mapped to the one tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import ray
+import ray.exceptions
+import ray.util
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from ...store.errors import (
+    EngineStoppedError,
+    ModelLostError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    TensorVineError,
+)
+from .engine import GROUPS, SERVICE, Life, Node
+
+NAMESPACE = "tensorvine"
+
+_DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
+_LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
+
+
+class RayEngine:
+    """The engine on Ray; Ray must be initialised in this process (see `embedded`)."""
+
+    def nodes(self) -> list[Node]:
+        """List living nodes, the driver's own first."""
+        here = self.this_node()
+        alive = [
+            Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0)))
+            for row in ray.nodes()
+            if row["Alive"]
+        ]
+        return sorted(alive, key=lambda node: (node.id != here, node.id))
+
+    def this_node(self) -> str:
+        """Give the id of this process's node."""
+        return ray.get_runtime_context().get_node_id()
+
+    def address(self) -> str:
+        """Give the IP address of this process's node."""
+        return ray.util.get_node_ip_address()
+
+    def spawn(
+        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+    ) -> Any:
+        """Start or find a named actor."""
+        for _, method in inspect.getmembers(cls, callable):
+            chosen = getattr(method, "concurrency_group", None)
+            if chosen is not None:
+                method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
+        placed: dict[str, Any] = {"num_cpus": life.cpus}
+        if life.bundle is not None:
+            group, index = life.bundle
+            placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
+        elif node is not None:
+            placed |= {"memory": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        make: Any = ray.remote  # its stubs do not know concurrency_groups
+        restarts = -1 if life.restarts else 0
+        actor_class = make(concurrency_groups=GROUPS, num_gpus=life.gpus, max_restarts=restarts)(cls)
+        lifetime = "detached" if life.outlives else None
+        options = dict(name=name, namespace=NAMESPACE, lifetime=lifetime, get_if_exists=True, **placed)
+        return actor_class.options(**options).remote(**arguments)
+
+    def find(self, name: str) -> Any:
+        """Find a named actor."""
+        _check_running(name)
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError as exc:
+            raise LookupError(f"no actor named {name!r} in namespace {NAMESPACE!r}") from exc
+
+    def kill(self, name: str) -> None:
+        """End a named actor for good."""
+        if not ray.is_initialized():
+            return
+        try:
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except ValueError:
+            return
+
+    def restarted(self) -> bool:
+        """Tell whether this actor was restarted."""
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""
+        _check_running(name)
+        with _stored(name):
+            if value is None:
+                internal_kv._internal_kv_del(name, namespace=NAMESPACE)
+            else:
+                internal_kv._internal_kv_put(name, value, overwrite=True, namespace=NAMESPACE)
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        """Give what is kept there."""
+        _check_running(prefix)
+        with _stored(prefix):
+            names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
+            found = {name: internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
+        return {name.decode(): value for name, value in found.items() if value is not None}
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        """Send a call."""
+        _check_running(method)
+        return getattr(actor, method).remote(*arguments)
+
+    def result(self, future: Any, timeout: float, who: str) -> Any:
+        """Wait for an answer, or for a list of them."""
+        _check_running(who)
+        try:
+            return ray.get(future, timeout=max(timeout, 0.0))
+        except ray.exceptions.RayError as exc:
+            _translate(exc, timeout, who)
+
+    async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
+        """Wait for an answer within an asynchronous actor."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future.future()), timeout)
+        except (ray.exceptions.RayError, TimeoutError) as exc:
+            _translate(exc, timeout, who)
+
+    def put(self, block: Any) -> Any:
+        """Store a block in shared memory."""
+        return ray.put(block)
+
+    def get(self, handles: Sequence[Any], timeout: float, who: str) -> list[Any]:
+        """Map blocks."""
+        _check_running(who)
+        try:
+            return ray.get(list(handles), timeout=max(timeout, 0.0))
+        except ray.exceptions.RayError as exc:
+            _translate(exc, timeout, who)
+
+
+@contextlib.contextmanager
+def _stored(what: str) -> Generator[None]:
+    try:
+        yield
+    except (ray.exceptions.RayError, RuntimeError) as exc:
+        raise ShardUnavailableError(f"{what}: expected the head of the cluster to keep it; {exc}") from exc
+
+
+def _check_running(what: str) -> None:
+    """Refuse what would otherwise start a Ray: its calls do so by themselves where none is initialised."""
+    if not ray.is_initialized():
+        raise EngineStoppedError(f"{what}: expected the Ray that it was started on; Ray was shut down in this process")
+
+
+def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
+    """Raise what a Ray error means in the one tree."""
+    if isinstance(exc, ray.exceptions.RayTaskError):
+        cause = exc.cause
+        if isinstance(cause, TensorVineError):
+            raise cause from None
+        raise exc
+    if isinstance(exc, (ray.exceptions.GetTimeoutError, TimeoutError)):
+        raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+    if isinstance(exc, _LOST):
+        raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
+    if isinstance(exc, _DIED):
+        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({exc})") from exc
+    raise exc

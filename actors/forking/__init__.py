@@ -1,1 +1,0 @@
-"""Forking a data-parallel training while it runs (DeepClone)."""

@@ -1,0 +1,274 @@
+"""The planner actor: which shards there are, which versions there ever were, and the plans of all trainings.
+
+Rules (docs/design/ledger.md)
+- The ledger outlives a shard: it is how a shard that starts again can name what it lost, and never uses a version
+  number twice. A commit counts only after it was noted here.
+- A planner that starts again answers at once, but tells nobody how things stand before it has heard every shard of the
+  newest topology: its ledger, or that it starts again as well. It never goes by an older topology, it waits, and says
+  so. Trainings tell it of themselves again.
+- Where all that knew of some commits may have died, numbers begin anew above all that were used (`Registry`).
+- When to update and by which way is `streams`' part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from ...planner.scaling import ScalePolicy
+from ...planner.topology import Topology
+from ...store.archive.archive import LOCK_NAME, Archive
+from ...store.errors import StorageError, TensorVineError
+from ...store.refs import ModelRef
+from ...store.versions.ledger import Fact, Ledger, Told
+from ..engine.engine import Engine, group
+from ..rpc.line import LineAddress
+from ..rpc.line_server import LineDoor
+from ..rpc.messages import Account, ShardPlan, Standing, actor_name
+from ..rpc.registry import Registry
+from .autoscale import AutoScale
+from .resizing import Resizing, ScaleReport
+from .streams import Advice, Delivered, Observed, Streams
+
+log = logging.getLogger(__name__)
+
+CHANGES = 8
+"""Changes of the number of shards that may wait for one another."""
+HEAR_S, HEAR_PAUSE_S = 5.0, 0.2
+"""How long a planner that starts again waits for a shard's answer before it asks again, and pauses in between."""
+SAY_S = 5.0
+"""How often it says whom it waits for."""
+CLAIM_S = 3.0
+"""How long a repository that starts waits for another one to leave its path."""
+
+
+class Planner:
+    """The planner of one repository, as an actor."""
+
+    def __init__(
+        self, engine: Engine, topology: Topology, plan: ShardPlan | None = None, scaling: ScalePolicy | None = None
+    ) -> None:
+        self._engine = engine
+        self._topology = topology
+        self._lock = threading.Lock()
+        self._door = LineDoor(self, "planner")
+        self._ledger = Ledger()
+        self._streams = Streams()
+        self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
+        self._planning.submit(importlib.import_module, "scipy.optimize")  # half a second that no training waits for
+        self._changing = ThreadPoolExecutor(CHANGES, thread_name_prefix="tensorvine-scale")
+        self._finished: set[int] = set()
+        """Shards that have handed over all that they had to in the change that is under way."""
+        self._arrived: dict[str, int] = {}
+        """Names that are at their new home in it."""
+        self._registry = Registry(engine, topology.repository, topology.started_by)
+        self._resizing = Resizing(
+            engine, plan, lambda: self._topology, self._registry.decide, self._decide, self._note_finished, self._told
+        )
+        self._scaling = scaling
+        self._claim: int | None = None
+        """Keeps other repositories off the path for as long as this process lives."""
+        self._again: set[int] = set()
+        """Shards that have started again and asked how things stand."""
+        self._ready: Future[None] = Future()
+        """Done when it is known how things stand."""
+        self._ready.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
+        if engine.restarted():
+            threading.Thread(target=self._start_again, name="tensorvine-recover", daemon=True).start()
+        else:
+            self._registry.clear()
+            self._registry.decide(topology)
+            self._begin()
+
+    @group("ctl", line=False)
+    async def line(self, node: str) -> LineAddress | None:
+        """Give where shards of this machine may call by line."""
+        return self._door.address() if node == self._engine.this_node() else None
+
+    @group("ctl")
+    async def topology(self) -> Topology:
+        """Give the shape of the repository."""
+        await asyncio.wrap_future(self._ready)
+        return self._topology
+
+    @group("ctl")
+    async def claim(self) -> None:
+        """Take the path for this repository, and sweep what a crash left half-written there.
+
+        Raises:
+            StorageError: another repository runs on it.
+        """
+        deadline = time.monotonic() + CLAIM_S
+        while True:
+            try:
+                return self._take_path(sweep=True)
+            except StorageError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)  # the one that was stopped just now may not have ended yet
+
+    @group("ctl")
+    async def note(self, news: Mapping[ModelRef, Fact]) -> None:
+        """Take what a shard committed or retired, also while it is not known yet how things stand."""
+        with self._lock:
+            self._ledger.note(news)
+
+    @group("ctl")
+    async def merge(self, told: Told) -> None:
+        """Take what a shard found on its disk, or with its mirrors."""
+        with self._lock:
+            self._ledger.merge(told)
+
+    @group("ctl")
+    async def arrived(self, shard: int, names: Sequence[str]) -> None:
+        """Learn that names have come to a shard in the change that is under way."""
+        with self._lock:
+            self._arrived |= dict.fromkeys(names, shard)
+
+    @group("ctl")
+    async def standing(self, shard: int) -> Standing:
+        """Tell a shard that starts again how things stand; what lived there counts as lost from now on."""
+        with self._lock:
+            self._again.add(shard)
+        await asyncio.wrap_future(self._ready)
+        with self._lock:
+            return Standing(self._topology, tuple(self._finished), self._ledger.told(), dict(self._arrived))
+
+    @group("watch")
+    async def scale(self, shards: int, timeout: float) -> ScaleReport:
+        """Change the number of shards; see `resizing`."""
+        await asyncio.wrap_future(self._ready)
+        return await asyncio.get_running_loop().run_in_executor(self._changing, self._resizing.scale, shards, timeout)
+
+    @group("ctl")
+    async def observed(self, name: str, told: Observed) -> Advice:
+        """Take what a training observed; give the newest plan for it."""
+        return await self._aside(self._streams.observed, name, told)
+
+    @group("ctl")
+    async def delivered(self, name: str, told: Delivered) -> str:
+        """Take what a consumer measured; give the way that its node should use next."""
+        return await self._aside(self._streams.delivered, name, told)
+
+    @group("ctl")
+    async def streams(self) -> dict[str, Advice]:
+        """Give what is known of each model that is published: its curve, costs and schedule."""
+        return await self._aside(self._streams.advice)
+
+    async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Plan in a thread of its own, one thing at a time, so that no commit waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._planning, work, *arguments)
+
+    def _decide(self, topology: Topology) -> None:
+        with self._lock:
+            self._topology = topology
+            if not topology.former:
+                self._arrived.clear()
+
+    def _note_finished(self, shard: int | None) -> None:
+        with self._lock:
+            if shard is None:
+                self._finished.clear()
+            else:
+                self._finished.add(shard)
+
+    def _take_path(self, sweep: bool) -> None:
+        if self._topology.path is not None and self._claim is None:
+            archive = Archive(self._topology.path, len(self._topology.shards))
+            self._claim = archive.directory.claim(LOCK_NAME)
+            if sweep:
+                archive.sweep()
+                archive.gather_numbers()
+
+    def _told(self) -> Told:
+        with self._lock:
+            return self._ledger.told()
+
+    def _begin(self) -> None:
+        """Answer all, now that it is known how things stand."""
+        self._ready.set_result(None)
+        if self._scaling is not None:
+            AutoScale(self._engine, self._scaling, lambda: self._topology, self._resizing.scale)
+
+    # ---- an earlier life --------------------------------------------------------------------------------
+
+    def _start_again(self) -> None:
+        """Learn how things stand, however long it takes."""
+        try:
+            self._take_path(sweep=False)  # shards may be writing
+        except TensorVineError as exc:
+            log.error("planner started again: %s", exc)
+        pause = threading.Event()
+        while True:
+            try:
+                self._topology = self._registry.topology() or self._topology
+                self._gather(pause)
+                break
+            except Exception:
+                log.exception("planner started again: it is not known yet how things stand; tried again")
+            pause.wait(SAY_S)
+        if self._topology.version:
+            self._changing.submit(self._resume)
+        self._begin()
+
+    def _gather(self, pause: threading.Event) -> None:
+        """Hear every shard of the newest topology that anybody goes by."""
+        heard: dict[int, Account | None] = {}
+        said = time.monotonic()
+        while missing := [shard for shard in self._topology.alive if shard not in heard]:
+            heard |= self._hear(missing)
+            for account in filter(None, heard.values()):
+                self._topology = max(self._topology, account.topology, key=lambda known: known.version)
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                log.warning("planner started again: it waits for shards %s", [s for s in missing if s not in heard])
+            pause.wait(HEAR_PAUSE_S)
+        accounts = {shard: account for shard, account in heard.items() if account is not None}
+        lost = self._again & heard.keys() - accounts.keys()
+        whole = any(account.whole for account in accounts.values()) and not lost & self._registry.owing()
+        floor = self._registry.raise_floor() if lost and not whole else 0
+        with self._lock:
+            self._ledger.floor = floor
+            for shard, account in accounts.items():
+                self._ledger.merge(account.ledger)
+                self._arrived |= dict.fromkeys(account.arrived, shard)
+            told = self._ledger.told()
+        for shard in accounts:
+            self._engine.call(self._engine.find(actor_name(self._topology.repository, shard)), "merge", told)
+        if floor:
+            log.error("planner started again, and what shards %s held is not known: versions begin anew", sorted(lost))
+
+    def _hear(self, shards: Sequence[int]) -> dict[int, Account | None]:
+        """Ask shards; None for those that started again as well, or were ended."""
+        heard: dict[int, Account | None] = {}
+        asked: dict[int, Any] = {}
+        for shard in shards:
+            try:
+                asked[shard] = self._engine.call(
+                    self._engine.find(actor_name(self._topology.repository, shard)), "account"
+                )
+            except LookupError as exc:
+                log.error("planner started again: shard %d does not come any more: %s", shard, exc)
+                heard[shard] = None
+        deadline = time.monotonic() + HEAR_S
+        for shard, future in asked.items():
+            try:
+                heard[shard] = self._engine.result(future, deadline - time.monotonic(), f"shard {shard}")
+            except TensorVineError as exc:
+                log.info("planner started again: shard %d does not answer yet: %s", shard, exc)
+                with self._lock:
+                    if shard in self._again:
+                        heard[shard] = None
+        return heard
+
+    def _resume(self) -> None:
+        try:
+            self._resizing.resume()
+        except Exception:
+            log.exception("planner started again: a change of the shards is not brought to its end")

@@ -1,0 +1,294 @@
+"""The planner's part in a change of the topology: shards join or drain while the repository works.
+
+Rules
+- A change has one step at which it is decided: the topology is recorded where it outlives all actors (`registry`),
+  before any of them goes by it. Before that, whatever fails undoes all; after it, every call is repeated until it has
+  succeeded, by the planner's next life too, however long it takes.
+- Every shard goes by the new topology before the first name moves, and one that joined has the whole ledger. One
+  shard at a time hands over.
+- Who asked waits as long as its timeout says; the change goes on without it. One change at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...planner.topology import TAG_BITS, Topology
+from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
+from ...store.shard import ShardStats
+from ...store.versions.ledger import Told
+from ..engine.engine import Engine
+from ..rpc.messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.1
+LONG_S = 3600.0
+"""How long one call may hand over names, or copy segments: it is called again after that."""
+RESUME_S = 120.0
+"""How long the copying of a drain may take that the planner's next life goes on with."""
+STRAYS = 16
+"""Shards of a change that was never decided on are looked for among so many numbers."""
+LINGER_S = 30.0
+"""How long a drained shard stays for saves that began there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleReport:
+    """What a change of the number of shards did."""
+
+    shards_before: int
+    shards_after: int
+    names_moved: int
+    """Names whose home changed."""
+    metadata_bytes_moved: int
+    """Bytes of manifests and graphs that came to new homes."""
+    metadata_bytes_total: int
+    """Of all shards before."""
+    tensor_bytes_moved: int
+    """Bytes of tensors that were copied to other shards."""
+    seconds: float
+
+
+class Resizing:
+    """Changes the number of shards of one repository.
+
+    Args:
+        engine: runs the shards.
+        plan: how a shard is started; None: this repository cannot start any.
+        topology: gives the present one.
+        record: has a topology outlive all actors.
+        decide: makes it the present one.
+        finished: told which shards have handed over all they had to; with None, that a change begins.
+        ledger: gives what is known of all versions.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: ShardPlan | None,
+        topology: Callable[[], Topology],
+        record: Callable[[Topology], None],
+        decide: Callable[[Topology], None],
+        finished: Callable[[int | None], None],
+        ledger: Callable[[], Told],
+    ) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._topology = topology
+        self._record = record
+        self._decide = decide
+        self._finished = finished
+        self._ledger = ledger
+        self._turn = threading.Lock()
+        self._pause = threading.Event()
+
+    def scale(self, shards: int, timeout: float) -> ScaleReport:
+        """Change the number of shards to `shards`; a change that is under way ends first.
+
+        Raises:
+            ValueError: less than one is asked for, or fewer than the repository has replicas.
+            OperationTimeoutError: it took longer: nothing has changed.
+        """
+        if shards < 1:
+            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
+        if shards < self._topology().replicas:
+            least = self._topology().replicas
+            raise ValueError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
+        began = time.monotonic()
+        if not self._turn.acquire(timeout=timeout):
+            raise OperationTimeoutError(
+                f"scale to {shards} shards: another change is under way for longer than {timeout} s"
+            )
+        try:
+            return self._scale(shards, began, began + timeout)
+        finally:
+            self._turn.release()
+
+    def resume(self) -> None:
+        """Bring a change to its end that an earlier life of the planner began."""
+        with self._turn:
+            topology = self._topology()
+            for shard in topology.leaving:
+                self._drain(shard, time.monotonic() + RESUME_S)
+            if self._topology().former:
+                self._complete()
+            for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
+                self._engine.kill(actor_name(topology.repository, shard))  # it had drained, or was about to join
+
+    def _scale(self, shards: int, began: float, deadline: float) -> ScaleReport:
+        before = self._topology()
+        if shards < len(before.shards) and self._plan is not None and self._plan.redis is not None:
+            raise ValueError(
+                f"scale to {shards} shards: expected at least {len(before.shards)} in a repository with redis=: "
+                "consumers outside the cluster would not find what a drained shard had"
+            )
+        total = sum(stats.bytes_metadata for stats in self._stats(before, deadline))
+        names = metadata = tensors = 0
+        while (present := len(self._topology().shards)) != shards:
+            if shards > present:
+                self._join(shards - present, deadline)
+            else:
+                tensors += self._drain(self._emptiest(deadline), deadline)
+            moved = self._complete()
+            names, metadata = names + moved.names, metadata + moved.metadata_bytes
+        return ScaleReport(len(before.shards), shards, names, metadata, total, tensors, time.monotonic() - began)
+
+    # ---- joining ----------------------------------------------------------------------------------------
+
+    def _join(self, count: int, deadline: float) -> None:
+        """Start shards, and decide that they belong to the repository when all answer."""
+        if self._plan is None:
+            raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
+        before = self._topology()
+        after = before.grown([1 + secrets.randbelow((1 << TAG_BITS) - 1) for _ in range(count)])
+        fresh = after.shards[len(before.shards) :]
+        try:
+            self._spawn(self._plan, after, fresh, deadline)
+        except BaseException:
+            for shard in fresh:
+                self._engine.kill(actor_name(before.repository, shard))
+            raise
+        self._announce(after)
+
+    def _announce(self, topology: Topology) -> None:
+        """Decide: from now on, there is no way back."""
+        self._finished(None)
+        self._recorded(topology)
+        self._tell(topology.former, "learn", topology)
+        self._decide(topology)
+
+    def _spawn(self, plan: ShardPlan, topology: Topology, fresh: Sequence[int], deadline: float) -> None:
+        from ..shard.shard import Shard  # it imports what imports this
+
+        nodes = self._engine.nodes()
+        on_node = Counter(self._node_of(shard, deadline) for shard in topology.former)
+        chosen = {}
+        for shard in fresh:
+            chosen[shard] = min(nodes, key=lambda node: (on_node[node.id], nodes.index(node)))
+            on_node[chosen[shard].id] += 1
+        for shard, node in chosen.items():
+            config = plan.config(topology, shard, node, on_node[node.id])
+            name = actor_name(topology.repository, shard)
+            self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
+        for shard in fresh:
+            self._ask(shard, "stats", (), deadline - time.monotonic())
+
+    def _node_of(self, shard: int, deadline: float) -> str:
+        return self._ask(shard, "node", (), deadline - time.monotonic())
+
+    # ---- draining ---------------------------------------------------------------------------------------
+
+    def _emptiest(self, deadline: float) -> int:
+        """Choose the shard with the fewest bytes; of several, the one that joined last."""
+        stats = self._stats(self._topology(), deadline)
+        return min(stats, key=lambda s: (s.bytes_memory + s.bytes_disk, -s.shard)).shard
+
+    def _drain(self, shard: int, deadline: float) -> int:
+        """Have a shard's segments copied to its heirs, and decide that these hold them; gives the bytes."""
+        warned = self._topology().warned([shard])
+        after = warned.shrunk([shard])
+        self._recorded(warned)
+        self._decide(warned)
+        try:
+            self._tell(warned.alive, "learn", warned, deadline=deadline)
+            self._ask(shard, "copy_out", (after,), deadline - time.monotonic())
+        except BaseException:
+            self._stay(shard)
+            raise
+        nbytes: int = self._until_done(shard, "move_segments", (after,))
+        self._announce(after)
+        return nbytes
+
+    def _stay(self, shard: int) -> None:
+        """Undo what was prepared for a drain."""
+        calm = self._topology().warned(())
+        self._recorded(calm)
+        self._decide(calm)
+        self._tell(calm.alive, "learn", calm)
+        self._tell([shard], "keep_segments")
+        self._tell([other for other in calm.shards if other != shard], "refuse", shard)
+
+    def _dismiss(self, shard: int) -> None:
+        """End a shard that has drained, when the saves that began there are done."""
+        deadline = time.monotonic() + LINGER_S
+        try:
+            while self._ask(shard, "is_needed", (), PEER_TIMEOUT_S) and time.monotonic() < deadline:
+                self._pause.wait(RETRY_S)
+        except TensorVineError as exc:
+            log.warning("drained shard %d does not answer: %s", shard, exc)
+        self._engine.kill(actor_name(self._topology().repository, shard))
+
+    # ---- after the decision -----------------------------------------------------------------------------
+
+    def _complete(self) -> Moved:
+        """Have all shards go by the topology that was decided on, have names move, and say that all have arrived."""
+        topology = self._topology()
+        self._tell(topology.alive, "learn", topology)
+        for shard in set(topology.shards) - set(topology.former):
+            self._until_done(shard, "catch_up", (self._ledger(),))
+        names = nbytes = 0
+        for shard in topology.former:
+            moved: Moved = self._until_done(shard, "hand_over", ())
+            names, nbytes = names + moved.names, nbytes + moved.metadata_bytes
+            self._finished(shard)
+        settled = topology.settled()
+        self._recorded(settled)
+        self._decide(settled)
+        self._tell(settled.alive, "learn", settled)
+        for shard in set(topology.former) - set(topology.shards):
+            self._dismiss(shard)
+        return Moved(names, nbytes)
+
+    def _tell(self, shards: Sequence[int], method: str, *arguments: Any, deadline: float = math.inf) -> None:
+        for shard in shards:
+            self._until_done(shard, method, arguments, deadline)
+
+    def _until_done(self, shard: int, method: str, arguments: tuple[Any, ...], deadline: float = math.inf) -> Any:
+        """Call a shard until it has answered; without a `deadline` there is no way back.
+
+        Raises:
+            OperationTimeoutError: it did not by then.
+        """
+        longest = LONG_S if method in ("hand_over", "move_segments") else PEER_TIMEOUT_S
+        while True:
+            timeout = min(longest, deadline - time.monotonic())
+            if timeout <= 0:
+                raise OperationTimeoutError(f"change of the shards: expected shard {shard} to hear {method} in time")
+            try:
+                return self._ask(shard, method, arguments, timeout)
+            except RepositoryNotFoundError:
+                raise  # the repository was closed meanwhile
+            except TensorVineError as exc:
+                log.warning("change of the shards: shard %d: %s is repeated: %s", shard, method, exc)
+            self._pause.wait(RETRY_S)
+
+    def _recorded(self, topology: Topology) -> None:
+        """Record a topology: where it cannot be said whether it is, it must be."""
+        while True:
+            try:
+                return self._record(topology)
+            except TensorVineError as exc:
+                log.warning("change of the shards: topology %d is recorded again: %s", topology.version, exc)
+            self._pause.wait(RETRY_S)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _stats(self, topology: Topology, deadline: float) -> list[ShardStats]:
+        return [self._ask(shard, "stats", (), deadline - time.monotonic()) for shard in topology.shards]
+
+    def _ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        name = actor_name(self._topology().repository, shard)
+        try:
+            actor = self._engine.find(name)
+        except LookupError as exc:
+            raise RepositoryNotFoundError(f"{name}: expected it to run; it was stopped") from exc
+        return self._engine.result(self._engine.call(actor, method, *arguments), timeout, name)

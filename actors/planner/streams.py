@@ -1,0 +1,177 @@
+"""What the planner actor knows of the trainings that publish and of those who take what they publish.
+
+Rules
+- One stream per model name; a training that starts anew (another `run`) replaces the one before.
+- Plain bookkeeping around `planner.schedules.stream`: the actor calls it from one thread, for a plan may take a second.
+- A planner that started again knows nothing of a stream: it says so, and is told all of it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from ...planner.curves.losses import UpdateCosts
+from ...planner.schedules.schedule import Schedule
+from ...planner.schedules.stream import PlanRequest, Stream
+from ...planner.schedules.transfer import TransferSelector
+
+log = logging.getLogger(__name__)
+
+RECENT = 16
+"""Commits of which the median counts."""
+LEAST_S = 1e-9
+"""What was too short to be measured counts as this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A curve that was fitted, as facts."""
+
+    form: str
+    params: dict[str, float]
+    origin: int
+    """Iteration at which the form's x is 0."""
+    mse: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a training tells of its last steps."""
+
+    run: str
+    """Names this training: another one of the same model starts anew."""
+    request: PlanRequest | None
+    """What to plan; None: the training publishes by a schedule of its own."""
+    place: int
+    """How many losses were told before these."""
+    losses: tuple[tuple[int, float], ...]
+    """(iteration, loss)."""
+    iterations_s: tuple[float, ...]
+    """Seconds of one iteration, stalls left out: one figure for each batch of steps."""
+    updates: tuple[tuple[int, float, float], ...]
+    """What was published: (iteration, seconds that it cost the training, seconds from staged to committed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The planner's answer to a training."""
+
+    known: int
+    """How many losses of this run it knows."""
+    schedule: Schedule | None = None
+    """The newest plan."""
+    curve: Fitted | None = None
+    """The curve that it rests on."""
+    costs: UpdateCosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a consumer tells of an update."""
+
+    ref: str
+    seconds: float
+    """From when it was told of the version until that answered."""
+    fetch_s: float
+    """The part of it that brought the bytes."""
+    nbytes: int
+    """Bytes that travelled, or were mapped."""
+    way: str
+    ways: tuple[str, ...]
+    """Ways that it could have taken."""
+    inference_s: float | None
+    """What an answer took lately; None before the first."""
+    node: str
+    """Where it runs."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One stream."""
+
+    run: str
+    request: PlanRequest | None
+    """None: no plan was asked for."""
+    stream: Stream
+    known: int = 0
+    """How many of its losses were told."""
+    now: int = 0
+    """The last iteration that was told of."""
+    commits_s: list[float] = field(default_factory=list[float])
+
+
+class Streams:
+    """All streams of one planner. All calls come from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Kept] = {}
+        self._selectors: dict[str, TransferSelector] = {}
+        self._inference_s: dict[str, float] = {}
+
+    def observed(self, name: str, told: Observed) -> Advice:
+        """Take what a training observed, plan if it is time, and give the newest plan."""
+        kept = self._streams.get(name)
+        if kept is None or (kept.run, kept.request) != (told.run, told.request):
+            kept = _Kept(told.run, told.request, Stream(told.request or PlanRequest()))
+            self._streams[name] = kept
+            if name in self._inference_s:
+                kept.stream.answered(self._inference_s[name])
+        if told.place != kept.known:
+            return _advice(kept)
+        for first, losses in _runs(told.losses):
+            kept.stream.observe(first, losses)
+        kept.known += len(told.losses)
+        for seconds in told.iterations_s:
+            kept.stream.iteration_took(max(seconds, LEAST_S))
+        for iteration, stall_s, commit_s in told.updates:
+            kept.stream.published(iteration)
+            kept.stream.stalled(stall_s)
+            kept.commits_s = [*kept.commits_s[1 - RECENT :], commit_s]
+        kept.now = told.losses[-1][0] if told.losses else kept.now
+        if kept.known and told.request is not None and kept.stream.wants_plan(kept.now):
+            self._plan(name, kept, kept.now)
+        return _advice(kept)
+
+    def delivered(self, name: str, told: Delivered) -> str:
+        """Take what a consumer measured; give the way that the next version should take to its node."""
+        selector = self._selectors.setdefault(told.node, TransferSelector())
+        selector.measured(told.way, told.nbytes, told.fetch_s)
+        if told.inference_s is not None:
+            self._inference_s[name] = told.inference_s
+        kept = self._streams.get(name)
+        if kept is not None:
+            commit_s = median(kept.commits_s) if kept.commits_s else 0.0
+            kept.stream.delivered(commit_s + told.seconds, told.nbytes, told.way)
+            if told.inference_s is not None:
+                kept.stream.answered(max(told.inference_s, LEAST_S))
+        return selector.choose(told.ways, told.nbytes)
+
+    def advice(self) -> dict[str, Advice]:
+        """Give what is known of each stream."""
+        return {name: _advice(kept) for name, kept in self._streams.items()}
+
+    def _plan(self, name: str, kept: _Kept, now: int) -> None:
+        try:
+            kept.stream.plan(now)
+        except (ArithmeticError, ValueError) as exc:
+            log.warning("stream %r: no plan at iteration %d, the one before stands: %s", name, now, exc)
+
+
+def _advice(kept: _Kept) -> Advice:
+    curve = kept.stream.curve
+    fitted = Fitted(curve.form, dict(curve.params), curve.origin, curve.mse) if curve is not None else None
+    return Advice(kept.known, kept.stream.schedule if kept.request is not None else None, fitted, kept.stream.costs)
+
+
+def _runs(losses: Sequence[tuple[int, float]]) -> list[tuple[int, list[float]]]:
+    """Cut losses into runs of consecutive iterations: (the first, their losses)."""
+    runs: list[tuple[int, list[float]]] = []
+    for iteration, loss in losses:
+        if runs and iteration == runs[-1][0] + len(runs[-1][1]):
+            runs[-1][1].append(loss)
+        else:
+            runs.append((iteration, [loss]))
+    return runs

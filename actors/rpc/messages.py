@@ -1,0 +1,258 @@
+"""What shards are told and what they answer, and what actors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...planner.topology import Topology
+from ...store.archive.segmentfile import Slot
+from ...store.refs import ModelRef
+from ...store.segments.segment import Block, SegmentId
+from ...store.versions.ledger import Told
+from ...store.versions.manifest import Header
+from ...store.versions.retention import Retention
+from ...store.versions.version import Match
+from ..engine.engine import Node
+from .line import LineAddress
+
+TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
+"""Ways by which a version's bytes may be asked to come (see `ways`)."""
+PREALLOCATE_MOST = 256 << 20
+PEER_TIMEOUT_S = 30.0
+"""How long one actor of a repository waits for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """How a repository keeps its history."""
+
+    uri: str
+    codec: str | None
+    """What `store.codecs.codec.from_spec` reads; None: bytes as they are."""
+    bytes_behind: int | None
+    """Bytes that may wait in each shard to be written before savers wait; None: half of its memory."""
+    keep: Retention | None
+    """Which versions stay in memory; None: all, until room is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """What a shard is told when it starts."""
+
+    repository: str
+    index: int
+    shards: tuple[int, ...]
+    capacity: int
+    """Bytes of memory for segments."""
+    preallocate_bytes: int
+    """How much of it to touch at the start."""
+    session_s: float
+    """How long a client's session lasts without a sign of life."""
+    disk: Disk | None = None
+    """None: memory only."""
+    redis: str | None = None
+    """URL of the Redis server that consumers outside the cluster look at; None: there are none."""
+    start: str = ""
+    """Id of this start of the repository."""
+    replicas: int = 1
+    """Nodes that must have a version's bytes before it is committed."""
+    topology: Topology | None = None
+    """By which it starts; None: the one of `shards`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How the shards of a repository are started."""
+
+    store_bytes: int | None
+    """Capacity of each; None: its share of what its node's object store has."""
+    preallocate_bytes: int | None
+    """How much of it each touches at the start; None: 256 MiB, or its capacity where that is less."""
+    session_s: float
+    disk: Disk | None
+    redis: str | None
+
+    def config(self, topology: Topology, index: int, node: Node, neighbours: int) -> ShardConfig:
+        """Say how a shard is started on a node that has so many, itself included."""
+        room = self.store_bytes if self.store_bytes is not None else node.store_bytes // neighbours
+        touched = self.preallocate_bytes if self.preallocate_bytes is not None else min(room, PREALLOCATE_MOST)
+        return ShardConfig(
+            topology.repository,
+            index,
+            topology.shards,
+            room,
+            touched,
+            self.session_s,
+            self.disk,
+            self.redis,
+            topology.started_by,
+            replicas=topology.replicas,
+            topology=topology,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a shard that starts again must know of what went before."""
+
+    topology: Topology
+    finished: tuple[int, ...]
+    """Shards that have handed over all that they had to, where a change is under way."""
+    ledger: Told
+    """All versions; what lived on the shard alone counts as lost from now on."""
+    arrived: Mapping[str, int]
+    """Names that have arrived at their new home, where a change is under way."""
+
+    def home(self, name: str) -> int:
+        """Give the shard that answers for a name now."""
+        former = self.topology.former_home(name)
+        return self.topology.home(name) if former in self.finished else self.arrived.get(name, former)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a shard tells a planner that starts again."""
+
+    topology: Topology
+    """By which it goes."""
+    ledger: Told
+    whole: bool
+    """It has heard of every commit of the repository, but for those of shards that owe it to somebody."""
+    arrived: tuple[str, ...]
+    """Names that came here in the change that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """How things stand on a shard when it answers."""
+
+    version: int
+    """Of its topology."""
+    stamp: str
+    """Another one after every name that left or arrived."""
+    sending: bool
+    """Names are on their way from it."""
+    shard: int
+    life: str
+    """Of the shard: another one after each restart."""
+    again: bool
+    """It is not the shard's first life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a shard handed over."""
+
+    names: int
+    metadata_bytes: int
+    tensor_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that must be on disk."""
+
+    slot: int
+    name: str
+    layer: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    base: Slot | None
+    """The parent version's tensor of that name, which it may be encoded against."""
+
+
+ToStore = Mapping[SegmentId, Sequence[Wanted]]
+"""What must be on disk, by segment."""
+Chains = dict[Slot, tuple[Slot, ...]]
+"""Tensors that are encoded against others -> these, the nearest first, up to one that stands alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client must know of a shard."""
+
+    index: int
+    node: str
+    pid: int
+    memory_fd: int
+    capacity: int
+    """Bytes of memory for segments."""
+    wire: tuple[str, int, str] | None = None
+    """(host, port, token) of its end of the wire; None: it has none."""
+    line: LineAddress | None = None
+    """For short calls; None: it has none, or the client is on another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Answer to `begin`."""
+
+    header: Header | None
+    """The parent's; None when the name is new."""
+    body: bytes | None
+    """The parent's table; None when the client has it."""
+    lease: str | None
+    """Pins the parent."""
+    digests: dict[SegmentId, tuple[str, ...]]
+    """Content hashes of the parent's segments that lie here, if they were asked for."""
+    blocks: dict[SegmentId, Block] | None
+    """Where the parent's bytes are, if all of them are in the memory here and the client can compare with them."""
+    offsets: list[int]
+    """Memory for the first few of the blocks that were announced."""
+    shard: int
+    """Which answers."""
+    life: int
+    """Its process id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answer to `fetch`."""
+
+    header: Header
+    body: bytes | None
+    blocks: dict[SegmentId, Block]
+    epoch: int
+    """The answer holds while the shard's board shows the same. Its places need not: see `memory`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Answer to `match`."""
+
+    found: list[Match | None]
+    """By query."""
+    graphs: dict[bytes, str]
+    """Key -> the graph as JSON, of those found."""
+    places: dict[ModelRef, Fetched]
+    """Of those found, what answers a load of them, if that was asked for."""
+
+
+def actor_name(repository: str, index: int) -> str:
+    """Name of a shard's actor.
+
+    >>> actor_name("default", 0)
+    'default/shard-0'
+    """
+    return f"{repository}/shard-{index}"
+
+
+def planner_name(repository: str) -> str:
+    """Name of the planner's actor.
+
+    >>> planner_name("default")
+    'default/planner'
+    """
+    return f"{repository}/planner"
+
+
+def check_transport(transport: str, where: str) -> str:
+    """Give `transport` if it is one.
+
+    Raises:
+        ValueError: it is not; `where` begins the message.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"{where}: transport: expected one of {', '.join(TRANSPORTS)}; found {transport!r}")
+    return transport

@@ -1,0 +1,148 @@
+"""What stands in Redis: the names of its keys, and the texts under them. docs/format.md describes it for others.
+
+Rules
+- All that belongs to one start of a repository stands under that start's id: what an earlier one left is never read.
+- The number of a version is written with or after its manifest, so who reads the number finds the manifest.
+- Nothing is pickled, and nothing here connects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from ...store.errors import CorruptDataError
+from ...store.refs import ModelRef
+from ...store.versions.manifest import Header, TensorEntry, decode_body
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of keys and channels of one repository.
+
+    >>> Keys("default").updates("nas/m")
+    'tensorvine:default:updates:nas/m'
+    >>> Keys("default").of("5f0c").model("nas/m")
+    'tensorvine:default:5f0c:model:nas/m'
+    """
+
+    repository: str
+
+    @property
+    def start(self) -> str:
+        """Key of the id of the repository's present start."""
+        return f"tensorvine:{self.repository}:start"
+
+    def updates(self, name: str) -> str:
+        """Channel on which new versions of `name` are told."""
+        return f"tensorvine:{self.repository}:updates:{name}"
+
+    def of(self, start: str) -> StartKeys:
+        """Give the keys of one start."""
+        return StartKeys(f"tensorvine:{self.repository}:{start}")
+
+
+@dataclass(frozen=True, slots=True)
+class StartKeys:
+    """The names of keys of one start of a repository."""
+
+    prefix: str
+
+    @property
+    def newest(self) -> str:
+        """Hash: model's name -> number of its newest live version."""
+        return f"{self.prefix}:newest"
+
+    @property
+    def shards(self) -> str:
+        """Hash: shard's number -> where its wire server is."""
+        return f"{self.prefix}:shards"
+
+    def model(self, name: str) -> str:
+        """Hash: number of a live version -> its manifest."""
+        return f"{self.prefix}:model:{name}"
+
+    def graphs(self, home: int) -> str:
+        """Hash: key of an architecture -> its JSON text, for the versions whose home is shard `home`."""
+        return f"{self.prefix}:graphs:{home}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a shard's wire server is."""
+
+    host: str
+    port: int
+    token: str
+    """What it asks for; whoever can read Redis can read the models."""
+
+    def to_json(self) -> str:
+        """Write it as JSON text."""
+        return json.dumps({"host": self.host, "port": self.port, "token": self.token})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Address:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptDataError: the text is no such JSON.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(str(fields["host"]), int(fields["port"]), str(fields["token"]))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CorruptDataError(f"Redis: expected the address of a shard; found {exc!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A version as it stands in Redis."""
+
+    header: Header
+    home: int
+    """The shard under whose number its architecture stands."""
+    entries: dict[str, TensorEntry]
+
+
+def manifest_text(header: Header, body: bytes, home: int) -> bytes:
+    """Write a version's manifest as JSON text."""
+    fields = {
+        "ref": str(header.ref),
+        "parent": str(header.parent) if header.parent is not None else None,
+        "quality": header.quality,
+        "metadata": header.metadata,
+        "created_ns": header.created_ns,
+        "home": home,
+        "graph_key": header.graph_key.hex(),
+        "bytes_owned": header.bytes_owned,
+        "bytes_total": header.bytes_total,
+        "codec": header.codec,
+    }
+    return json.dumps(fields).encode()[:-1] + b',"table":' + body + b"}"
+
+
+def read_manifest(text: bytes, ref: ModelRef) -> Posted:
+    """Read what `manifest_text` wrote.
+
+    Raises:
+        CorruptDataError: the text is no such JSON, or another version's.
+    """
+    try:
+        fields = json.loads(text)
+        header = Header(
+            ModelRef.parse(fields["ref"]),
+            ModelRef.parse(fields["parent"]) if fields["parent"] is not None else None,
+            float(fields["quality"]) if fields["quality"] is not None else None,
+            str(fields["metadata"]),
+            int(fields["created_ns"]),
+            bytes.fromhex(fields["graph_key"]),
+            int(fields["bytes_owned"]),
+            int(fields["bytes_total"]),
+            str(fields["codec"]) if fields["codec"] is not None else None,
+        )
+        home, table = int(fields["home"]), json.dumps(fields["table"]).encode()
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"Redis: expected the manifest of {ref}; found {exc!r}") from None
+    if header.ref != ref:
+        raise CorruptDataError(f"Redis: expected the manifest of {ref}; found that of {header.ref}")
+    return Posted(header, home, decode_body(table, ref))

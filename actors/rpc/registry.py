@@ -1,0 +1,71 @@
+"""The few facts of a repository that outlive all of its actors: the engine keeps them for as long as its cluster lives.
+
+Rules (docs/design/ledger.md)
+- A topology is decided when it stands here, before any actor goes by it.
+- A shard that could not tell another what it committed says so here before the version exists, until it has.
+- Facts belong to one start of a repository; the next one under the same name removes them.
+"""
+
+from __future__ import annotations
+
+from ...planner.topology import Topology
+from ...store.versions.ledger import FLOOR
+from ..engine.engine import Engine
+
+_TOPOLOGY, _FLOOR, _BEHIND, _RESTARTS = "topology", "floor", "behind/", "restarts/"
+
+
+class Registry:
+    """The lasting facts of one start of a repository.
+
+    Args:
+        engine: keeps them.
+        repository: its name.
+        start: the id of this start.
+    """
+
+    def __init__(self, engine: Engine, repository: str, start: str) -> None:
+        self._engine = engine
+        self._all = f"{repository}:"  # no name has a colon
+        self._own = f"{repository}:{start}:"
+
+    def clear(self) -> None:
+        """Remove what earlier repositories of this name have left."""
+        for name in self._engine.kept(self._all):
+            self._engine.keep(name, None)
+
+    def topology(self) -> Topology | None:
+        """Give the topology that was decided last; None: none ever was."""
+        found = self._engine.kept(self._own + _TOPOLOGY)
+        return Topology.from_json(next(iter(found.values())).decode()) if found else None
+
+    def decide(self, topology: Topology) -> None:
+        """Decide on a topology."""
+        self._engine.keep(self._own + _TOPOLOGY, topology.to_json().encode())
+
+    def raise_floor(self) -> int:
+        """Give a floor of version numbers above all that any name has used in this repository."""
+        found = self._engine.kept(self._own + _FLOOR)
+        floor = FLOOR + max(map(int, found.values()), default=0)
+        self._engine.keep(self._own + _FLOOR, str(floor).encode())
+        return floor
+
+    def count_restart(self, shard: int) -> int:
+        """Give how often a shard has started again, this time included."""
+        name = f"{self._own}{_RESTARTS}{shard}"
+        restarts = 1 + int(self._engine.kept(name).get(name, b"0"))
+        self._engine.keep(name, str(restarts).encode())
+        return restarts
+
+    def restarts(self) -> dict[int, int]:
+        """Give how often each shard has started again."""
+        found = self._engine.kept(self._own + _RESTARTS)
+        return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
+
+    def owes(self, shard: int, owing: bool) -> None:
+        """Note whether a shard has committed what another one has not heard of."""
+        self._engine.keep(f"{self._own}{_BEHIND}{shard}", b"" if owing else None)
+
+    def owing(self) -> set[int]:
+        """Give the shards that have."""
+        return {int(name.rpartition("/")[2]) for name in self._engine.kept(self._own + _BEHIND)}

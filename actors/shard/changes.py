@@ -1,0 +1,163 @@
+"""A shard's part in a change of the topology: names move by `elastic`, segments by `estate`; here they are told to.
+
+Rules
+- Whoever takes something over has its mirrors told before it answers.
+- What all shards are asked is answered with how things stood (`Tag`): the asker sees whether a name was on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...planner.topology import Topology
+from ...store.errors import ShardUnavailableError, StorageError
+from ...store.segments.arena import Part
+from ...store.segments.segment import SegmentId
+from ...store.versions.handover import Bundle, MovedSegment
+from ..engine.engine import group
+from ..rpc.messages import PEER_TIMEOUT_S, Moved, Tag
+from .handoff.elastic import Unwritten
+from .handoff.estate import MOVING, needed
+from .parts import ShardParts
+
+CLAIM_PAUSE_S = 0.1
+"""How often a shard that is to drain looks whether all others have said what they hold here."""
+
+
+class ShardChanges(ShardParts):
+    """A shard, as the planner sees it that changes the topology."""
+
+    # ---- topology ---------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def learn(self, topology: Topology) -> None:
+        """Go by a new topology."""
+        self._elastic.learn(topology)
+        self._wake(None)
+        if self._mirrors is not None and topology.leaving:
+            await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
+
+    @group("ctl")
+    async def topology(self) -> Topology:
+        """Tell the planner, which lost it, by what topology this shard goes."""
+        return self._peers.topology
+
+    @group("ctl")
+    async def node(self) -> str:
+        """Tell on which node this shard is."""
+        return self._engine.this_node()
+
+    @group("ctl")
+    async def tag(self) -> Tag:
+        """Tell how things stand."""
+        return self._elastic.tag()
+
+    @group("ctl")
+    async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
+        """Answer what all shards are asked, and tell how things stood: where they changed meanwhile, as if sending."""
+        before = self._elastic.tag()
+        answer = await getattr(self, method)(*arguments)
+        return (before if self._elastic.tag() == before else replace(before, sending=True)), answer
+
+    # ---- names ------------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def hand_over(self) -> Moved:
+        """Hand all names over that are at home elsewhere now."""
+        return await self._elastic.hand_over()
+
+    @group("ctl")
+    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
+        """Become home to names; gives the bytes by which the metadata here grew."""
+        grown = await self._elastic.take(bundle, unwritten)
+        if self._mirrors is not None:
+            with self._lock:
+                here = self._only_in_memory()
+                arrived = {version.header.ref for version in bundle.versions} & here
+                records = {ref: self._state.kept(ref) for ref in arrived}
+            await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
+        return grown
+
+    @group("ctl")
+    async def arrived(self, former: int, version: int) -> None:
+        """Learn that a shard has handed over all that it had to."""
+        self._elastic.arrived(former, version)
+
+    # ---- segments ---------------------------------------------------------------------------------------
+
+    @group("watch")
+    async def copy_out(self, after: Topology) -> int:
+        """Copy all segments to the shards that will have them; gives the bytes.
+
+        Raises:
+            StorageError: which segments are needed is not known, for a manifest cannot be read.
+            ShardUnavailableError: the same, for another shard does not say what it holds here.
+        """
+        for ref, why in list(self._state.unread.items()):
+            raise StorageError(f"shard {self._config.index}: expected to read {ref} before it drains; {why}")
+        await self._claimed()
+        return await self._estate.copy(after)
+
+    @group("watch")
+    async def move_segments(self, after: Topology) -> int:
+        """Have other shards hold the segments from now on; gives the bytes that were copied in all."""
+        await self._claimed()
+        nbytes = await self._estate.hand_over(after)
+        await self._settle()
+        return nbytes
+
+    async def _claimed(self) -> None:
+        """Wait until all other shards have said what they hold here, if this one has started again."""
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        while self._claims is not None and self._claims.open:
+            if time.monotonic() > deadline:
+                raise ShardUnavailableError(
+                    f"shard {self._config.index}: expected all other shards to say what they hold here before it drains"
+                )
+            await asyncio.sleep(CLAIM_PAUSE_S)
+
+    @group("data")
+    async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
+        """Take a copy of a segment of a shard that drains."""
+        length = needed(block)
+        part = Part((await self._room.granted(MOVING, [length]))[0], length) if length else None
+        try:
+            await self._estate.receive(moved, block, part, holder)
+        except BaseException:
+            with self._lock:
+                if part is not None:
+                    self._holdings.give_back(part, MOVING)
+            raise
+
+    @group("ctl")
+    async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+        """Hold segments for those who held them on the shard that drains; gives those that must come first."""
+        lacking = self._estate.inherit(holder, segments)
+        await self._settle()
+        if self._mirrors is not None and not lacking:
+            await self._mirrors.secure([moved.id for moved in segments], {}, time.monotonic() + PEER_TIMEOUT_S / 2)
+        return lacking
+
+    @group("watch")
+    async def keep_segments(self) -> None:
+        """Forget that segments were copied: the drain is given up."""
+        await self._estate.keep()
+
+    @group("ctl")
+    async def refuse(self, shard: int) -> None:
+        """Let go of what was copied here from a shard that was to drain."""
+        self._estate.refuse(shard)
+        await self._settle()
+
+    @group("ctl")
+    async def is_needed(self) -> bool:
+        """Tell whether a save that has begun fills memory here or is being committed, or others are being told."""
+        with self._lock:
+            telling = bool(self._state.outbox) or bool(self._settling)
+            return self._holdings.serves_saves or bool(self._committing) or telling

@@ -1,0 +1,358 @@
+"""Write-behind: bringing one shard's versions to disk while training goes on (Check-QZP, section 3.2).
+
+Rules
+- Versions are written one at a time, in the order of their commits. When the disk is slower than the training, savers
+  wait; nothing is dropped and nothing overtakes (Check-QZP's rule). A disk that fails is tried again, ever more slowly.
+- First the segments, those of other shards by asking these, then the manifest: so a version is on disk or it is not.
+- Encoding and writing run in a thread of the shard's process, at low priority; the codecs let go of the GIL.
+- A version that is retired before it was written is not written. One that was is buried: its manifest is replaced by
+  a header that says so, and only then may its tensors go.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ....store.archive.archive import Archive
+from ....store.archive.manifestfile import Manifest, manifest_name
+from ....store.archive.segmentfile import Slot
+from ....store.errors import (
+    ModelNotFoundError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    StorageError,
+    TensorVineError,
+    without_frames,
+)
+from ....store.graphs.graph import ModelGraph
+from ....store.refs import ModelRef
+from ....store.segments.segment import SegmentId
+from ....store.versions.manifest import Header, TensorEntry, decode_body
+from ...memory.workers import Workers
+from ...rpc.messages import PEER_TIMEOUT_S, Chains, ToStore, Wanted
+from .tiers import give_way
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S, RETRY_LAST_S = 0.25, 15.0
+VERSIONS_BEHIND = 1024
+"""Versions that may wait to be written before savers wait."""
+_LAYERS_KEPT = 64
+_PASSING = (StorageError, ShardUnavailableError, OperationTimeoutError)
+"""Failures that may be over when the same is tried again."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A version that is to be written."""
+
+    header: Header
+    body: bytes
+    urgent: bool
+    """Somebody waits for it, and gives it up when it fails."""
+    done: Future[None] = field(default_factory=Future[None])
+    held: bool = False
+    """Being retired: not to be started now."""
+    cancelled: bool = False
+    sealed: bool = False
+    """Its manifest is being written: too late to cancel."""
+    given_up: str = ""
+    """Why it will never be on disk though the version exists, or did."""
+
+
+class Persister:
+    """The write-behind of one shard.
+
+    Args:
+        index: the shard's number.
+        where: segment -> the shard that holds it.
+        archive: the repository's files.
+        bytes_behind: bytes of versions' own tensors that may wait to be written before savers wait.
+        parent_table: gives a version's table of tensors, where this shard has it.
+        architecture: gives a stored graph's JSON and the framework's recipe.
+        store: writes segments of this shard; asks other shards to.
+        on_disk: told (version, shard -> its segments of it) when a manifest was written.
+        progressed: called, without a lock held, whenever something has reached the disk or failed to.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        where: Callable[[SegmentId], int],
+        archive: Archive,
+        bytes_behind: int,
+        parent_table: Callable[[ModelRef], bytes | None],
+        architecture: Callable[[bytes], tuple[str, str | None]],
+        store: Callable[[int, ToStore], Chains],
+        on_disk: Callable[[ModelRef, Mapping[int, Sequence[SegmentId]]], None],
+        progressed: Callable[[], None],
+    ) -> None:
+        self.archive = archive
+        self.error: StorageError | None = None
+        """Why the disk does not take what waits, while that is so."""
+        self._index = index
+        self._where = where
+        self._most_behind = bytes_behind
+        self._parent_table = parent_table
+        self._architecture = architecture
+        self._store = store
+        self._on_disk = on_disk
+        self._progressed = progressed
+        self._jobs: OrderedDict[ModelRef, Job] = OrderedDict()
+        self._current: Job | None = None
+        self._changed = threading.Condition()
+        self._layers: OrderedDict[bytes, dict[str, str]] = OrderedDict()
+        self._refused: set[ModelRef] = set()
+        """Versions that do not exist, but whose manifests may be on disk."""
+        self._deleter = Workers(1, thread_name_prefix="tensorvine-delete")
+        self._thread = threading.Thread(target=self._run, name="tensorvine-persist", daemon=True)
+        self._thread.start()
+
+    # ---- what the shard asks ----------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """Queue a version; those of one shard reach the disk in this order."""
+        with self._changed:
+            self._jobs[job.header.ref] = job
+            self._changed.notify_all()
+
+    def surrender(self, names: Collection[str]) -> list[Job]:
+        """Give what waits of these names to another shard that writes it; first what is being written is finished.
+
+        Raises:
+            OperationTimeoutError: that takes too long.
+        """
+        with self._changed:
+            waiting = [ref for ref in self._jobs if ref.name in names]
+        held = [job for ref in waiting if (job := self._hold_back(ref)) is not None]
+        with self._changed:
+            for job in held:
+                self._jobs.pop(job.header.ref, None)
+            self._changed.notify_all()
+        return held
+
+    def behind(self) -> tuple[int, int]:
+        """Tell how many versions, and how many bytes of them, wait to be written."""
+        with self._changed:
+            return len(self._jobs), sum(job.header.bytes_owned for job in self._jobs.values())
+
+    def waits(self, ref: ModelRef) -> bool:
+        """Tell whether a version is still to be written."""
+        with self._changed:
+            return ref in self._jobs
+
+    def waiting(self) -> set[ModelRef]:
+        """Give the versions that are still to be written."""
+        with self._changed:
+            return set(self._jobs)
+
+    def is_full(self) -> bool:
+        """Tell whether savers must wait. One version may always wait, however large."""
+        versions, nbytes = self.behind()
+        return versions >= VERSIONS_BEHIND or (versions > 0 and nbytes > self._most_behind)
+
+    def cancel(self, job: Job) -> bool:
+        """Give up an urgent job; False when it is too late: its manifest is being written."""
+        with self._changed:
+            if job.sealed or self._jobs.get(job.header.ref) is not job:
+                return False
+            job.cancelled = True
+            if self._current is not job:
+                del self._jobs[job.header.ref]
+            self._changed.notify_all()
+            return True
+
+    def bury(self, header: Header) -> None:
+        """Make a version cease to exist on disk, before it does so in memory.
+
+        Raises:
+            StorageError: the disk did not take it; the version lives on.
+            OperationTimeoutError: it is being written, and that takes too long.
+        """
+        job = self._hold_back(header.ref)
+        try:
+            self.archive.write_manifest(Manifest(header, ("", None), {}, {}, retired=True), {})
+        except BaseException:
+            with self._changed:
+                if job is not None:
+                    job.held = False
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._jobs.pop(header.ref, None)
+            self._changed.notify_all()
+        self._progressed()
+
+    def delete(self, names: list[str]) -> None:
+        """Delete files in the background."""
+        self._deleter.submit(self._delete, names)
+
+    def clean_up(self) -> None:
+        """Delete the manifests of refused versions that the disk did not let go of before."""
+        for ref in list(self._refused):
+            self._take_back(ref)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until all that waits now is on disk.
+
+        Raises:
+            StorageError: the disk does not take it, or a version was given up: a part of it is lost.
+            OperationTimeoutError: it took longer.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            waiting = list(self._jobs.values())
+            while any(self._jobs.get(job.header.ref) is job for job in waiting):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise self.late(f"shard {self._index}: {len(self._jobs)} versions")
+            given_up = [f"{job.header.ref}: {job.given_up}" for job in waiting if job.given_up]
+        if given_up:
+            raise StorageError(
+                f"shard {self._index}: expected all that waited to reach the disk; given up were {'; '.join(given_up)}"
+            )
+
+    def late(self, what: str) -> TensorVineError:
+        """Make the error of something that did not reach the disk in time."""
+        if self.error is not None:
+            return StorageError(f"{what}: expected to reach the disk; {self.error}")
+        return OperationTimeoutError(f"{what}: expected to reach the disk within its timeout; the disk is slower")
+
+    # ---- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Write what is queued, as long as the process lives."""
+        give_way()
+        pause = RETRY_FIRST_S
+        while True:
+            job = self._next()
+            failure = self._attempt(job)
+            pause = RETRY_FIRST_S if failure is None else min(2 * pause, RETRY_LAST_S)
+            self._settle(job, failure)
+            self._progressed()
+            if failure is not None and not job.urgent:
+                with self._changed:
+                    self._changed.wait_for(lambda job=job: job.held, pause)
+
+    def _next(self) -> Job:
+        with self._changed:
+            while True:
+                job = next((job for job in self._jobs.values() if not job.held), None)
+                if job is not None:
+                    self._current = job
+                    return job
+                self._changed.wait()
+
+    def _attempt(self, job: Job) -> Exception | None:
+        try:
+            self._write(job)
+        except Exception as exc:  # noqa: BLE001 - it goes to whoever waits for the version, or into the log
+            return without_frames(exc)
+        return None
+
+    def _settle(self, job: Job, failure: Exception | None) -> None:
+        """Take a job out of the queue, or leave it there to be tried again."""
+        with self._changed:
+            self._current = None
+            again = isinstance(failure, _PASSING) and not job.urgent and not job.cancelled
+            job.sealed = job.sealed and not again
+            if not again and self._jobs.get(job.header.ref) is job:
+                del self._jobs[job.header.ref]
+                if failure is not None and not (job.urgent or job.held):
+                    job.given_up = str(failure)
+            known, self.error = self.error, failure if again and isinstance(failure, StorageError) else None
+            self._changed.notify_all()
+        if failure is None:
+            job.done.set_result(None)
+            return
+        if str(known) != str(failure):
+            what = "it is tried again until it is" if again else "it is given up"
+            log.warning("shard %d: %s is not on disk, %s: %s", self._index, job.header.ref, what, failure)
+        if not again:
+            job.done.set_exception(failure)
+
+    def _write(self, job: Job) -> None:
+        ref = job.header.ref
+        table = decode_body(job.body, ref)
+        architecture = self._architecture(job.header.graph_key)
+        layers = self._layers_of(job.header.graph_key, architecture[0])
+        chains: dict[Slot, tuple[Slot, ...]] = {}
+        parts = self._wanted(job.header, table, layers)
+        for shard, wanted in parts.items():
+            if job.cancelled:
+                break
+            chains.update(self._store(shard, wanted))
+        with self._changed:
+            if job.cancelled:
+                raise ModelNotFoundError(f"{ref}: expected to be wanted still; its save was given up")
+            job.sealed = True
+        try:
+            self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
+            self._on_disk(ref, {shard: list(wanted) for shard, wanted in parts.items()})
+        except TensorVineError:
+            if job.urgent:
+                self._take_back(ref)
+            raise
+
+    def _take_back(self, ref: ModelRef) -> None:
+        """Remove a manifest that was not written or not heard of, in case it got there: its version will not exist."""
+        try:
+            self.archive.directory.delete(manifest_name(ref))
+        except StorageError as exc:
+            self._refused.add(ref)
+            log.warning("shard %d: %s failed, its manifest is deleted later: %s", self._index, ref, exc)
+        else:
+            self._refused.discard(ref)
+
+    def _wanted(
+        self, header: Header, table: dict[str, TensorEntry], layers: dict[str, str]
+    ) -> dict[int, dict[SegmentId, list[Wanted]]]:
+        """List what must be on disk before the manifest, by shard and segment, each slot once."""
+        body = self._parent_table(header.parent) if header.parent is not None else None
+        parent = decode_body(body, header.parent) if body is not None and header.parent is not None else {}
+        wanted: dict[int, dict[SegmentId, dict[int, Wanted]]] = {}
+        for name, entry in table.items():
+            old = parent.get(name)
+            alike = old is not None and (old.dtype, old.shape) == (entry.dtype, entry.shape)
+            base = (old.segment, old.slot) if old is not None and alike and old.segment != entry.segment else None
+            slots = wanted.setdefault(self._where(entry.segment), {}).setdefault(entry.segment, {})
+            slots[entry.slot] = Wanted(entry.slot, name, layers.get(name), entry.dtype, entry.shape, base)
+        return {
+            shard: {segment: list(slots.values()) for segment, slots in segments.items()}
+            for shard, segments in wanted.items()
+        }
+
+    def _layers_of(self, key: bytes, text: str) -> dict[str, str]:
+        if key not in self._layers:
+            graph = ModelGraph.from_json(text)
+            self._layers[key] = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
+            if len(self._layers) > _LAYERS_KEPT:
+                self._layers.popitem(last=False)
+        self._layers.move_to_end(key)
+        return self._layers[key]
+
+    def _hold_back(self, ref: ModelRef) -> Job | None:
+        """Keep a version's job from being started; wait if it is being written just now."""
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        with self._changed:
+            job = self._jobs.get(ref)
+            if job is None:
+                return None
+            job.held = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._current is not job, deadline - time.monotonic()):
+                job.held = False
+                raise self.late(f"retire of {ref}")
+            return self._jobs.get(ref)
+
+    def _delete(self, names: list[str]) -> None:
+        try:
+            self.archive.delete_segments(names)
+        except StorageError as exc:
+            log.warning("shard %d: files that nobody needs stay for now: %s", self._index, exc)

@@ -1,0 +1,118 @@
+"""What other homes' versions name in a shard that started again, and what they let go while it could not hear it.
+
+Rules
+- Every other shard is asked, again and again until it has answered: it may be starting again as well. All are asked
+  anew where names have moved meanwhile: who has one now may have answered before.
+- What the disk or a mirror gave back is held by nobody's name until all have answered; then what nobody named goes.
+  A shard does not drain before.
+- What a home releases while its answer is on its way was named too early: it is not held again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from ....store.errors import StorageError, TensorVineError
+from ....store.refs import ModelRef
+from ....store.segments.segment import SegmentId
+from ....store.shard import ShardState
+from ....store.versions.manifest import decode_body, slots_of
+from ....store.versions.segments import RESTORED
+from ..peers import Peers
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 30.0
+Named = dict[str, dict[SegmentId, list[int]]]
+"""Version -> segment -> slots."""
+
+
+class Claims:
+    """The claims of other homes on one shard.
+
+    Args:
+        state: the shard's.
+        lock: guards it.
+        peers: the other shards.
+        recovered: holders of what the disk brought back; what their homes do not name any more is released.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        lock: threading.RLock,
+        peers: Peers,
+        recovered: Iterable[str],
+    ) -> None:
+        self._state = state
+        self._lock = lock
+        self._peers = peers
+        self._waiting = set(peers.others)
+        self._version = peers.topology.version
+        self._recovered = list(recovered)
+        self._released: set[str] = set()
+
+    @property
+    def open(self) -> bool:
+        """Whether some have not answered yet."""
+        return bool(self._waiting)
+
+    def released(self, holder: str) -> None:
+        """Hear that a home let a version go. Call it with the lock held."""
+        if self._waiting:
+            self._released.add(holder)
+
+    def gather(self) -> None:
+        """Ask those that have not answered; the caller settles afterwards."""
+        version = self._peers.topology.version
+        if version != self._version:
+            self._version, self._waiting = version, set(self._peers.others)
+        for shard in sorted(self._waiting):
+            try:
+                named: Named = self._peers.ask(shard, "claims", (self._state.index,), ANSWER_S)
+            except TensorVineError as exc:
+                log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
+                continue
+            with self._lock:
+                if not self._take(shard, named) or self._peers.topology.version != version:
+                    continue
+                self._waiting.discard(shard)
+                if not self._waiting:
+                    self._state.release(RESTORED)
+
+    def _take(self, shard: int, named: Named) -> bool:
+        """Hold what a home names; False: not all of it can be told now, for a manifest cannot be read."""
+        done = True
+        for holder in self._recovered if not self._peers.topology.former else ():  # else it may be at home elsewhere
+            if self._state.home_of(ModelRef.parse(holder).name) == shard and holder not in named:
+                self._state.release(holder)
+        for holder, holds in named.items():
+            for segment, slots in holds.items() if holder not in self._released else ():
+                try:
+                    self._state.hold(holder, {segment: slots})
+                except StorageError as exc:
+                    log.debug("shard %d: %s is not held yet: %s", self._state.index, holder, exc)
+                    done = False
+                except TensorVineError as exc:
+                    log.warning("shard %d: %s is lost in part: %s", self._state.index, holder, exc)
+        return done
+
+
+def claims_on(state: ShardState, shard: int) -> Named:
+    """Give what this home's versions, and commits on their way, name of what another shard holds.
+
+    Call it with the lock held.
+    """
+    claims: Named = {}
+    for ref, holds in state.begun().items():
+        claims[str(ref)] = {segment: list(slots) for segment, slots in holds.items() if state.where(segment) == shard}
+    for record in state.records():
+        if any(state.where(segment) == shard for segment in record.segments):
+            ref = record.header.ref
+            entries = decode_body(record.body, ref).values()
+            claims[str(ref)] = slots_of(entry for entry in entries if state.where(entry.segment) == shard)
+    for ref in state.unread:  # what they name there is not known here, but they are not gone
+        claims.setdefault(str(ref), {})
+    return claims

@@ -1,0 +1,321 @@
+"""A shard's part in a change of the topology: what it answers for, and how names leave it and arrive.
+
+Rules
+- A shard answers for a name from the moment it took it until the moment it hands it over; in between, nobody does, and
+  clients ask again. What it does not answer for it refuses with `MovedError`, before anything has changed.
+- Names go in chunks. Nobody may write a name of a chunk from when it is chosen; then what is being written ends, then
+  the chunk goes. It is sent until it has arrived: a shard that takes it twice takes it once.
+- Leases move with their names. A shard that handed one over passes on that it is let go.
+- What `tag` gives changes with every chunk that leaves or arrives: who asks all shards sees whether all were asked at
+  one time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+
+from ....planner.topology import Topology
+from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
+from ....store.shard import ShardState
+from ....store.versions.handover import Bundle
+from ....store.versions.manifest import Header
+from ...rpc.messages import PEER_TIMEOUT_S, Moved, Standing, Tag
+from ...rpc.waiters import Waiters
+from ..disk.history import History
+from ..disk.persister import Job
+from ..peers import Peers
+from ..serving.redis_board import RedisBoard
+
+log = logging.getLogger(__name__)
+
+CHUNK_NAMES = 128
+CHUNK_BYTES = 1 << 20
+"""A chunk is full when it has so many names, or so many bytes of tables."""
+RETRY_S = 0.2
+PAUSE_S, WINDOW_S = 0.005, 0.05
+"""Between two chunks: so that what is asked of all shards finds a moment at which none is on its way."""
+Unwritten = tuple[Header, bytes]
+"""A version that is not on disk yet: header and table."""
+_IDLE = "/idle"  # no model's name starts with a slash
+
+
+@dataclass(slots=True)
+class Outlets:
+    """What else of a shard knows names."""
+
+    history: History | None
+    board: RedisBoard | None
+
+
+class Elastic:
+    """One shard in a topology that changes.
+
+    Args:
+        state: the shard's.
+        lock: guards it and this.
+        peers: the other shards; has the topology.
+        waiters: of the shard.
+        outlets: what else knows names.
+        moved: called, without the lock, when names have left or arrived.
+        standing: how things stand where the shard starts again in the middle of a change; None: it starts anew.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        lock: threading.RLock,
+        peers: Peers,
+        waiters: Waiters,
+        outlets: Outlets,
+        moved: Callable[[Iterable[str]], None],
+        standing: Standing | None,
+    ) -> None:
+        self._state = state
+        self._lock = lock
+        self._peers = peers
+        self._waiters = waiters
+        self._outlets = outlets
+        self._moved = moved
+        self._again = standing is not None
+        """What an earlier life handed over is not known here: only names that are here are answered for."""
+        self._finished: set[int] = set(standing.finished) if standing is not None else set()
+        """Shards of before that have handed over all that they had to."""
+        self._done = False
+        self._handed: set[str] = set()
+        self._frozen: set[str] = set()
+        self._writing: Counter[str] = Counter()
+        self._life = uuid.uuid4().hex[:8]
+        self._stamp = 0
+        self._asked = 0.0
+        """When somebody last asked all shards something: on the monotonic clock."""
+        self._sending: Bundle | None = None
+        self._late: list[str] = []
+        """Leases that were let go while they were on their way."""
+        self._onward: dict[str, int] = {}
+        """Lease -> the shard that it was handed to."""
+        self._turn = asyncio.Lock()
+
+    # ---- what is answered for ---------------------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Refuse what is asked of a name that this shard does not answer for. Call it with the lock held.
+
+        Raises:
+            MovedError: it does not (any more, or yet).
+        """
+        if not self._answers(name):
+            topology = self._peers.topology
+            raise MovedError(
+                f"shard {self._state.index}: expected a name that is at home here; {name!r} belongs to shard "
+                f"{topology.home(name)} by topology {topology.version}",
+                topology.version,
+            )
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Generator[None]:
+        """Write a version of a name, which does not move meanwhile.
+
+        Raises:
+            MovedError: it is at home elsewhere, or is about to be.
+        """
+        with self._lock:
+            self.check(name)
+            if name in self._frozen:
+                raise MovedError(f"shard {self._state.index}: {name!r} is being moved", self._peers.topology.version)
+            self._writing[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing[name] -= 1
+                if not self._writing[name]:
+                    del self._writing[name]
+            if name in self._frozen:
+                self._waiters.wake(_IDLE)
+
+    def tag(self) -> Tag:
+        """Tell how things stand."""
+        with self._lock:
+            self._asked = time.monotonic()
+            stamp, sending = f"{self._life}.{self._stamp}", self._sending is not None
+            return Tag(self._peers.topology.version, stamp, sending, self._state.index, self._life, self._again)
+
+    def _answers(self, name: str) -> bool:
+        topology = self._peers.topology
+        if not topology.version:
+            return True
+        here, home = self._state.index, topology.home(name)
+        former = topology.former_home(name)
+        if home == former or not topology.former:
+            return home == here
+        if here == former:
+            return not self._done and name not in self._handed and (not self._again or self._state.knows(name))
+        return here == home and (former in self._finished or self._state.knows(name))
+
+    # ---- leases -----------------------------------------------------------------------------------------
+
+    async def unpin(self, leases: Sequence[str]) -> None:
+        """Let pins go, also those that were handed over."""
+        onward: dict[int, list[str]] = {}
+        with self._lock:
+            self._state.unpin(leases)
+            leaving = set(self._sending.leases) if self._sending is not None else set[str]()
+            self._late += [lease for lease in leases if lease in leaving]
+            for lease in leases:
+                shard = self._onward.pop(lease, None)
+                if shard is not None:
+                    onward.setdefault(shard, []).append(lease)
+        alive = self._peers.topology.alive
+        for shard, part in onward.items():
+            for heir in (shard,) if shard in alive else self._peers.others:  # who drained has handed them on
+                await self._peers.tell_gently(heir, "unpin", part)
+
+    # ---- a change ---------------------------------------------------------------------------------------
+
+    def learn(self, topology: Topology) -> None:
+        """Go by a new topology; one that is not newer than the known one changes nothing."""
+        with self._lock:
+            known = self._peers.topology
+            if topology.version <= known.version:
+                return
+            if topology.former != known.former:
+                self._handed.clear()
+                self._frozen.clear()
+                self._finished.clear()
+                self._done = self._again = False
+            self._peers.topology = topology
+            if self._state.index not in topology.leaving:  # else its segments may be elsewhere already
+                self._peers.topology_after = topology
+                self._state.where = topology.where
+            self._state.epoch += 1
+            self._stamp += 1
+
+    async def hand_over(self) -> Moved:
+        """Hand all names over that are at home elsewhere now; called again, it goes on where it was."""
+        async with self._turn:
+            names = nbytes = 0
+            while True:
+                with self._lock:
+                    topology = self._peers.topology
+                    parts = self._leaving(topology)
+                    if not parts:
+                        self._done = True
+                        self._stamp += 1
+                        break
+                for home, chunk in parts:
+                    nbytes += await self._hand_chunk(home, chunk)
+                    names += len(chunk)
+                    await asyncio.sleep(WINDOW_S if time.monotonic() - self._asked < WINDOW_S else PAUSE_S)
+            self._waiters.wake_all()  # also those who wait for a name that never was
+            for shard in set(topology.shards) - {self._state.index}:
+                await self._peers.tell(shard, "arrived", self._state.index, topology.version)
+            return Moved(names, nbytes)
+
+    def arrived(self, former: int, version: int) -> None:
+        """Learn that a shard has handed over all that it had to: what is not here now does not exist."""
+        with self._lock:
+            if version == self._peers.topology.version:
+                self._finished.add(former)
+
+    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
+        """Become home to names; gives the bytes by which the metadata here grew."""
+        with self._lock:
+            fresh = [v for v in bundle.versions if not v.ghost and self._state.known(v.header.ref) is None]
+            grown = self._state.take_over(bundle, time.monotonic())
+            self._stamp += 1
+            if self._outlets.board is not None:
+                self._outlets.board.announce([(version.header, version.body) for version in fresh])
+            if self._outlets.history is not None:
+                taken = {version.header.ref for version in fresh}
+                for header, body in unwritten:
+                    if header.ref in taken:
+                        self._outlets.history.persister.add(Job(header, body, urgent=False))
+        self._moved(bundle.names)
+        await self._peers.arrived(list(bundle.names))
+        return grown
+
+    def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:
+        """Cut the names that are at home elsewhere into chunks. Call it with the lock held.
+
+        A name whose first version is being written is one of them.
+        """
+        by_home: dict[int, list[str]] = {}
+        new = [name for name in self._writing if not self._state.knows(name)]
+        for name in [*self._state.names(), *new]:
+            home = topology.home(name)
+            if home != self._state.index:
+                by_home.setdefault(home, []).append(name)
+        chunks: list[tuple[int, list[str]]] = []
+        for home, names in by_home.items():
+            size = CHUNK_BYTES
+            for name in names:
+                if size >= CHUNK_BYTES or len(chunks[-1][1]) >= CHUNK_NAMES:
+                    chunks.append((home, []))
+                    size = 0
+                chunks[-1][1].append(name)
+                size += self._state.table_bytes(name) if self._state.knows(name) else 0
+        return chunks
+
+    async def _hand_chunk(self, home: int, chunk: Sequence[str]) -> int:
+        await self._freeze(chunk)
+        unwritten = await self._unwritten(chunk)
+        with self._lock:
+            bundle = self._sending = self._state.hand_over(chunk)
+            self._handed.update(chunk)
+            self._frozen.difference_update(chunk)
+            self._stamp += 1
+            if self._outlets.board is not None:
+                self._outlets.board.moved_away(chunk)
+        self._moved(chunk)
+        grown = await self._sent(home, bundle, unwritten)
+        with self._lock:
+            self._sending = None
+            self._stamp += 1
+            late, self._late = self._late, []
+            self._onward |= dict.fromkeys(set(bundle.leases) - set(late), home)
+        if late:
+            await self._peers.tell_gently(home, "unpin", late)
+        return grown
+
+    async def _freeze(self, chunk: Sequence[str]) -> None:
+        """Let no more writes of these names begin, and wait until those that have end."""
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        with self._lock:
+            self._frozen.update(chunk)
+        while True:
+            with self._lock:
+                waiter = self._waiters.join(_IDLE) if any(name in self._writing for name in chunk) else None
+            if waiter is None:
+                return
+            if not await self._waiters.woken(_IDLE, waiter, deadline):
+                with self._lock:
+                    self._frozen.difference_update(chunk)
+                raise OperationTimeoutError(
+                    f"shard {self._state.index}: expected what is being written to end within {PEER_TIMEOUT_S} s; "
+                    f"{sorted(set(chunk) & set(self._writing))} is still being written"
+                )
+
+    async def _unwritten(self, chunk: Sequence[str]) -> list[Unwritten]:
+        """Take the versions out of the queue that waits for the disk: their new home writes them."""
+        if self._outlets.history is None:
+            return []
+        jobs = await asyncio.to_thread(self._outlets.history.persister.surrender, frozenset(chunk))
+        return [(job.header, job.body) for job in jobs]
+
+    async def _sent(self, home: int, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
+        """Send a bundle until it has arrived: there is no other copy of it."""
+        while True:
+            try:
+                return await self._peers.tell(home, "take", bundle, list(unwritten))
+            except TensorVineError as exc:
+                here, count = self._state.index, len(bundle.names)
+                log.warning("shard %d: shard %d did not take %d names yet: %s", here, home, count, exc)
+            await asyncio.sleep(RETRY_S)

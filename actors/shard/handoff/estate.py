@@ -1,0 +1,285 @@
+"""What becomes of a drained shard's tensors: copied to its heirs first, handed to them then, passed on for the rest.
+
+Rules
+- Which heir takes a segment, the topology after the drain says (`planner.topology`). Its id stays, so no manifest
+  changes.
+- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go.
+- In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
+  its segments, and says what it lets go itself, once the heirs have heard this; it goes on answering readers from its
+  own memory.
+- What savers bring after that is copied to its heir before anything is committed on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ....planner.topology import Topology
+from ....store.errors import OperationTimeoutError, TensorVineError
+from ....store.segments.arena import Part
+from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
+from ....store.shard import ShardState
+from ....store.versions.handover import MovedSegment
+from ...rpc.messages import PEER_TIMEOUT_S
+from ..holdings import INLINE_BYTES, Holdings, copy_slots
+from ..peers import LONG_TIMEOUT_S, Peers
+
+log = logging.getLogger(__name__)
+
+DRAIN = "+drain/"
+KEPT = "+kept"
+"""Holds what a drained shard goes on answering from."""
+MOVING = "+moving"
+"""Owns memory that is being filled with a copy."""
+AT_ONCE = 4
+"""Segments that are copied at one time."""
+RETRY_S = 0.2
+
+
+class Estate:
+    """The segments of one shard on their way to others, and of others on their way here.
+
+    Args:
+        state: the shard's.
+        lock: guards it and this.
+        holdings: its memory.
+        peers: the other shards.
+    """
+
+    def __init__(self, state: ShardState, lock: threading.RLock, holdings: Holdings, peers: Peers) -> None:
+        self._state = state
+        self._lock = lock
+        self._holdings = holdings
+        self._peers = peers
+        self.moved = False
+        """Others hold this shard's segments now. Read it with the lock held."""
+        self.heirs: set[int] = set()
+        """Who has them. Read it with the lock held."""
+        self._said: dict[int, list[MovedSegment]] = {}
+        """What the heirs are told."""
+        self._copied: set[SegmentId] = set()
+        self._bytes = 0
+        self._given_up = False
+        self._heard = threading.Event()
+        """The heirs know who holds what."""
+        self._heard.set()
+        self._taken: set[str] = set()
+        """Holders under which copies came here, and that are done with."""
+        self._turn = asyncio.Lock()
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether heirs are still told who holds what. Read it with the lock held."""
+        return not self._heard.is_set()
+
+    # ---- the shard that drains --------------------------------------------------------------------------
+
+    async def copy(self, after: Topology) -> int:
+        """Copy all segments to their heirs; gives the bytes that were copied in all.
+
+        Raises:
+            StoreFullError: an heir has no room.
+        """
+        async with self._turn:
+            while not self._given_up and (missing := self._missing()):
+                await self._copy_all(missing[:AT_ONCE], after)
+            return self._bytes
+
+    async def keep(self) -> None:
+        """Give the drain up: what is being copied ends, and counts for nothing."""
+        self._given_up = True
+        async with self._turn:
+            self._given_up = False
+            self._copied.clear()
+            self._bytes = 0
+
+    async def hand_over(self, after: Topology) -> int:
+        """Have the heirs be the ones that hold the segments; gives the bytes that were copied in all."""
+        async with self._turn:
+            while True:
+                with self._lock:
+                    missing = [] if self.moved else self._missing()
+                    if not missing:
+                        parts = self._note(after)
+                        break
+                await self._copy_all(missing[:AT_ONCE], after)
+            for heir, part in parts.items():
+                while lacking := await self._tell(heir, "inherit", self._holder(after), part):
+                    await self._copy_all(lacking[:AT_ONCE], after)  # it has started again meanwhile
+            self._heard.set()
+            return self._bytes
+
+    async def hold(self, holder: str, holds: Holds) -> None:
+        """Pass on that slots are held."""
+        await self.heard()
+        await self._peers.hold(holder, holds)
+
+    async def pass_on(self, method: str, *arguments: Any) -> None:
+        """Tell all heirs, also when who asked for it has given up waiting."""
+        await self.heard(LONG_TIMEOUT_S)
+        for heir in self.heirs:
+            await self._peers.tell_gently(heir, method, *arguments)
+
+    async def late(self, holder: str, segments: Sequence[SegmentId]) -> None:
+        """Copy what a saver brought after all was handed over; nothing to do before."""
+        with self._lock:
+            if not self.moved:
+                return
+            self._keep(segments)
+        await self.heard()
+        for segment in segments:
+            await self._copy(segment, self._peers.topology_after, holder)
+
+    async def heard(self, timeout: float = PEER_TIMEOUT_S) -> None:
+        """Wait until the heirs know who holds what.
+
+        Raises:
+            OperationTimeoutError: they did not within `timeout` seconds.
+        """
+        if not self._heard.is_set() and not await asyncio.to_thread(self._heard.wait, timeout):
+            raise OperationTimeoutError(f"shard {self._state.index}: expected its heirs to answer in {timeout} s")
+
+    # ---- the heir ---------------------------------------------------------------------------------------
+
+    async def receive(self, moved: MovedSegment, block: np.ndarray | None, part: Part | None, holder: str) -> None:
+        """Take a copy of a segment into memory, and keep it for `holder`.
+
+        Args:
+            moved: what it is.
+            block: its bytes; None: it is on disk only.
+            part: memory that was granted for it; None: it is small.
+            holder: the drain, or the save that brought it.
+        """
+        handle: Part | bytes | None = None
+        if block is not None and part is not None:
+            await self._holdings.in_thread(self._holdings.fill, part, MOVING, block)
+            handle = part
+        elif block is not None:
+            handle = block.tobytes()
+        with self._lock:
+            if holder in self._taken or self._state.segment(moved.id) is not None:
+                taken = False  # told twice
+            else:
+                taken = True
+                if not holder.startswith("+"):
+                    self._state.open(holder.partition("/")[0], time.monotonic())
+                self._state.receive(moved, handle, holder)
+                self._holdings.hash_later(moved.id)
+            if part is not None and taken:
+                self._holdings.keep(part, moved.id)
+            elif part is not None:
+                self._holdings.give_back(part, MOVING)
+
+    def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+        """Hold segments for those who held them on the shard that drains; told again, nothing changes.
+
+        Returns:
+            Segments whose bytes are not here: then nothing has changed, and they must come first.
+        """
+        with self._lock:
+            if holder in self._taken:
+                return []
+            lacking = [s.id for s in segments if s.needs_memory and self._state.segment(s.id) is None]
+            if lacking:
+                return lacking
+            now = time.monotonic()
+            for moved in segments:
+                for other in moved.holders:
+                    if "@" not in other and "/" in other:
+                        self._state.open(other.partition("/")[0], now)
+                self._state.inherit(moved, holder)
+            self._taken.add(holder)
+            self._state.release(holder)
+            return []
+
+    def refuse(self, shard: int) -> None:
+        """Let go of what came from a shard whose drain was given up."""
+        with self._lock:
+            for holder in self._state.holders(f"{DRAIN}{shard}."):
+                self._state.release(holder)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _holder(self, after: Topology) -> str:
+        return f"{DRAIN}{self._state.index}.{after.version}"
+
+    def _missing(self) -> list[SegmentId]:
+        with self._lock:
+            return [segment for segment in self._state.resident() if segment not in self._copied]
+
+    async def _copy_all(self, segments: Sequence[SegmentId], after: Topology) -> None:
+        holder = self._holder(after)
+        found = await asyncio.gather(*(self._copy(s, after, holder) for s in segments), return_exceptions=True)
+        for failure in found:
+            if isinstance(failure, BaseException):
+                raise failure
+        self._copied.update(segments)
+
+    async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
+        """Copy what is in memory of a segment to its heir."""
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            view = self._holdings.view(segment) if segment is not None else None
+            if segment is None or view is None:
+                return
+            slots = [slot for slot, offset in enumerate(segment.offsets) if isinstance(offset, int)]
+            offsets, length = segment.arranged(slots)
+            before, moved = segment.offsets, replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
+        block = await self._holdings.in_thread(_packed, view, before, offsets, moved.sizes, length)
+        heir = after.where(segment_id)
+        await self._peers.tell_long(heir, "receive", moved, block, holder)
+        self._bytes += sum(moved.sizes[slot] for slot in slots)
+
+    def _note(self, after: Topology) -> dict[int, list[MovedSegment]]:
+        """Take note of who holds what, by heir, and go by the new places from now on. Call it with the lock held."""
+        if self.moved:  # said before; the heirs may not all have heard it
+            return self._said
+        self.heirs = set(after.shards)
+        self._said = {heir: [] for heir in after.shards}
+        for segment in self._state.segment_ids():
+            self._said[after.where(segment)].append(self._state.moving(segment))
+        self._heard.clear()
+        self.moved = True
+        self._keep(self._state.segment_ids())
+        self._peers.topology_after = after
+        self._state.where = after.where
+        return self._said
+
+    def _keep(self, segments: Sequence[SegmentId]) -> None:
+        for segment in segments:
+            found = self._state.segment(segment)
+            if found is not None:
+                self._state.hold(KEPT, {segment: found.live_slots})
+
+    async def _tell(self, heir: int, method: str, *arguments: Any) -> None:
+        """Tell an heir until it has heard: there is no way back."""
+        while True:
+            try:
+                return await self._peers.tell_long(heir, method, *arguments)
+            except TensorVineError as exc:
+                log.warning("shard %d: shard %d did not hear %s yet: %s", self._state.index, heir, method, exc)
+            await asyncio.sleep(RETRY_S)
+
+
+def needed(block: np.ndarray | None) -> int:
+    """Give the memory that a block takes; 0 where it travels and stays as a message's part."""
+    if block is None or block.nbytes <= INLINE_BYTES:
+        return 0
+    return -(-block.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _packed(
+    view: np.ndarray, before: Sequence[Offset], after: Sequence[Offset], sizes: Sequence[int], length: int
+) -> np.ndarray:
+    """Copy slots to where they lie in a block of their own."""
+    block = np.zeros(length, np.uint8)
+    copy_slots(view, before, block, after, sizes)
+    return block

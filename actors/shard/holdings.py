@@ -1,0 +1,450 @@
+"""The bytes of one shard: granted, filled, taken, hashed, compacted, carried to other nodes, and used again.
+
+Rules
+- Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
+  it in place; what comes from another node takes the engine's object store, what goes there one of the `ways`.
+- M8. A part that becomes free, whoever had it, first loses its header and is used again only when nobody has a lock on
+  it: no reader, and nobody in this process who still copies from it or into it. Whoever copies takes the lock in the
+  same locked section in which he learns the place.
+- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
+- Copies and hashes run in worker threads, and hashing waits until no save does: it would take a core and the bus.
+- The shard's lock guards all of this; methods that say so must be called with it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.segments.arena import KEPT, Arena, Part
+from ...store.segments.blockheader import HEADER_BYTES, header_of
+from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, padded
+from ...store.shard import ShardState
+from ...store.versions.manifest import digest_of
+from ...store.versions.overtaken import Ended
+from ..engine.engine import Engine
+from ..memory.memory import SMALLEST_BYTES, SharedMemory
+from ..memory.workers import Workers
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = SMALLEST_BYTES
+EXPORT_IDLE_S = 30.0
+_COMPACTION = "compaction"
+
+Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
+"""A segment to be, where its bytes are, and its tensors' sizes."""
+
+
+class Holdings:
+    """The memory of one shard and what lies in it.
+
+    Args:
+        state: the shard's.
+        lock: guards the state and this.
+        engine: carries blocks to other nodes.
+        capacity: bytes of memory.
+        touch: how much of it to take from the system now.
+    """
+
+    def __init__(self, state: ShardState, lock: threading.RLock, engine: Engine, capacity: int, touch: int) -> None:
+        self.memory = SharedMemory(capacity, touch)
+        self._state = state
+        self._lock = lock
+        self._engine = engine
+        self._capacity = capacity
+        self._arena = Arena(self.memory.size)
+        """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
+        self._base = secrets.randbits(62)
+        """The epoch starts here: those of an earlier life of the shard do not come again."""
+        self._ended = Ended()
+        self._freed: list[Part] = []
+        """Parts that are free but for who still reads them, or copies."""
+        self._unhashed: list[SegmentId] = []
+        self._hashing: dict[SegmentId, Future[None]] = {}
+        self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
+        self._workers = Workers(2, thread_name_prefix="tensorvine-shard")
+        self._hasher = Workers(1, thread_name_prefix="tensorvine-hash")
+
+    @property
+    def epoch(self) -> int:
+        """What the board shows, or is about to."""
+        return self._base + self._state.epoch
+
+    @property
+    def bytes_filling(self) -> int:
+        """Bytes that savers hold and have not handed over yet."""
+        return sum(self._bytes_of(owner) for owner in self._arena.owners())
+
+    @property
+    def serves_saves(self) -> bool:
+        """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
+        return any(owner.partition("/")[2].startswith("s") for owner in self._arena.owners())
+
+    def publish(self) -> None:
+        """Show the epoch on the board. Call it with the lock held."""
+        self.memory.publish(self.epoch)
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run something long without stopping this loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    # ---- taking -----------------------------------------------------------------------------------------
+
+    def grant(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
+
+        Call it with the lock held.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+        self._ended.check(owner)
+        offsets = self._granted(owner, sizes)
+        if not offsets and self._freed:
+            self._recycle()
+            offsets = self._granted(owner, sizes)
+        if not offsets and sizes and padded(sizes[0]) <= self._capacity:
+            for segment_id in self._state.evictable():
+                if self._evict(segment_id):
+                    offsets = self._granted(owner, sizes)
+                if offsets:
+                    break
+        return offsets
+
+    def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
+        offsets = self._arena.grant(owner, [HEADER_BYTES + max(size, ALIGNMENT) for size in sizes])
+        return [offset + HEADER_BYTES for offset in offsets]
+
+    def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
+        """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
+
+        Call it with the lock held.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+        self._ended.check(owner)
+        self._recycle()
+        free = self._arena.capacity - self._arena.used(kept=True) - self._arena.used(kept=False)
+        if free < 2 * sum(map(padded, sizes)):
+            return []
+        offsets = self._granted(owner, sizes)
+        if len(offsets) == len(sizes):
+            return offsets
+        self.drop_save(owner)
+        return []
+
+    def _evict(self, segment_id: SegmentId) -> bool:
+        """Let a segment leave the memory, unless somebody reads it: then its place would not come back."""
+        segment = self._state.segment(segment_id)
+        if segment is None or not isinstance(segment.handle, Part) or self.memory.is_read(segment.handle):
+            return False
+        if not self._state.evict(segment_id):
+            return False
+        self._take_back()
+        return True
+
+    def room_may_come(self, save_id: str) -> bool:
+        """Tell whether others hold what may become free by itself. Call it with the lock held.
+
+        What is on disk as well may: it only stays because somebody reads it now.
+        """
+        on_disk = next(self._state.evictable(), None) is not None
+        return on_disk or bool(self._freed) or bool(self._arena.owners() - {save_id})
+
+    def full(self, save_id: str, nbytes: int) -> StoreFullError:
+        """Make the error of a save for which there is no room."""
+        with self._lock:
+            kept, filled = self._bytes_of(KEPT), self.bytes_filling
+        return StoreFullError(
+            f"save {save_id}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
+            f"{self._capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
+            "the repository with more store_bytes"
+        )
+
+    def crowded(self, what: str) -> StoreFullError:
+        """Make the error of a read that never got all it wanted into the memory at one time."""
+        return StoreFullError(
+            f"load of {what}: expected room for it in the {self._capacity} bytes of shard {self._state.index}; "
+            "others push it out again: load layers or tensors apart, or start the repository with more store_bytes"
+        )
+
+    def kept(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[np.ndarray]:
+        """Keep what is in memory of these segments from leaving it, as long as the arrays live.
+
+        Call it with the lock held.
+
+        Raises:
+            StoreFullError: all that is wanted never fits into the memory.
+        """
+        segments = [segment for s in wanted if (segment := self._state.segment(s)) is not None]
+        needed = sum(layout([segment.sizes[slot] for slot in wanted[segment.id]])[1] for segment in segments)
+        if needed > self._capacity:
+            raise StoreFullError(
+                f"load: expected at most {self._capacity} bytes, the capacity of shard {self._state.index}; "
+                f"found {needed}: load layers or tensors apart, or start the repository with more store_bytes"
+            )
+        return [view for segment in segments if (view := self.view(segment)) is not None]
+
+    def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+        """Take what a saver filled as segments. Call it with the lock held.
+
+        Args:
+            save_id: the save, which holds the segments until its commit.
+            life: process id of the shard whose memory was filled.
+            blocks: the segments.
+
+        Raises:
+            ShardUnavailableError: an earlier life of this shard was filled.
+            OperationTimeoutError: the save has ended.
+        """
+        self._ended.check(save_id)
+        for segment, handle, sizes in blocks:
+            if not isinstance(handle, Part):
+                self._state.adopt(save_id, segment, handle, sizes)
+                hashes = _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
+                self._state.set_digests(segment, hashes)
+                continue
+            self._check_granted(handle, save_id, life)
+            self._state.adopt(save_id, segment, handle, sizes)
+            self.keep(handle, segment)
+            self._unhashed.append(segment)
+
+    def fill(self, part: Part, owner: str, block: np.ndarray) -> None:
+        """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
+
+        Raises:
+            ShardUnavailableError: it is the owner's no more.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                self._check_granted(part, owner, os.getpid())
+                stack.enter_context(self.memory.held(part))
+            np.copyto(self.memory.part(part)[: block.nbytes], block)
+
+    def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
+        """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).
+
+        Call it with the lock held, in the same locked section in which the state takes the part.
+        """
+        self._arena.give(part.offset - HEADER_BYTES, KEPT)
+        segment = self._state.segment(segment_id) if segment_id is not None else None
+        if segment is not None:
+            self.memory.label(part, header_of(segment.id, segment.generation))
+
+    def give_back(self, part: Part, save_id: str) -> None:
+        """Take back a part that a save did not come to use. Call it with the lock held."""
+        if self._arena.owner_of(part.offset - HEADER_BYTES) == save_id:
+            self._free([part])
+
+    def end_save(self, save_id: str) -> None:
+        """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
+        self._ended.end(save_id)
+        self.drop_save(save_id)
+
+    def drop_save(self, save_id: str) -> None:
+        """Take back what a save was granted and did not hand over. Call it with the lock held."""
+        granted = self._arena.parts_of(save_id)
+        self._free([Part(part.offset + HEADER_BYTES, part.length - HEADER_BYTES) for part in granted])
+
+    def drop_client(self, client: str) -> None:
+        """Take back what all saves of a client were granted. Call it with the lock held."""
+        for owner in self._arena.owners():
+            if owner.startswith(f"{client}/"):
+                self.drop_save(owner)
+
+    def _bytes_of(self, owner: str) -> int:
+        return sum(part.length - HEADER_BYTES for part in self._arena.parts_of(owner))
+
+    def _check_granted(self, part: Part, owner: str, life: int) -> None:
+        if life != os.getpid() or self._arena.owner_of(part.offset - HEADER_BYTES) != owner:
+            raise ShardUnavailableError(
+                f"shard {self._state.index}: expected {part} to be filled by {owner} in its present life; the "
+                "save was given up, or the shard started again meanwhile"
+            )
+
+    # ---- hashing ----------------------------------------------------------------------------------------
+
+    def start_hashing(self) -> None:
+        """Hash in the background what was taken lately."""
+        with self._lock:
+            for segment_id in self._unhashed:
+                segment = self._state.segment(segment_id)
+                view = self.view(segment) if segment is not None else None
+                if segment is not None and view is not None and not segment.absent(segment.live_slots):
+                    work = (segment, view, segment.generation, segment.offsets)
+                    self._hashing[segment_id] = self._hasher.submit(self._hash, *work)
+            self._unhashed.clear()
+
+    def hashing(self, segments: Sequence[SegmentId]) -> list[Future[None]]:
+        """Start hashing, and give what to wait for until all of `segments` are hashed."""
+        self.start_hashing()
+        with self._lock:
+            return [self._hashing[segment] for segment in segments if segment in self._hashing]
+
+    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[Offset]) -> None:
+        digests = _digests(view, offsets, segment.sizes)
+        with self._lock:
+            if segment.generation == generation:
+                self._state.set_digests(segment.id, digests)
+            else:
+                self._unhashed.append(segment.id)
+            self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice
+
+    def hash_later(self, segment: SegmentId) -> None:
+        """Have a segment hashed that was read from disk. Call it with the lock held."""
+        self._unhashed.append(segment)
+
+    def check(self, segment_id: SegmentId, names: Mapping[int, str]) -> list[str]:
+        """Hold tensors in memory against their content hashes, where these are known, and say what is wrong.
+
+        Args:
+            segment_id: the segment.
+            names: slot -> tensor's name.
+        """
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            view = self.view(segment) if segment is not None else None
+            if segment is None or view is None or segment.digests is None:
+                return []
+            offsets, digests, sizes = segment.offsets, segment.digests, segment.sizes
+        problems: list[str] = []
+        for slot, name in names.items():
+            offset = offsets[slot]
+            if isinstance(offset, int) and digests[slot]:
+                found = digest_of(view[offset : offset + sizes[slot]])
+                if found != digests[slot]:
+                    problems.append(f"tensor {name!r}: expected content {digests[slot]} in memory; found {found}")
+        return problems
+
+    # ---- to other nodes ---------------------------------------------------------------------------------
+
+    def view(self, segment: Segment) -> np.ndarray | None:
+        """Give a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
+        if segment.handle is None:
+            return None
+        if isinstance(segment.handle, Part):
+            return self.memory.read(segment.handle)
+        return np.frombuffer(segment.handle, np.uint8)
+
+    def views(self, blocks: Mapping[SegmentId, Block]) -> dict[SegmentId, np.ndarray]:
+        """Keep blocks in place while they are copied. Call it with the lock held."""
+        return {s: self.memory.read(b.handle) for s, b in blocks.items() if isinstance(b.handle, Part)}
+
+    def exported(
+        self, blocks: Mapping[SegmentId, Block], views: Mapping[SegmentId, np.ndarray]
+    ) -> dict[SegmentId, Block]:
+        """Put blocks into the engine's object store for readers elsewhere; each stays there until it is idle."""
+        carried = dict(blocks)
+        for segment, view in views.items():
+            with self._lock:
+                known = self._exports.get(segment)
+            generation = blocks[segment].generation
+            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
+            with self._lock:
+                self._exports[segment] = (generation, handle, time.monotonic())
+            carried[segment] = replace(blocks[segment], handle=handle)
+        return carried
+
+    def drop_idle_exports(self) -> None:
+        """Let go of the copies in the object store that nobody asked for lately, or whose segment is gone."""
+        idle = time.monotonic() - EXPORT_IDLE_S
+        with self._lock:
+            for segment, (_, _, used) in list(self._exports.items()):
+                if used < idle or self._state.segment(segment) is None:
+                    del self._exports[segment]
+
+    # ---- freeing ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Free and compact what the state says. Call it with the lock held."""
+        compactable, self._state.compactable = self._state.compactable, set()
+        self._take_back()
+        for segment in compactable:
+            self._workers.submit(self._compact, segment)
+
+    def _take_back(self) -> None:
+        freed, self._state.freed = self._state.freed, []
+        self._free([handle for handle in freed if isinstance(handle, Part)])
+
+    def _free(self, parts: Sequence[Part]) -> None:
+        """Take parts back, as soon as nobody reads them or copies: their headers go first (see `memory`)."""
+        for part in parts:
+            self._arena.give(part.offset - HEADER_BYTES, KEPT)
+            self.memory.clear(part)
+        self._freed += parts
+        self._recycle()
+
+    def _recycle(self) -> None:
+        """Use the parts again that nobody reads any more."""
+        freed, self._freed = self._freed, []
+        for part in freed:
+            if self.memory.is_read(part):
+                self._freed.append(part)
+            else:
+                self._arena.free(part.offset - HEADER_BYTES)
+
+    def _compact(self, segment_id: SegmentId) -> None:
+        """Copy the live slots of a segment into a smaller block."""
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            old = self.view(segment) if segment is not None else None  # kept in place: `grant` lets others leave
+            if segment is None or old is None or not segment.wants_compaction:
+                return
+            in_memory, before, generation = isinstance(segment.handle, Part), segment.offsets, segment.generation
+            sizes, (after, length) = segment.sizes, segment.compacted()
+            offsets = self.grant(_COMPACTION, [length]) if in_memory else []
+            if in_memory and not offsets:
+                log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
+                return
+        part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
+        new = self.memory.part(part) if part is not None else np.zeros(length, np.uint8)
+        copy_slots(old, before, new, after, sizes)
+        del old
+        with self._lock:
+            handle = part if part is not None else new.tobytes()
+            moved = self._state.move(segment_id, generation, handle, after, length)
+            if part is not None and moved:
+                self.keep(part, segment_id)
+            elif part is not None:
+                self.give_back(part, _COMPACTION)
+            self.settle()
+
+
+def copy_slots(
+    source: np.ndarray, before: Sequence[Offset], target: np.ndarray, after: Sequence[Offset], sizes: Sequence[int]
+) -> None:
+    """Copy the slots that a new block of a segment has from its old one.
+
+    Args:
+        source: the old block.
+        before: where its slots start.
+        target: the new block.
+        after: where its slots start.
+        sizes: bytes of each slot.
+    """
+    for start, end, size in zip(before, after, sizes, strict=True):
+        if isinstance(start, int) and isinstance(end, int):
+            target[end : end + size] = source[start : start + size]
+
+
+def _digests(block: np.ndarray, offsets: Sequence[Offset], sizes: Sequence[int]) -> list[str]:
+    """Hash a block's tensors; one that was compacted away before has no hash, and nobody who asks for it."""
+    return [
+        digest_of(block[offset : offset + size]) if isinstance(offset, int) else ""
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]

@@ -1,0 +1,151 @@
+"""The shards that keep one shard's mirrors: who they are now, and what each of them has.
+
+Rules
+- Buddies are chosen by where the shards are (`planner.buddies`), and kept as long as they do.
+- They are chosen anew when one has left or moved, when copies share a node, and when one does not answer for so long
+  that its node may be lost: it would come back without what it had, so another one is as good.
+- A shard that is about to drain is no buddy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ....planner.buddies import buddies_of
+from ....store.errors import TensorVineError
+from ....store.refs import ModelRef
+from ....store.segments.segment import SegmentId
+from ..peers import Peers
+
+log = logging.getLogger(__name__)
+
+SURVEY_S = 5.0
+"""How often to look for better buddies, while the present ones share a node with the shard or with each other."""
+PATIENCE_S = 10.0
+"""How long to wait at the start for shards that do not say where they are, before choosing without them."""
+SILENT_S = 3.0
+"""How long a buddy may not answer before others are asked."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A buddy, and what it has."""
+
+    shard: int
+    synced: bool = False
+    """It was told everything; what is new it is told at once."""
+    shelf: str = ""
+    """Name of the buddy's life."""
+    segments: set[SegmentId] = field(default_factory=set[SegmentId])
+    records: set[ModelRef] = field(default_factory=set[ModelRef])
+    seen: tuple[int, ...] = ()
+    """What the state was like when the buddy was last told what went."""
+    begun: int = 0
+    """Commits' copies that were sent."""
+    ended: int = 0
+    """Those of them that are over."""
+    marked: float = 0.0
+    odd: int = 0
+    """How often in a row it had another number of things than it should."""
+    error: str = "it was not told anything yet"
+    """Why it is behind."""
+    kind: type[Exception] | None = None
+    """Of the error that says so."""
+    silent_since: float | None = None
+    """When it stopped answering."""
+
+
+class Buddies:
+    """The buddies of one shard.
+
+    Args:
+        index: the shard's number.
+        copies: how many there should be.
+        node: id of its node.
+        lock: guards the list of them.
+        peers: the other shards.
+        where: asks a shard for its node.
+    """
+
+    def __init__(
+        self, index: int, copies: int, node: str, lock: threading.RLock, peers: Peers, where: Callable[[int], str]
+    ) -> None:
+        self.links: list[Link] = []
+        """Empty until they are chosen."""
+        self.former: set[int] = set()
+        """Shards that may have a mirror still, and should not."""
+        self._index = index
+        self._copies = copies
+        self._lock = lock
+        self._peers = peers
+        self._where = where
+        self._nodes = {index: node}
+        self._began = time.monotonic()
+        self._chosen_at: float | None = None
+        """None: to be chosen now."""
+        self._apart = False
+        """All are on nodes of their own."""
+
+    @property
+    def behind(self) -> int:
+        """How many other nodes lack a mirror that was told all: copies that share a node count once."""
+        nodes = {self._nodes.get(link.shard, "") for link in self.links if link.synced}
+        return self._copies - len(nodes - {self._nodes[self._index]})
+
+    @property
+    def stay(self) -> bool:
+        """Whether none of them is about to drain."""
+        return {link.shard for link in self.links} <= set(self._candidates())
+
+    def seen_at(self, shard: int, node: str) -> None:
+        """Hear from a buddy where it is."""
+        if self._nodes.get(shard) != node:
+            self._chosen_at = None
+
+    def review(self) -> None:
+        """Choose anew, if there is a reason."""
+        now = time.monotonic()
+        candidates = self._candidates()
+        silent = [k for k in self.links if k.silent_since is not None and now - k.silent_since > SILENT_S]
+        left = {link.shard for link in self.links} - set(candidates)
+        waited = self._chosen_at is None or now - self._chosen_at > SURVEY_S
+        if self._chosen_at is None or left or ((silent or not self._apart) and waited):
+            self._choose(candidates)
+
+    def _candidates(self) -> list[int]:
+        topology = self._peers.topology
+        return [s for s in topology.shards if s != self._index and s not in topology.leaving]
+
+    def _choose(self, candidates: list[int]) -> None:
+        nodes = {self._index: self._nodes[self._index]}
+        for shard in candidates:
+            try:
+                nodes[shard] = self._where(shard)
+            except TensorVineError as exc:
+                log.info("shard %d: shard %d does not say where it is: %s", self._index, shard, exc)
+        missing = [shard for shard in candidates if shard not in nodes]
+        if missing and not self.links and time.monotonic() - self._began < PATIENCE_S:
+            return
+        if len(nodes) <= self._copies:  # too few answer: those that were buddies before will again
+            nodes |= {shard: self._nodes[shard] for shard in missing if shard in self._nodes}
+        self._nodes, self._chosen_at = nodes, time.monotonic()
+        chosen = buddies_of(self._index, nodes, self._copies)
+        apart = len({nodes[shard] for shard in (self._index, *chosen)}) == self._copies + 1
+        if not apart and (self._apart or not self.links):
+            log.warning(
+                "shard %d: expected %d nodes for its copies; the shards that answer are on %d: copies share a node",
+                self._index,
+                self._copies + 1,
+                len(set(nodes.values())),
+            )
+        self._apart = apart
+        with self._lock:
+            known = {link.shard: link for link in self.links}
+            self.former = (self.former | known.keys()) - set(chosen)
+            self.links = [known.get(shard) or Link(shard) for shard in chosen]
+            for link in self.links:
+                link.marked = 0.0  # so that they get a later stamp than those that left

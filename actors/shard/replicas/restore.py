@@ -1,0 +1,194 @@
+"""Taking a shard's memory back from a mirror, when its process or its node was lost.
+
+Rules
+- All other shards are asked. One that is being started again has lost its shelf, so it is not waited for long: it may
+  be waiting for this one. One that did not answer may have a mirror: it is told later to let go of it.
+- Of the mirrors the one that was complete last has everything that was committed. None: all is lost, by name.
+- What the disk knows, or the ledger counts as retired, is not brought back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....store.archive.manifestfile import Manifest
+from ....store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ....store.refs import ModelRef
+from ....store.segments.arena import Part
+from ....store.segments.segment import SegmentId
+from ....store.shard import ShardState
+from ....store.versions.architectures import unpacked
+from ....store.versions.manifest import decode_body, slots_of
+from ....store.versions.mirror import NEVER, Kept, Stamp
+from ..holdings import INLINE_BYTES, Holdings
+from ..peers import Peers
+from .copies import fetched, length_of
+from .messages import Claim, Look, Offer, Original
+
+log = logging.getLogger(__name__)
+
+RESTARTING_S = 5.0
+"""How long to wait for a shard that is being started again."""
+SILENT_S = 30.0
+"""How long to wait for one that does not answer."""
+ASK_S = 5.0
+OFFER_S = 120.0
+FETCH_S = 600.0
+_PAUSE_S = 0.1
+_OWNER = "restoring"
+
+
+@dataclass(slots=True)
+class Restored:
+    """What came back."""
+
+    life: int = 1
+    """The number of the shard's life: one above every one that a shelf has heard of."""
+    refs: list[ModelRef] = field(default_factory=list[ModelRef])
+    """Versions of this home."""
+    mirrors: set[int] = field(default_factory=set[int])
+    """Shards that have mirrors of earlier lives, or may have."""
+    unheard: set[int] = field(default_factory=set[int])
+    """Those of them that did not answer: they may know of a later life than `life`."""
+
+
+def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, holdings: Holdings) -> Restored:
+    """Bring back what the best mirror of shard `index` has.
+
+    Args:
+        index: the shard, which starts again.
+        peers: the other actors.
+        state: the ledger, and what the disk brought back, if there is one.
+        lock: guards it.
+        holdings: the shard's memory.
+    """
+    standings = _standings(index, peers)
+    restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
+    restored.unheard = set(peers.others) - standings.keys()
+    restored.mirrors = {shard for shard, (life, _) in standings.items() if life} | restored.unheard
+    complete = {shard: stamp for shard, (_, stamp) in standings.items() if stamp > NEVER}
+    for shard in sorted(complete, key=complete.__getitem__, reverse=True):
+        try:
+            began = time.monotonic()
+            offer: Offer = peers.ask(shard, "mirror", (Claim(index),), OFFER_S)
+            with lock:
+                wanted = _wanted(state, offer)
+                parts = _room(holdings, wanted)
+            here = {s: o for s, o in wanted.items() if s in parts or length_of(o) <= INLINE_BYTES}
+            _take(index, state, lock, holdings, offer, here, parts)
+            restored.refs = _enter(state, lock, offer)
+        except TensorVineError as exc:
+            log.error("shard %d: shard %d could not give its mirror back: %s", index, shard, exc)
+            continue
+        log.warning(
+            "shard %d started again: shard %d gave %d versions and %d of %d segments back in %.2f s",
+            index,
+            shard,
+            len(restored.refs),
+            len(here),
+            len(offer.segments),
+            time.monotonic() - began,
+        )
+        return restored
+    log.error("shard %d started again, and no other shard has a mirror of it", index)
+    return restored
+
+
+def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
+    """Ask how good their mirrors are: shard -> (latest life, stamp)."""
+    began, pause = time.monotonic(), threading.Event()
+    found: dict[int, tuple[int, Stamp]] = {}
+    waiting = set(peers.others)
+    while waiting:
+        for shard in sorted(waiting):
+            patience = SILENT_S
+            try:
+                found[shard] = peers.ask(shard, "mirror", (Look(index),), ASK_S)
+                waiting.discard(shard)
+                continue
+            except ShardUnavailableError as exc:
+                patience, why = RESTARTING_S, exc
+            except OperationTimeoutError as exc:
+                why = exc
+            if time.monotonic() - began > patience:
+                log.warning("shard %d: shard %d is not asked for a mirror any more: %s", index, shard, why)
+                waiting.discard(shard)
+        if waiting:
+            pause.wait(_PAUSE_S)
+    return found
+
+
+def _wanted(state: ShardState, offer: Offer) -> dict[SegmentId, Original]:
+    """Give those that the disk does not have whole."""
+    wanted: dict[SegmentId, Original] = {}
+    for segment_id, original in offer.segments.items():
+        known = state.segment(segment_id)
+        stored = known.stored.slots if known is not None and known.stored is not None else frozenset[int]()
+        if not stored.issuperset(original.slots):
+            wanted[segment_id] = original
+    return wanted
+
+
+def _room(holdings: Holdings, wanted: Mapping[SegmentId, Original]) -> dict[SegmentId, Part]:
+    """Have memory granted, as far as there is some."""
+    lengths = {s: length for s, o in wanted.items() if (length := length_of(o)) > INLINE_BYTES}
+    parts: dict[SegmentId, Part] = {}
+    while len(parts) < len(lengths):
+        left = [s for s in lengths if s not in parts]
+        offsets = holdings.grant(_OWNER, [lengths[s] for s in left])
+        if not offsets:
+            log.error("%d segments do not fit into the memory, and are lost: %s", len(left), left[:10])
+            break
+        parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
+    return parts
+
+
+def _take(
+    index: int,
+    state: ShardState,
+    lock: threading.RLock,
+    holdings: Holdings,
+    offer: Offer,
+    wanted: Mapping[SegmentId, Original],
+    parts: Mapping[SegmentId, Part],
+) -> None:
+    try:
+        copies = fetched(wanted, parts, holdings, offer.address, FETCH_S)
+        with lock:
+            for segment, copy in copies.items():
+                state.take_back(segment, copy.handle, copy.sizes, copy.slots)
+                if isinstance(copy.handle, Part):
+                    holdings.keep(copy.handle, segment)
+                holdings.hash_later(segment)
+    finally:
+        with lock:
+            holdings.drop_save(_OWNER)
+
+
+def _enter(state: ShardState, lock: threading.RLock, offer: Offer) -> list[ModelRef]:
+    """Have versions exist again, and hold what they name here."""
+    entered: list[ModelRef] = []
+    with lock:
+        for ref in sorted(offer.records):
+            if ref in state.live or ref in state.unread or state.ledger.retired(ref):
+                continue
+            _enter_version(state, offer.records[ref])
+            entered.append(ref)
+    return entered
+
+
+def _enter_version(state: ShardState, kept: Kept) -> None:
+    ref = kept.header.ref
+    entries = decode_body(kept.body, ref)
+    state.restore_version(Manifest(kept.header, unpacked(kept.packed), entries, {}), kept.body)
+    here: dict[SegmentId, Any] = slots_of(e for e in entries.values() if state.where(e.segment) == state.index)
+    for segment, slots in here.items():
+        try:
+            state.hold(str(ref), {segment: slots})
+        except TensorVineError as exc:
+            log.error("shard %d: %s is lost in part: %s", state.index, ref, exc)

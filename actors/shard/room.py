@@ -1,0 +1,111 @@
+"""Room for what comes to a shard: memory, and a place in the queue for the disk. Who finds none waits here.
+
+Rules
+- Memory is waited for only while what others hold may become free; all who wait look again when something did.
+- A client gets memory only while its process is watched, which is looked at where the memory is taken: one that ends
+  while it waits, or before its question is heard, gets none, as nobody would take it back.
+- A save that ended while it waits, or before its question is heard, gets none either (`Holdings.end_save`).
+- What clients have reserved for saves to come may become free, too: they ask now and then whether somebody waits here.
+- While too much waits to be written to disk, no save begins and none is committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from ...store.errors import ShardUnavailableError
+from ..rpc.messages import PEER_TIMEOUT_S
+from ..rpc.waiters import Busy, Waiters
+from .disk.persister import Persister
+from .holdings import Holdings
+from .local_clients import LocalClients
+
+ROOM = "/"  # no model's name starts with a slash
+"""The topic of those who wait."""
+
+
+class Room:
+    """Room in one shard.
+
+    Args:
+        lock: guards the holdings.
+        holdings: the shard's memory.
+        clients: those on this node.
+        waiters: where to wait.
+        persister: writes to the disk, if there is one.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        holdings: Holdings,
+        clients: LocalClients,
+        waiters: Waiters,
+        persister: Persister | None,
+    ) -> None:
+        self._lock = lock
+        self._holdings = holdings
+        self._clients = clients
+        self._waiters = waiters
+        self._persister = persister
+        self._asking = Busy()
+
+    def is_short(self) -> bool:
+        """Tell whether somebody waits for memory."""
+        return bool(self._asking)
+
+    def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
+        """Give what a client may be granted of `sizes` to fill: nothing where its process is not watched.
+
+        Call it with the lock held, and grant with it held still.
+        """
+        return sizes if self._clients.watches(client) else ()
+
+    async def granted(
+        self, owner: str, sizes: Sequence[int], timeout: float = PEER_TIMEOUT_S, client: str | None = None
+    ) -> list[int]:
+        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
+
+        Args:
+            owner: whose it is to be.
+            sizes: bytes of the blocks.
+            timeout: seconds to wait.
+            client: who fills it; None: this shard.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError: the client's process is not watched (any more).
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+        with self._asking:
+            return await self._granted(owner, sizes, time.monotonic() + timeout, client)
+
+    async def _granted(self, owner: str, sizes: Sequence[int], deadline: float, client: str | None) -> list[int]:
+        while True:
+            with self._lock:
+                if client is not None and not self._clients.watches(client):
+                    raise ShardUnavailableError(
+                        f"save {owner}: expected its client {client} to be connected to the shard; it is not (any more)"
+                    )
+                offsets = self._holdings.grant(owner, sizes)
+                behind = self._persister is not None and self._persister.behind()[0] > 0
+                hope = not offsets and (behind or self._holdings.room_may_come(owner))  # the sweep wakes us, too
+                waiter = self._waiters.join(ROOM) if hope else None
+            if offsets:
+                return offsets
+            if waiter is None or not await self._waiters.woken(ROOM, waiter, deadline):
+                raise self._holdings.full(owner, sizes[0])
+
+    async def keep_pace(self, what: str, deadline: float) -> None:
+        """Wait while too much waits to be written to disk.
+
+        Raises:
+            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
+        """
+        while self._persister is not None and self._persister.is_full():
+            with self._lock:
+                waiter = self._waiters.join(ROOM)
+            if self._persister.is_full() and not await self._waiters.woken(ROOM, waiter, deadline):
+                raise self._persister.late(what)

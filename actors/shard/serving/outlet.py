@@ -1,0 +1,119 @@
+"""A shard's end of the wire: what clients without a map of its memory read from it.
+
+Rules
+- An answer is a view on the shard's memory, kept in place until it is sent: no copy is made for it.
+- What is on disk only is read first, as for every other reader: the shard is asked to, in a message to itself.
+- Content hashes are those that the shard keeps; ones that it has not computed yet it computes while the bytes go out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import numpy as np
+
+from ....store.errors import ModelLostError, OperationTimeoutError
+from ....store.segments.segment import GONE, Segment, SegmentId
+from ....store.shard import ShardState
+from ...transport.frames import Digests, Served, Slots
+from ...transport.wire import WireServer
+from ..holdings import Holdings
+
+READ_ROUNDS = 32
+"""How often a read may find that others pushed out again what it had brought into the memory."""
+
+
+class Outlet:
+    """Serves reads of one shard.
+
+    Args:
+        host: this machine's address, as others reach it.
+        state: the shard's.
+        lock: guards it.
+        holdings: its memory.
+        ask: calls a method of this shard, from a thread, and waits: (method, arguments, seconds).
+
+    Raises:
+        OSError: nothing can listen at that address.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        state: ShardState,
+        lock: threading.RLock,
+        holdings: Holdings,
+        ask: Callable[[str, tuple[Any, ...], float], Any],
+    ) -> None:
+        self._state = state
+        self._lock = lock
+        self._holdings = holdings
+        self._ask = ask
+        server = WireServer(self._answer, host)
+        self.address = (*server.address, server.token)
+        """(host, port, token): where it listens, as long as the process lives."""
+
+    def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
+        """Give slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
+
+        Raises:
+            ModelLostError: a slot is not there any more.
+            OperationTimeoutError: reading took longer than `timeout` seconds.
+            StoreFullError: others push out again what is read.
+        """
+        deadline = time.monotonic() + timeout
+        for _ in range(READ_ROUNDS):
+            with self._lock:
+                served = self._served(slots)
+            if served is not None:
+                return served
+            self._ask("blocks", (slots,), deadline - time.monotonic())
+        raise self._holdings.crowded(f"segments {list(slots)} to be sent")
+
+    def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
+        deadline = time.monotonic() + timeout
+        segments = list(slots)
+        served = self.find(slots, timeout)
+        if not hashed:
+            return served, None
+        hashing = self._holdings.hashing(segments)
+        return served, lambda: self._digests(hashing, segments, deadline)
+
+    def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: float) -> Digests:
+        _, late = wait(hashing, max(deadline - time.monotonic(), 0.0))
+        if late:
+            raise OperationTimeoutError(f"segments {segments}: expected their hashes in time; {len(late)} are missing")
+        with self._lock:
+            known = self._state.digests(segments)
+        unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
+        return known | self._ask("digests", (unknown,), deadline - time.monotonic()) if unknown else known
+
+    def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
+        """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""
+        self._state.blocks(slots)  # all are here, and were used now
+        segments = [segment for segment_id in slots if (segment := self._state.segment(segment_id)) is not None]
+        chosen = [places for segment in segments if (places := _chosen(segment, slots[segment.id])) is not None]
+        if len(chosen) < len(segments):
+            return None
+        found: dict[SegmentId, Served] = {}
+        for segment, places in zip(segments, chosen, strict=True):
+            view = self._holdings.view(segment) if places else None
+            found[segment.id] = Served(view if view is not None else np.empty(0, np.uint8), places)
+        return found
+
+
+def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """Give where slots are: slot -> (offset, bytes); None when some are on disk only.
+
+    Raises:
+        ModelLostError: there is no such slot, or it was let go.
+    """
+    gone = [slot for slot in slots if slot >= len(segment.sizes) or segment.offsets[slot] == GONE]
+    if gone:
+        raise ModelLostError(f"segment {segment.id}: expected slots {list(slots)}; {gone} are not there any more")
+    found = {slot: (at, segment.sizes[slot]) for slot in slots if isinstance(at := segment.offsets[slot], int)}
+    return found if len(found) == len(set(slots)) else None

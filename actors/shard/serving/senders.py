@@ -1,0 +1,53 @@
+"""A shard's senders by groups, one for each back end.
+
+Rules
+- There is none before somebody asks for one: a back end may load libraries and open devices.
+- The shard's lock guards them; call all methods with it held.
+"""
+
+from __future__ import annotations
+
+from ....store.errors import ShardUnavailableError
+from ...rpc.messages import ShardConfig
+from ...transport.desk import Desk
+from ...transport.group_sender import GroupSender
+from .outlet import Outlet
+
+
+class Senders:
+    """The senders of one shard.
+
+    Args:
+        config: the shard's.
+        outlet: finds what they send, if the shard has one.
+        desk: where readers and the shard meet.
+    """
+
+    def __init__(self, config: ShardConfig, outlet: Outlet | None, desk: Desk) -> None:
+        self._config = config
+        self._outlet = outlet
+        self._desk = desk
+        self._senders: dict[str, GroupSender] = {}
+
+    def by(self, backend: str) -> GroupSender:
+        """Give the sender of a back end.
+
+        Raises:
+            ShardUnavailableError: the shard has no outlet.
+        """
+        sender = self._senders.get(backend)
+        if sender is None:
+            sender = self._senders[backend] = self._open(backend)
+        return sender
+
+    def left(self, member: str) -> None:
+        """Learn that a reader is gone."""
+        for sender in self._senders.values():
+            sender.left(member)
+
+    def _open(self, backend: str) -> GroupSender:
+        index = self._config.index
+        if self._outlet is None:
+            raise ShardUnavailableError(f"shard {index}: expected an address to listen at; it has none")
+        label = f"{self._config.repository}/shard-{index}/{backend}"
+        return GroupSender(backend, label, self._outlet.find, self._desk)

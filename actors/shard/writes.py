@@ -1,0 +1,313 @@
+"""What savers ask of a shard: memory to fill, versions that come to exist, and their end.
+
+Rules
+- Memory is granted to a client whose process is watched, filled by it, and adopted; what is not adopted goes back when
+  the save ends, and what is asked for it after that is refused (`store.versions.overtaken`).
+- A version exists when all shards that it needs hold its tensors, and its copies are where they were asked for: on
+  other nodes, or on disk. Until then nobody sees it, and what went wrong is undone.
+- A name that is being written does not move to another home (`elastic`).
+- Once a version exists, nothing that comes after can fail its save: that is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from ...store.errors import MovedError, StorageError
+from ...store.refs import ModelRef
+from ...store.segments.arena import Part
+from ...store.segments.segment import SegmentId
+from ...store.versions.manifest import Header
+from ...store.versions.mirror import Kept
+from ...store.versions.version import Draft
+from ..engine.engine import group
+from ..rpc.messages import PEER_TIMEOUT_S, Begun
+from .disk.persister import Job
+from .holdings import Filled
+from .parts import ShardParts
+
+log = logging.getLogger(__name__)
+
+
+class ShardWrites(ShardParts):
+    """A shard, as savers see it."""
+
+    # ---- memory -----------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def begin(
+        self,
+        client: str,
+        name: str,
+        version: int | None,
+        optional: bool,
+        known: ModelRef | None,
+        inherits: bool,
+        compares: bool,
+        save_id: str,
+        sizes: Sequence[int],
+        timeout: float,
+    ) -> Begun:
+        """Start a save: pin the parent, unless it is `optional` and there is none.
+
+        Waits first for as long as too much waits to be written to disk. Grants memory for blocks of `sizes`, as far
+        as there is some, unless what a saver `inherits` can make them needless. It learns what is unchanged from the
+        parent's content hashes, or compares with the parent's bytes, if it can, where all of them are in memory here.
+
+        Raises:
+            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
+        """
+        await self._room.keep_pace(f"save of {name!r}", time.monotonic() + timeout)
+        who = self._config.index, os.getpid()
+        with self._lock:
+            self._elastic.check(name)
+            self._requests += 1
+            self._state.open(client, time.monotonic())
+            newest = self._state.newer(name, 0)
+            absent = optional and newest is None
+            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
+            offsets = self._holdings.grant(save_id, wanted) if absent or not inherits else []
+            if absent:
+                return Begun(None, None, None, {}, None, offsets, *who)
+            if optional and newest is not None and version is None:
+                version = newest.version  # also where a later one cannot be read now
+            record, lease = self._state.pin(name, version, client, time.monotonic())
+            mine = [segment for segment in record.segments if self._state.where(segment) == self._config.index]
+            held = self._state.held(record.header.ref)
+            comparable = compares and len(mine) == len(record.segments) and not self._state.absent(held)
+            blocks = self._state.blocks(held) if inherits and comparable else None
+        hashes = await self.digests(mine) if inherits and not comparable else {}
+        body = None if record.header.ref == known else record.body
+        return Begun(record.header, body, lease, hashes, blocks, offsets, *who)
+
+    @group("ctl")
+    async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Give the content hashes of segments, waiting for those that are being computed."""
+        if self._history is not None:
+            await self._history.digests(segments, self._room.granted)
+        for future in self._holdings.hashing(segments):
+            await asyncio.wrap_future(future)
+        with self._lock:
+            return self._state.digests(segments)
+
+    @group("ctl")
+    async def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
+        """Grant memory for a save to come, if there is plenty; none else."""
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
+            return self._holdings.reserve(save_id, wanted) if wanted else []
+
+    @group("ctl")
+    async def is_short(self) -> bool:
+        """Tell whether somebody waits for memory: then clients give back what they reserved for saves to come."""
+        return self._room.is_short()
+
+    @group("ctl")
+    async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
+        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError: the client is not known here (any more).
+        """
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            if self._is_leaving():
+                version = self._peers.topology.version
+                raise MovedError(f"shard {self._config.index}: it drains: nothing new is put there", version)
+        return await self._room.granted(save_id, sizes, timeout, client)
+
+    @group("ctl")
+    async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+        """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
+        with self._lock:
+            self._holdings.adopt(save_id, life, blocks)
+        await self._estate.late(save_id, [segment for segment, _, _ in blocks])
+
+    @group("data")
+    async def adopt_block(
+        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+    ) -> None:
+        """Copy a block that a client of another node put into this shard's memory, and take that."""
+        (offset,) = await self._room.granted(save_id, [block.nbytes], timeout)
+        part = Part(offset, block.nbytes)
+        try:
+            await self._holdings.in_thread(self._holdings.fill, part, save_id, block)
+            with self._lock:
+                self._holdings.adopt(save_id, os.getpid(), [(segment, part, sizes)])
+            await self._estate.late(save_id, [segment])
+        except BaseException:
+            with self._lock:
+                self._holdings.give_back(part, save_id)
+            raise
+
+    # ---- versions ---------------------------------------------------------------------------------------
+
+    @group("ctl")
+    async def commit(
+        self,
+        draft: Draft,
+        client: str,
+        life: int,
+        blocks: Sequence[Filled],
+        leases: Sequence[str],
+        durable: bool,
+        timeout: float,
+    ) -> tuple[ModelRef, int]:
+        """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
+
+        A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
+        """
+        deadline = time.monotonic() + timeout
+        with self._committing:
+            await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
+            with self._elastic.writing(draft.name):
+                with self._lock:
+                    late = self._estate.moved and blocks
+                    self._state.open(client, time.monotonic())
+                if late:
+                    await self.adopt(draft.save_id, life, blocks)
+                    blocks = []
+                committed = await self._commit(draft, client, life, blocks, durable, deadline)
+            ref, _ = committed
+            with _after(ref):
+                await self._elastic.unpin(leases)
+            with _after(ref):
+                self._forget(draft.save_id)
+                await self._settle()
+        return committed
+
+    async def _commit(
+        self, draft: Draft, client: str, life: int, blocks: Sequence[Filled], durable: bool, deadline: float
+    ) -> tuple[ModelRef, int]:
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            draft = self._history.drafted(draft) if self._history is not None else draft
+            self._holdings.adopt(draft.save_id, life, blocks)
+            ref = self._state.begin_commit(draft)
+        created_ns = time.time_ns()
+        keepers = self._peers.keepers(draft.holds)
+        try:
+            await self._estate.heard()
+            await self._peers.hold(str(ref), draft.holds)
+            await self._peers.note({ref: (draft.parent, True)})
+            if not durable:
+                await self._secure(draft, draft.header(ref, created_ns), deadline)
+                if self._history is not None:
+                    await self._history.numbering.add(ref)
+            if durable:
+                await self._write_now(draft, draft.header(ref, created_ns), deadline)
+        except BaseException:
+            with self._lock:
+                self._state.abandon(ref)
+            await self._peers.note_gently({ref: (draft.parent, False)})
+            await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
+            raise
+        with self._lock:
+            self._state.publish(ref, draft, created_ns)
+            if self._board is not None:
+                self._board.announce([(draft.header(ref, created_ns), draft.body)])
+            self._holdings.end_save(draft.save_id)
+            others: list[tuple[int, ModelRef]] = []
+            if self._history is not None:
+                if not durable:
+                    self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
+                others = self._history.retain(ref.name)
+        self._wake(ref.name)
+        with _after(ref):
+            for shard, cold in others:
+                await self._peers.tell_gently(shard, "cool", cold)
+        return ref, created_ns
+
+    async def _secure(self, draft: Draft, header: Header, deadline: float) -> None:
+        """Have copies of a version on other nodes before it exists: its record, and its bytes wherever they are."""
+        if self._mirrors is None:
+            return
+        with self._lock:
+            kept = Kept(header, draft.body, self._state.graphs.packed(draft.graph_key))
+        by_shard: dict[int, list[SegmentId]] = {self._config.index: []}
+        for segment in draft.holds:
+            by_shard.setdefault(self._state.where(segment), []).append(segment)
+        own = by_shard.pop(self._config.index)
+        left = deadline - time.monotonic()
+        await asyncio.gather(
+            self._mirrors.secure(own, {header.ref: kept}, deadline),
+            *(self._peers.tell_within(left, shard, "secure", part, left) for shard, part in by_shard.items()),
+        )
+
+    async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
+        """Write a version to disk before it exists in memory."""
+        if self._history is None:
+            raise StorageError(
+                f"save of {draft.name!r}: durability 'disk': expected a repository with path=; it has none"
+            )
+        job = Job(header, draft.body, urgent=True)
+        self._history.persister.add(job)
+        await self._history.written(job, deadline - time.monotonic())
+
+    @group("ctl")
+    async def abort(self, save_id: str, leases: Sequence[str]) -> None:
+        """Forget what an unfinished save brought."""
+        with self._lock:
+            self._forget(save_id)
+            self._holdings.end_save(save_id)
+        await self._elastic.unpin(leases)
+        await self._settle()
+
+    @group("ctl")
+    async def retire(self, name: str, version: int | None) -> ModelRef:
+        """Make a version cease to exist."""
+        with self._elastic.writing(name):
+            with self._lock:
+                ref = self._state.resolve(name, version)
+                header = self._state.record(ref.name, ref.version, "").header
+            if self._history is not None:
+                await self._leave(ref)
+                await self._history.bury(header)
+            with self._lock:
+                self._state.retire(ref)
+                if self._board is not None:
+                    self._board.retired(ref)
+            self._wake(None)
+            if self._mirrors is not None:
+                self._mirrors.news()
+            await self._peers.note_gently({ref: (None, False)})
+        await self._settle()
+        return ref
+
+    async def _leave(self, ref: ModelRef) -> None:
+        """Have copies on other nodes of what versions that are not on disk yet have on disk by this manifest only."""
+        if self._mirrors is None:
+            return
+        by_shard: dict[int, list[SegmentId]] = {}
+        with self._lock:
+            record = self._state.known(ref)
+            for segment in record.segments if record is not None else ():
+                by_shard.setdefault(self._state.where(segment), []).append(segment)
+        own, timeout = by_shard.pop(self._config.index, []), PEER_TIMEOUT_S / 2
+        await asyncio.gather(
+            self._mirrors.leaves(str(ref), own, time.monotonic() + timeout),
+            *(self._peers.tell(shard, "leaves", str(ref), part, timeout) for shard, part in by_shard.items()),
+        )
+
+    @group("watch")
+    async def flush(self, timeout: float) -> None:
+        """Wait until all that waits now is on disk."""
+        await self._disk().flush(timeout)
+
+
+@contextlib.contextmanager
+def _after(ref: ModelRef) -> Generator[None]:
+    """Do something after a version came to exist: whatever fails here, its save succeeded."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s exists; what comes after it failed in part", ref)

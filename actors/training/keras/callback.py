@@ -1,0 +1,208 @@
+"""Keras callbacks that make a plain `model.fit` one that can be forked.
+
+Rules
+- The compiled train step, also one of the model's own, gets operations at its end that tell of tensors as soon as
+  nothing writes to them any more (`hooks`); what it computes is the same. It is compiled anew for that, once.
+- The state has the names that it has in a `KerasTraining` of the same model and optimizer: that is what its clones are.
+- Steps are batches, counted over all fits with the same callback. Metrics are no part of the state, nor is the place in
+  the data: a clone's batches are a function of the step.
+- One device, one step per execution, no XLA: such steps cannot call Python.
+"""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, cast
+
+import keras
+
+from ...collective.connect import connect
+from ...collective.rendezvous import ActorRendezvous
+from ...engine.embedded import default_engine
+from ...engine.engine import Engine
+from ..fork.port import ForkPort
+from ..loop import LAST_STEPS
+from ..outside_rank import OutsideRank
+from ..post import Postbox
+from ..training import Facts, Hooks, TensorSpec, Training
+from .hooks import Failure, Tells
+from .state import KerasState
+
+
+class FitHooks(keras.callbacks.Callback):
+    """Calls hooks in each step of `model.fit`. Whoever makes it closes it.
+
+    Args:
+        model: built, and compiled with an optimizer; not with XLA, and with one step per execution.
+        steps_done: steps before the first fit.
+
+    Raises:
+        ValueError: it is not; see `KerasState`, too.
+        GraphError: the model has no weights yet because its input shape is unknown.
+    """
+
+    def __init__(self, model: keras.Model, *, steps_done: int = 0) -> None:
+        super().__init__()
+        self._where = f"fit of {model.name!r}"
+        _check(model, self._where)
+        self.state = KerasState(model, self._where)
+        """What is forked."""
+        self.state.steps_done = steps_done
+        self._fitted = model
+        self._tells = Tells(self.state, Failure())
+        self._step: Any = None
+        """The model's own `train_step`, while ours is in its place."""
+        self._lock = threading.Lock()
+        """Held while a step begins or ends, and while a state is captured between two steps."""
+
+    def hook(self, hooks: Hooks | None) -> None:
+        """Attach what is called in each step; None: nothing."""
+        self._tells.hooks = hooks
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take part in a fit: the step is compiled anew if it was compiled without hooks.
+
+        Raises:
+            ValueError: it is another model, or compiled in another way by now.
+        """
+        if model is not self._fitted:
+            raise ValueError(f"{self._where}: expected a fit of that model; found one of {model.name!r}")
+        _check(model, self._where)
+        super().set_model(model)
+        if self._step is None:
+            self._step = model.train_step
+            model.train_step = self._train_step
+            model.train_function = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Tell that a step begins."""
+        with self._lock:
+            self._tells.begin(self.state.steps_done + 1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tell that a step has ended."""
+        with self._lock:
+            self.state.steps_done += 1
+            self._tells.end(self.state.steps_done)
+
+    def close(self) -> None:
+        """Give the model its own train step again. A second call does nothing."""
+        self._tells.hooks = None
+        if self._step is not None:
+            del self._fitted.train_step
+            self._fitted.train_function = None
+            self._step = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _train_step(self, data: Any) -> Any:
+        logs = self._step(data)
+        self._tells.trace()
+        return logs
+
+
+class ForkCallback(OutsideRank, FitHooks):
+    """Makes this process's `model.fit` a rank that `fork` can fork, from any process of the cluster.
+
+    Args:
+        run: the run's name, by which `find_trainers` finds it; no other run has it.
+        model: as in `FitHooks`. Its optimizer may be wrapped in one that averages gradients over ranks.
+        rank: this rank.
+        size: ranks of the run.
+        steps_done: steps before the first fit.
+        engine: what runs the rank's post; None: the running Ray.
+
+    Raises:
+        ForkError: a rank of this run and number is there already.
+        ValueError: see `FitHooks`; or there is no such rank.
+        RepositoryNotFoundError: no Ray runs.
+
+    >>> with ForkCallback("resnet", model) as forkable:
+    ...     model.fit(x, y, callbacks=[forkable])                                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        run: str,
+        model: keras.Model,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        steps_done: int = 0,
+        engine: Engine | None = None,
+    ) -> None:
+        if not 0 <= rank < size or steps_done < 0:
+            raise ValueError(
+                f"rank of {run!r}: expected a rank below {size} and steps from 0; found rank {rank}, {steps_done} steps"
+            )
+        super().__init__(model, steps_done=steps_done)
+        self.run, self.rank, self.size = run, rank, size
+        self._engine = default_engine() if engine is None else engine
+        self._inside = False
+        """A step has begun."""
+        self._counted = 0
+        self._ends: deque[float] = deque(maxlen=LAST_STEPS)
+        joins = partial(connect, rendezvous=ActorRendezvous(self._engine))
+        self._port = ForkPort(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
+        self.hook(self._port)
+        self._node = self._engine.this_node()
+        self._post = Postbox(self._engine, run, rank, self)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Tell that a step begins."""
+        self._inside = True
+        super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tell that a step has ended."""
+        super().on_train_batch_end(batch, logs)
+        self._inside = False
+        self._counted += 1
+        self._ends.append(time.monotonic())
+
+    # ---- what the port reads ------------------------------------------------------------------------------
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the training's beginning."""
+        return self.state.steps_done
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """List the tensors of the state."""
+        return self.state.specs()
+
+    def tensor(self, name: str) -> Any:
+        """Give a tensor's present value, which later steps do not change."""
+        return self.state.tensor(name)
+
+    def facts(self) -> Facts:
+        """Give what is no tensor, as `KerasTraining.restore` takes it."""
+        return {"options": {}, **self.state.facts()}
+
+    def _read_order(self) -> Sequence[str]:
+        return self.state.forward_order()
+
+    def _unhook(self) -> None:
+        FitHooks.close(self)
+
+
+def _check(model: keras.Model, where: str) -> None:
+    executions, compiled = model.steps_per_execution, model.jit_compile
+    if executions != 1 or compiled:
+        raise ValueError(
+            f"{where}: expected model.compile(..., steps_per_execution=1, jit_compile=False); found "
+            f"steps_per_execution={executions}, jit_compile={compiled}"
+        )

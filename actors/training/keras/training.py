@@ -1,0 +1,237 @@
+"""A Keras training on TensorFlow that can be forked.
+
+Rules
+- A step is one compiled function: forward pass, loss, gradients, and the update by the model's own optimizer, as
+  `model.fit` has them. Metrics are left out, and a `train_step` of the model's own is not called.
+- A batch is a function of the step, the rank and the number of ranks, so where the data stand is no state.
+- All ranks begin with rank 0's weights. Statistics and random states stay each rank's own.
+- Each shape of a batch has a compiled step of its own, so that what is computed depends on the batch alone. On a CPU,
+  TensorFlow's steps gave the same bits in each run of ours; where kernels do not (on GPUs), `build` says
+  `tf.config.experimental.enable_op_determinism()`.
+- Hooks are told of each tensor as soon as nothing in the step writes to it any more. A clone's first step waits for
+  tensors in the order in which it reads them (see `hooks`).
+- A step that fails may have updated some weights: there is no further step.
+"""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false, reportPrivateImportUsage=false
+# pyright: reportAttributeAccessIssue=false
+# (keras's and tensorflow's types are partial)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...collective.group import Group
+from ..training import Facts, Hooks, RankContext, TensorSpec
+from .gradients import Gradients
+from .hooks import Failure, Gates, Tells
+from .state import KerasState
+
+Batches = Callable[[int, int, int], Any]
+"""Gives the batch of (step, rank, ranks): (x, y) or (x, y, sample weights)."""
+RATE = "learning_rate"
+
+
+class KerasTraining:
+    """One rank of a data-parallel Keras training (`training.Training`).
+
+    Args:
+        context: what the rank is built from. Of its options, "learning_rate" is set here if the optimizer has no
+            schedule; others are for whoever builds the training.
+        model: built, and compiled with an optimizer and a loss.
+        batches: called with the step (from 1), the rank and the number of ranks. Ranks should have batches of one
+            size, for gradients are averaged over the ranks.
+        options: takes what `configure` is told beyond the learning rate.
+
+    Raises:
+        ValueError: see `KerasState`; or the learning rate is no number from 0.
+        GraphError: the model has no weights yet because its input shape is unknown.
+
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    >>> training = KerasTraining(
+    ...     RankContext("docs", 0, 1, None, {"learning_rate": 0.05}),
+    ...     model,
+    ...     batches=lambda step, rank, size: (np.eye(2, dtype="float32"), np.ones((2, 1), "float32")),
+    ... )
+    >>> first, second = training.step(), training.step()
+    >>> training.steps_done, second < first
+    (2, True)
+    >>> [spec.name for spec in training.specs()][:2]
+    ['optimizer/sgd/dense/bias/momentum', 'dense/bias']
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        model: keras.Model,
+        batches: Batches,
+        *,
+        options: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._where = f"training {context.run!r}, rank {context.rank}"
+        self.context, self.model = context, model
+        self._batches, self._options = batches, options
+        self._state = KerasState(model, self._where)
+        self._told = {name: value for name, value in context.options.items() if name in self._known_options()}
+        """Options that the user said."""
+        self._configure(self._told)
+        self._failure = Failure()
+        self._tells = Tells(self._state, self._failure)
+        self._gates = Gates(self._state, self._failure)
+        self._gradients: Gradients | None = None
+        self._torn = False
+        """A step failed."""
+        if context.group is not None and context.size > 1:
+            self._begin_alike(context.group)
+            self._gradients = Gradients(self._state, context.group, self._failure)
+        self._compiled = tf.function(self._traced, autograph=False)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the training's beginning."""
+        return self._state.steps_done
+
+    def step(self) -> float:
+        """Train one step; gives the loss of this rank's batch.
+
+        Raises:
+            RuntimeError: an earlier step failed.
+            PeerLostError, OperationTimeoutError: another rank is gone.
+        """
+        number = self.steps_done + 1
+        if self._torn:
+            raise RuntimeError(f"{self._where}: expected whole weights; a step before step {number} failed")
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(
+            self._batches(number, self.context.rank, self.context.size)
+        )
+        self._tells.begin(number)
+        self._torn = True
+        with self._failure.told():
+            if self._gradients is not None:
+                self._gradients.begin()
+            loss = float(self._compiled(_tensors(x), _tensors(y), _tensors(weights)))
+            if self._gradients is not None:
+                self._gradients.finish()
+        self._torn = False
+        self._gates.set(None)
+        self._state.settle()
+        self._state.steps_done = number
+        self._tells.end(number)
+        return loss
+
+    def hook(self, hooks: Hooks | None) -> None:
+        """Attach what is called in each step."""
+        self._tells.hooks = hooks
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Go on with another learning rate; see this class's argument `options` for others.
+
+        Raises:
+            ValueError: an option that is not known, or no finite number from 0.
+        """
+        known = self._known_options()
+        others = {name: value for name, value in options.items() if name not in known}
+        if others and self._options is None:
+            raise ValueError(f"{self._where}: options: expected some of {known}; found {sorted(others)}")
+        told = {name: value for name, value in options.items() if name in known}
+        self._configure(told)
+        self._told |= told
+        if others and self._options is not None:
+            self._options(others)
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """List the tensors in the order in which a step updates them."""
+        return self._state.specs()
+
+    def forward_order(self) -> Sequence[str]:
+        """Name the tensors in the order in which the next step reads them."""
+        return self._state.forward_order()
+
+    def tensor(self, name: str) -> Any:
+        """Give a tensor's present value, which later steps do not change."""
+        return self._state.tensor(name)
+
+    def facts(self) -> Facts:
+        """Give steps done, learning rate, options that were told, random states of Python and NumPy."""
+        return {"options": self._told, **self._state.facts()}
+
+    def memory(self, name: str) -> Any:
+        """Give the memory that a tensor is received into."""
+        return self._state.memory(name)
+
+    def filled(self, name: str) -> None:
+        """Tell that all of a tensor's memory has been written."""
+        self._state.filled(name)
+
+    def restore(self, facts: Facts) -> None:
+        """Take over another rank's facts; options that this rank was told otherwise than that one stay.
+
+        Raises:
+            ValueError: they are of another optimizer.
+        """
+        self._state.restore(facts)
+        other = facts["options"]
+        self._configure({name: value for name, value in self._told.items() if other.get(name) != value})
+
+    def gate(self, wait: Callable[[str], None] | None) -> None:
+        """Have the next step call `wait(name)` before it first reads a tensor; None: no more."""
+        self._gates.set(wait)
+
+    def close(self) -> None:
+        """Let go of the hooks and the gradients."""
+        self._tells.hooks = None
+        if self._gradients is not None:
+            self._gradients.close()
+
+    def _traced(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """Do one step; as `keras.Model.train_step` without metrics, so that the bits are the same."""
+        model, optimizer = self.model, self.model.optimizer
+        training = {"training": True} if model._call_has_training_arg else {}
+        with tf.GradientTape() as tape:
+            predicted = model(x, **training)
+            loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+            scaled = optimizer.scale_loss(loss)
+        weights = model.trainable_weights
+        gradients = tape.gradient(scaled, weights)
+        if self._gradients is not None:
+            gradients = self._gradients.trace(gradients, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self._tells.trace()
+        self._gates.trace()
+        return loss
+
+    def _known_options(self) -> list[str]:
+        return [RATE] if self._state.rates else []
+
+    def _configure(self, options: Mapping[str, Any]) -> None:
+        """Set options that are known, all or none."""
+        if RATE not in options:
+            return
+        rate = options[RATE]
+        if isinstance(rate, bool) or not isinstance(rate, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{self._where}: option {RATE!r}: expected a number from 0; found {rate!r}")
+        if not 0 <= rate < math.inf:
+            raise ValueError(f"{self._where}: option {RATE!r}: expected a number from 0; found {rate!r}")
+        self.model.optimizer.learning_rate = float(rate)
+
+    def _begin_alike(self, group: Group) -> None:
+        """Give all ranks rank 0's weights."""
+        names = [spec.name for spec in self.specs() if not spec.local]
+        arrays = {name: np.array(self.tensor(name)) for name in names}
+        works = [group.ibroadcast(array) for array in arrays.values()]
+        for (name, array), work in zip(arrays.items(), works, strict=True):
+            work.wait()
+            if group.rank:
+                self._state.variables[name].assign(array)
+
+
+def _tensors(batch: Any) -> Any:
+    """Make tensors of what a batch is made of; None stays."""
+    return keras.tree.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), batch)

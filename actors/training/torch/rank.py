@@ -1,0 +1,150 @@
+"""A rank of a PyTorch training that is not ours, made forkable: DDP under torchrun, a Ray Train worker, any loop.
+
+Rules
+- The user's loop stays as it is, but for a `with forkable.step():` around what one step does: forward and backward
+  pass, optimizer, schedule. The state is captured at the end of that block: there is no finer place in a loop that is
+  not ours. Sending it overlaps with what follows.
+- Between blocks the loop does not change the state. A block that ends with an error was no step.
+- The state has the names that it has in a `TorchTraining` of the same model, optimizer and schedule: that is what its
+  clones are.
+"""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self, cast
+
+import torch
+from torch import nn
+
+from ...collective.connect import connect
+from ...collective.rendezvous import ActorRendezvous
+from ...engine.embedded import default_engine
+from ...engine.engine import Engine
+from ..fork.port import ForkPort
+from ..loop import LAST_STEPS
+from ..outside_rank import OutsideRank
+from ..post import Postbox
+from ..training import Facts, TensorSpec, Training
+from .state import Scheduler, TorchState
+
+
+class ForkableRank(OutsideRank):
+    """Makes the rank that this process is one that `fork` can fork, from any process of the cluster.
+
+    Args:
+        run: the run's name, by which `find_trainers` finds it; no other run has it.
+        rank: this rank.
+        size: ranks of the run.
+        model: it may be wrapped in DistributedDataParallel.
+        optimizer: of the model's parameters.
+        scheduler: the learning-rate schedule, which the loop steps; None: none.
+        steps_done: steps before this loop.
+        engine: what runs the rank's post; None: the running Ray.
+
+    Raises:
+        ForkError: a rank of this run and number is there already.
+        ValueError: see `TorchState`.
+        RepositoryNotFoundError: no Ray runs.
+
+    >>> with ForkableRank("resnet", dist.get_rank(), dist.get_world_size(), model, optimizer) as forkable:
+    ...     for batch in loader:                                                 # doctest: +SKIP
+    ...         with forkable.step():
+    ...             optimizer.zero_grad()
+    ...             loss_of(model, batch).backward()
+    ...             optimizer.step()
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        size: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Scheduler | None = None,
+        steps_done: int = 0,
+        engine: Engine | None = None,
+    ) -> None:
+        if not 0 <= rank < size or steps_done < 0:
+            raise ValueError(
+                f"rank of {run!r}: expected a rank below {size} and steps from 0; found rank {rank}, {steps_done} steps"
+            )
+        self.run, self.rank, self.size = run, rank, size
+        self._engine = default_engine() if engine is None else engine
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        self._state = TorchState(model, optimizer, scheduler, rank, f"rank {rank} of {run!r}")
+        self._done, self._counted = steps_done, 0
+        self._inside = False
+        """A step has begun."""
+        self._lock = threading.Lock()
+        """Held while a step begins or ends, and while a state is captured between two steps."""
+        self._ends: deque[float] = deque(maxlen=LAST_STEPS)
+        joins = partial(connect, rendezvous=ActorRendezvous(self._engine))
+        self._port = ForkPort(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
+        self._node = self._engine.this_node()
+        self._handle = optimizer.register_step_pre_hook(self._before_update)
+        try:
+            self._post = Postbox(self._engine, run, rank, self)
+        except BaseException:
+            self._handle.remove()
+            raise
+
+    # ---- the loop's side ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[int]:
+        """Enclose one step of the loop; gives its number, from 1."""
+        with self._lock:
+            number, self._inside = self._done + 1, True
+            self._port.step_begins(number)
+        try:
+            yield number
+        except BaseException:
+            self._inside = False
+            raise
+        with self._lock:
+            self._done, self._inside = number, False
+            self._counted += 1
+            self._ends.append(time.monotonic())
+            self._port.step_ended(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _before_update(self, *_: Any) -> None:
+        self._port.before_update()
+
+    # ---- what the port reads ------------------------------------------------------------------------------
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the training's beginning."""
+        return self._done
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """List the tensors of the state."""
+        return self._state.specs()
+
+    def tensor(self, name: str) -> Any:
+        """Give a tensor's present value; of buffers and random state a copy."""
+        return self._state.view(name)[0]
+
+    def facts(self) -> Facts:
+        """Give what is no tensor, as `TorchTraining.restore` takes it."""
+        return {"steps_done": self._done, "read": None, "options": {}, **self._state.facts()}
+
+    def _read_order(self) -> Sequence[str]:
+        return self._state.read_order()
+
+    def _unhook(self) -> None:
+        self._handle.remove()

@@ -1,0 +1,316 @@
+"""A PyTorch training that can be forked.
+
+Rules
+- A parameter is updated as soon as its gradient is final, while the backward pass goes on, several small ones at once.
+  It is so in all steps, whether somebody forks or not: a fork changes no bit. It may be, because autograd hands a
+  parameter its gradient when all of its uses have been differentiated: nobody reads it any more. Whoever does, by a
+  detached use of a weight, gets autograd's error, not a wrong gradient; `overlap=False` is for that.
+- Optimizers that do not treat each parameter by itself, step hooks of a user's, and parameters that lie in the same
+  memory have all updates follow the backward pass (see `optimizer`).
+- A batch is a function of the step, the rank and the number of ranks, so where the data stand is no state.
+- All ranks begin with rank 0's model. Buffers, such as statistics of batches, stay each rank's own.
+- A step that fails after it has begun to update leaves a state that is none: there is no further step.
+"""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ....store.arrays import as_numpy
+from ...collective.group import Group, Work
+from ..training import Facts, Hooks, RankContext, TensorSpec
+from .gradients import Gradients
+from .optimizer import steps_apart
+from .reads import Reads, can_be_watched
+from .state import Scheduler, TorchState
+from .updates import Updates, overlapping
+
+log = logging.getLogger(__name__)
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+"""Gives the loss of a model on a batch."""
+Batches = Callable[[int, int, int], Any]
+"""Gives the batch of (step, rank, ranks)."""
+
+
+class TorchTraining:
+    """One rank of a data-parallel PyTorch training (`training.Training`).
+
+    Args:
+        context: what the rank is built from. Of its options, "learning_rate", "momentum", "weight_decay" and "seed" are
+            set here; others are for whoever builds the training.
+        model: it is trained in the mode in which it is.
+        optimizer: any of torch.optim but LBFGS; for clipping by a norm, give it a step pre-hook.
+        loss: called with the model and a batch.
+        batches: called with the step (from 1), the rank and the number of ranks.
+        scheduler: steps once after each step.
+        options: takes what `configure` is told beyond the above.
+        overlap: whether parameters are updated while the backward pass goes on. False is needed by a model which uses
+            weights detached whose gradients come before the backward pass has passed that use.
+
+    Raises:
+        ValueError: see `TorchState`; or an option has a wrong value.
+
+    >>> model = nn.Linear(2, 1)
+    >>> training = TorchTraining(
+    ...     RankContext("docs", 0, 1, None, {"learning_rate": 0.01, "seed": 7}),
+    ...     model,
+    ...     torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     loss=lambda model, batch: model(batch).square().mean(),
+    ...     batches=lambda step, rank, size: torch.full((4, 2), 1.0 + rank),
+    ... )
+    >>> first, second = training.step(), training.step()
+    >>> training.steps_done, second < first
+    (2, True)
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        batches: Batches,
+        *,
+        scheduler: Scheduler | None = None,
+        options: Callable[[Mapping[str, Any]], None] | None = None,
+        overlap: bool = True,
+    ) -> None:
+        self._where = f"training {context.run!r}, rank {context.rank}"
+        self.context, self.model, self.optimizer = context, model, optimizer
+        self._loss, self._batches, self._scheduler, self._options = loss, batches, scheduler, options
+        self._state = TorchState(model, optimizer, scheduler, context.rank, self._where)
+        known = self._state.known_options()
+        self._told = {name: _plain(value) for name, value in context.options.items() if name in known}
+        """Options that the user said."""
+        self._state.configure(self._told)
+        self._state.settled()
+        self._overlap = overlap and not overlapping(self._state.trained.values())
+        self._names = {id(parameter): name for name, parameter in self._state.trained.items()}
+        self._watched = can_be_watched(model)
+        self._done = 0
+        self._hooks: Hooks | None = None
+        self._read: list[str] | None = None
+        """Names in the order in which a forward pass read them; None: not seen yet."""
+        self._wait: Callable[[str], None] | None = None
+        self._gated: dict[str, None] = {}
+        """Tensors that the gate has not let through yet, in order."""
+        self._updates: Updates | None = None
+        """Those of the backward pass that is under way."""
+        self._torn = False
+        """A step failed when it had begun to update."""
+        self._gradients: Gradients | None = None
+        if context.group is not None and context.size > 1:
+            self._begin_alike(context.group)
+            self._gradients = Gradients(context.group, list(self._state.trained), list(self._state.trained.values()))
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+            for parameter in self._state.trained.values()
+            if parameter.requires_grad
+        ]
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the training's beginning."""
+        return self._done
+
+    def step(self) -> float:
+        """Train one step; gives the loss of this rank's batch.
+
+        Raises:
+            RuntimeError: an earlier step failed in its middle; or the model needs `overlap=False`.
+            PeerLostError, OperationTimeoutError: another rank is gone.
+        """
+        if self._torn:
+            raise RuntimeError(
+                f"{self._where}: expected whole parameters; step {self._done + 1} failed in their update"
+            )
+        number, hooks = self._done + 1, self._hooks
+        telling = hooks is not None and hooks.step_begins(number)
+        self.let_through([name for name in self._gated if not self._watched or name.startswith("random/")])
+        self._state.settled()
+        self.optimizer.zero_grad()
+        batch = self._batches(number, self.context.rank, self.context.size)
+        loss = self._forward(batch)
+        updates = Updates(self, self.optimizer, hooks, telling, self._overlap and steps_apart(self.optimizer))
+        try:
+            self._backward(loss, updates)
+        except BaseException:
+            self._torn = updates.begun or self._gradients is not None
+            if self._gradients is not None:
+                self._gradients.close()
+            raise
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self.let_through()
+        self._done = number
+        if hooks is not None:
+            hooks.step_ended(number)
+        return float(loss.detach())
+
+    def hook(self, hooks: Hooks | None) -> None:
+        """Attach what is called in each step."""
+        self._hooks = hooks
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Go on with other options; see `TorchState.configure` and this class's argument `options`.
+
+        Raises:
+            ValueError: an option that is not known, or a wrong value.
+        """
+        known = self._state.known_options()
+        others = {name: value for name, value in options.items() if name not in known}
+        if others and self._options is None:
+            raise ValueError(f"{self._where}: options: expected some of {known}; found {sorted(others)}")
+        told = {name: _plain(value) for name, value in options.items() if name in known}
+        self._state.configure(told)
+        self._told |= told
+        if others and self._options is not None:
+            self._options(others)
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """List the tensors, in the order of the backward pass as far as that of registration tells."""
+        return self._state.specs()
+
+    def forward_order(self) -> Sequence[str]:
+        """Name the tensors as the first forward pass read them, or, before it, as they were registered."""
+        order = self._state.read_order()
+        return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
+
+    def tensor(self, name: str) -> Any:
+        """Give a tensor's present value; of buffers and random state a copy."""
+        return self._state.view(name)[0]
+
+    def facts(self) -> Facts:
+        """Give steps done, options of the optimizer, schedule and random state."""
+        return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
+
+    def memory(self, name: str) -> Any:
+        """Give the memory that a tensor is received into."""
+        return self._state.memory(name)
+
+    def filled(self, name: str) -> None:
+        """Tell that all of a tensor's memory has been written."""
+        self._state.filled(name)
+
+    def restore(self, facts: Facts) -> None:
+        """Take over another rank's facts; options that this rank was told otherwise than that one stay.
+
+        Raises:
+            ValueError: they are of another optimizer or schedule.
+        """
+        self._state.restore(facts)
+        self._done, self._read = int(facts["steps_done"]), facts["read"]
+        other = facts["options"]
+        self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
+
+    def gate(self, wait: Callable[[str], None] | None) -> None:
+        """Have the next step call `wait(name)` before it first reads a tensor, or at its end if it does not."""
+        self._wait = wait
+        self._gated = {} if wait is None else {spec.name: None for spec in self.specs()}
+
+    def close(self) -> None:
+        """Let go of hooks and gradients."""
+        self._hooks = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._gradients is not None:
+            self._gradients.close()
+
+    def let_through(self, names: Iterable[str] | None = None) -> None:
+        """Wait until tensors are there that the gate still holds; None: all."""
+        wait = self._wait
+        if wait is None or not self._gated:
+            return
+        for name in list(self._gated) if names is None else names:
+            if name in self._gated:
+                wait(name)
+                self._gated.pop(name, None)
+
+    def parts(self, parameter: nn.Parameter) -> list[str]:
+        """Name the tensors that change when a parameter is updated."""
+        return self._state.parts(self._names[id(parameter)])
+
+    def view(self, name: str) -> tuple[Any, bool]:
+        """Give a tensor's present value, and whether that is a copy."""
+        return self._state.view(name)
+
+    def _begin_alike(self, group: Group) -> None:
+        """Give all ranks rank 0's model."""
+        works: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
+        for name, tensor in (self._state.parameters | self._state.buffers).items():
+            memory = tensor.detach().contiguous().cpu()
+            works.append((tensor, memory, group.ibroadcast(as_numpy(memory, f"{self._where}: {name!r}"))))
+        for tensor, memory, work in works:
+            work.wait()
+            if tensor.data_ptr() != memory.data_ptr():
+                tensor.detach().copy_(memory)
+
+    def _forward(self, batch: Any) -> torch.Tensor:
+        """Give the loss; what is read is waited for, and, in the first step, noted."""
+        order: list[str] = []
+
+        def read(name: str) -> None:
+            order.append(name)
+            self.let_through((name,))
+
+        looking = self._watched and (self._read is None or bool(self._gated))
+        with Reads(self._readable(), read) if looking else nullcontext():
+            loss = self._loss(self.model, batch)
+        if looking and self._read is None:
+            self._read = order
+        return loss
+
+    def _readable(self) -> dict[int, str]:
+        """Name the tensors that a forward pass may read, by their ids: buffers may be others than at first."""
+        tensors = (*self._state.parameters.items(), *self.model.named_buffers())
+        return {id(tensor): f"model/{name}" for name, tensor in tensors}
+
+    def _backward(self, loss: torch.Tensor, updates: Updates) -> None:
+        """Compute gradients and update parameters."""
+        if self._gradients is not None:
+            self._gradients.begin(updates.final)
+        self._updates = updates
+        try:
+            loss.backward()
+            for parameter in self._state.trained.values():  # whose hook could not be: they were frozen at first
+                if parameter.grad is not None and not updates.counts(parameter):
+                    self._accumulated(parameter)
+        except RuntimeError as exc:
+            if updates.begun and "modified by an inplace operation" in str(exc):
+                raise RuntimeError(
+                    f"{self._where}: the backward pass reads a parameter after its gradient is final (a weight used "
+                    "detached?): expected TorchTraining(overlap=False) for this model"
+                ) from exc
+            raise
+        finally:
+            self._updates = None
+        if self._gradients is not None:
+            self._gradients.finish()
+        updates.finish()
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """Take a parameter's gradient: autograd calls it during the backward pass."""
+        updates = self._updates
+        if updates is None or not isinstance(parameter, nn.Parameter):
+            return
+        updates.count(parameter, self._names[id(parameter)])
+        if self._gradients is not None:
+            self._gradients.came(parameter)
+        else:
+            updates.final(parameter)
+
+
+def _plain(value: Any) -> Any:
+    """Give a NumPy number as Python's: options are among the facts."""
+    return value.item() if isinstance(value, np.generic) else value

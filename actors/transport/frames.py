@@ -1,0 +1,315 @@
+"""What goes over the wire (see `wire`): messages, and the bytes of segments behind them.
+
+Rules
+- A message is a length (4 bytes, big-endian) and so much JSON, an object; nothing is pickled.
+- The first message of a connection is the token; `{}` answers it. Then requests follow one another:
+  `{"read": [[segment, slots], ...], "timeout": seconds, "digests": bool}`, answered by
+  `{"rows": [[segment, slots, sizes], ...]}` and the bytes of these slots, each slot padded to 64. With `digests` comes
+  last `{"digests": [[hash, ...], ...]}`, in the order of the rows.
+- Instead of any answer can come `{"error": name in store.errors, "message": text}`.
+- The other side's every length is checked, and so is every wait. Who takes what is sent more slowly than `LEAST_RATE`
+  is let go.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+from ...store import errors
+from ...store.archive.directory import Bytes
+from ...store.errors import CorruptDataError, ModelLostError, ShardUnavailableError, TensorVineError
+from ...store.segments.segment import ALIGNMENT, SegmentId
+
+MESSAGE_BYTES = 16 << 20
+"""Longest message."""
+ANSWER_S = 600.0
+"""Longest time that a client may ask a server to spend on an answer."""
+LEAST_RATE = 32 << 10
+"""Bytes a second that who reads must take on the average of an answer: a quarter of what a link of 1 Mbit/s carries."""
+CHUNK_BYTES = 1 << 20
+"""Bytes that are received at once: they are copied while the cache has them."""
+_VECTOR = 64
+"""Pieces that are sent at once; the kernel takes at most 1024."""
+_LENGTH = struct.Struct("!I")
+_PADDING = memoryview(bytes(ALIGNMENT))
+
+Slots = Mapping[SegmentId, Sequence[int]]
+"""What is read: segment -> slots."""
+Digests = Mapping[SegmentId, Sequence[str]]
+"""Segment -> content hash of each of its slots."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """Slots of a segment at the server."""
+
+    block: Bytes
+    """What has them; it stays in place for as long as this array lives."""
+    slots: Mapping[int, tuple[int, int]]
+    """Slot -> (offset in the block, bytes)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received:
+    """Slots of a segment that have arrived."""
+
+    offsets: Mapping[int, int]
+    """Slot -> where it starts in the block."""
+    block: Bytes
+    """Read-only; small segments may share one."""
+    digests: Mapping[int, str] | None = None
+    """Slot -> its content hash as the server knows it, if it was asked for."""
+
+
+class Row(NamedTuple):
+    """A segment of an answer."""
+
+    segment: SegmentId
+    slots: list[int]
+    """In the order of their bytes."""
+    sizes: list[int]
+    """Their bytes, without padding."""
+
+    @classmethod
+    def of(cls, segment: SegmentId, found: Served) -> Row:
+        """Describe what is served, in the order in which it lies there."""
+        slots = sorted(found.slots, key=found.slots.__getitem__)
+        return cls(segment, slots, [found.slots[slot][1] for slot in slots])
+
+
+# ---- messages ---------------------------------------------------------------------------------------------
+
+
+def message(facts: Mapping[str, Any]) -> bytes:
+    """Write a message.
+
+    >>> message({"token": "a"})
+    b'\\x00\\x00\\x00\\x0e{"token": "a"}'
+    """
+    text = json.dumps(facts).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def error_facts(exc: TensorVineError) -> dict[str, Any]:
+    """Write an error into a message."""
+    return {"error": type(exc).__name__, "message": str(exc)}
+
+
+def accepted(facts: dict[str, Any]) -> dict[str, Any]:
+    """Give a message back.
+
+    Raises:
+        TensorVineError: it brings this error instead of an answer.
+    """
+    if "error" not in facts:
+        return facts
+    kind: Any = getattr(errors, str(facts["error"]), None)
+    if not isinstance(kind, type) or not issubclass(kind, TensorVineError):
+        kind = ShardUnavailableError
+    raise kind(str(facts.get("message")))
+
+
+def request_of(facts: Mapping[str, Any]) -> tuple[dict[SegmentId, list[int]], float, bool]:
+    """Read a request: (slots, seconds, hashes too?).
+
+    Raises:
+        CorruptDataError: it is none.
+    """
+    try:
+        slots = {_segment(segment): _naturals(numbers) for segment, numbers in facts["read"]}
+        timeout = float(facts["timeout"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"wire: expected a request to read slots of segments; found {exc!r}") from exc
+    return slots, min(max(timeout, 0.0), ANSWER_S), bool(facts.get("digests"))
+
+
+def rows_of(facts: Mapping[str, Any], asked: Slots) -> list[Row]:
+    """Read what an answer announces.
+
+    Raises:
+        CorruptDataError: it is not what was asked for.
+    """
+    try:
+        rows = [Row(_segment(segment), _naturals(slots), _naturals(sizes)) for segment, slots, sizes in facts["rows"]]
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"wire: expected an answer's segments, slots and sizes; found {exc!r}") from exc
+    found = {row.segment: set(row.slots) for row in rows}
+    whole = all(len(row.slots) == len(row.sizes) == len(found[row.segment]) for row in rows)
+    if not whole or len(found) != len(rows) or found != {segment: set(slots) for segment, slots in asked.items()}:
+        raise CorruptDataError(f"wire: expected slots {dict(asked)}; found {found}")
+    return rows
+
+
+def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, Any]:
+    """Write the content hashes of an answer's slots.
+
+    Raises:
+        ModelLostError: a segment was let go meanwhile.
+    """
+    lost = [row.segment for row in rows if row.segment not in digests]
+    if lost:
+        raise ModelLostError(f"segments {lost}: expected them to be held until they were hashed; they were let go")
+    return {"digests": [[digests[row.segment][slot] for slot in row.slots] for row in rows]}
+
+
+def digests_of(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[SegmentId, dict[int, str]]:
+    """Read content hashes: segment -> slot -> hash.
+
+    Raises:
+        CorruptDataError: they do not fit the rows.
+    """
+    try:
+        return {
+            row.segment: {slot: str(text) for slot, text in zip(row.slots, texts, strict=True)}
+            for row, texts in zip(rows, facts["digests"], strict=True)
+        }
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"wire: expected a content hash of each slot; found {exc!r}") from exc
+
+
+# ---- bytes ------------------------------------------------------------------------------------------------
+
+
+def pieces(found: Served, row: Row) -> Iterator[memoryview]:
+    """Cut what is served into runs that lie together, and the padding between them."""
+    whole = found.block.data
+    start = end = follows = 0
+    for slot in row.slots:
+        offset, nbytes = found.slots[slot]
+        if offset != follows or end == start:
+            yield from _run(whole, start, end)
+            start = offset
+        end = offset + nbytes
+        follows = end + -nbytes % ALIGNMENT
+    yield from _run(whole, start, end)
+
+
+class Pace:
+    """Watches how fast the other side takes what is sent: what is sent stays in memory so long.
+
+    Args:
+        grace: seconds that it may be behind `LEAST_RATE`.
+        clock: gives seconds.
+
+    >>> seconds = iter([0.0, 1.0, 3600.0])
+    >>> pace = Pace(30.0, lambda: next(seconds))
+    >>> pace.took(1)
+    >>> pace.took(60)
+    Traceback (most recent call last):
+    TimeoutError: expected it to take at least 32768 bytes a second; it took 61 in 3600 s
+    """
+
+    def __init__(self, grace: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace = grace
+        self._clock = clock
+        self._began = clock()
+        self._bytes = 0
+
+    def took(self, nbytes: int) -> None:
+        """Count bytes that it took.
+
+        Raises:
+            TimeoutError: it is too far behind.
+        """
+        self._bytes += nbytes
+        spent = self._clock() - self._began
+        if spent - self._bytes / LEAST_RATE > self._grace:
+            raise TimeoutError(
+                f"expected it to take at least {LEAST_RATE} bytes a second; it took {self._bytes} in {spent:.0f} s"
+            )
+
+
+def send(connection: socket.socket, parts: Sequence[bytes | memoryview], pace: Pace | None = None) -> None:
+    """Send parts one after another; each wait for the other side has the connection's timeout.
+
+    Args:
+        connection: to the other side.
+        parts: bytes.
+        pace: how fast it must take them; None: no matter how slowly.
+
+    Raises:
+        TimeoutError: it took nothing for so long, or does not keep pace.
+    """
+    pending = deque(memoryview(part) for part in parts if len(part))
+    while pending:
+        sent = connection.sendmsg(list(islice(pending, _VECTOR)))
+        if pace is not None:
+            pace.took(sent)
+        while sent:
+            first = pending.popleft()
+            if sent < len(first):
+                pending.appendleft(first[sent:])
+            sent -= min(sent, len(first))
+
+
+def receive(connection: socket.socket, limit: int, deadline: float) -> dict[str, Any]:
+    """Receive a message of at most `limit` bytes.
+
+    Raises:
+        ConnectionResetError: the connection ended.
+        TimeoutError: the deadline has passed.
+        CorruptDataError: it is none, or longer.
+    """
+    (length,) = _LENGTH.unpack(receive_bytes(connection, _LENGTH.size, deadline))
+    if length > limit:
+        raise CorruptDataError(f"wire: expected a message of at most {limit} bytes; found one of {length}")
+    text = receive_bytes(connection, length, deadline)
+    try:
+        facts: Any = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise CorruptDataError(f"wire: expected a message in JSON; found {exc}") from exc
+    if not isinstance(facts, dict):
+        raise CorruptDataError(f"wire: expected a JSON object; found {type(facts).__name__}")
+    return cast("dict[str, Any]", facts)
+
+
+def receive_bytes(connection: socket.socket, length: int, deadline: float) -> bytearray:
+    """Receive so many bytes; errors as in `fill`."""
+    content = bytearray(length)
+    fill(connection, memoryview(content), deadline)
+    return content
+
+
+def fill(connection: socket.socket, memory: memoryview, deadline: float) -> None:
+    """Receive as many bytes as `memory` takes.
+
+    Raises:
+        ConnectionResetError: the connection ended.
+        TimeoutError: the deadline has passed.
+    """
+    done = 0
+    while done < len(memory):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline has passed")
+        connection.settimeout(left)
+        count = connection.recv_into(memory[done : done + CHUNK_BYTES])
+        if not count:
+            raise ConnectionResetError(f"the connection ended after {done} of {len(memory)} bytes")
+        done += count
+
+
+def _run(whole: memoryview, start: int, end: int) -> Iterator[memoryview]:
+    if end > start:
+        yield whole[start:end]
+        yield _PADDING[: -(end - start) % ALIGNMENT]
+
+
+def _segment(value: Any) -> SegmentId:
+    shard, serial = _naturals(value)
+    return shard, serial
+
+
+def _naturals(values: Any) -> list[int]:
+    numbers = [value for value in values if isinstance(value, int) and value >= 0]
+    if len(numbers) != len(values):
+        raise ValueError(f"expected numbers from 0 on; found {values!r}")
+    return numbers

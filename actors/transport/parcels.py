@@ -1,0 +1,146 @@
+"""Slots of segments as the messages of a group: what a shard sends, and where it goes at a reader.
+
+Rules
+- As over the wire, large segments get a memory of their own each, small ones share one: a parcel. A reader lays slots
+  out one after another, padded, in the order in which they lie at the shard.
+- What lies together there is one message, straight from its memory; only what is small is copied together.
+- The shard tells the messages' lengths beforehand, so both ends know what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...planner.runs.gathering import Seat
+from ...store.archive.directory import Bytes
+from ...store.errors import CorruptDataError
+from ...store.segments.segment import SegmentId, layout
+from .frames import Received, Row, Served, Slots, pieces
+from .wire import _groups
+
+COPIED_BYTES = 64 << 10
+"""Pieces below this are copied together into one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Segments that arrive in one memory."""
+
+    rows: tuple[Row, ...]
+    """What they are, in the order of their bytes."""
+    lengths: tuple[int, ...]
+    """Bytes of each message."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuestion:
+    """What a reader asks that gets bytes by groups."""
+
+    places: Slots
+    timeout: float
+    """Seconds."""
+    life: str | None
+    """Begins the names of the groups that it has; None: it has none."""
+    pair: int | None
+    """Number of its group with the shard alone."""
+    epochs: tuple[int, ...]
+    """Groups with others that it has joined."""
+    alone: bool
+    """The bytes must come by the pair: together it went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer:
+    """How the bytes come; they are being sent."""
+
+    life: str
+    """Begins the names of the groups: where the shard started again, nothing of before counts."""
+    parcels: tuple[Parcel, ...]
+    pair: int | None
+    """They come by the pair of this number, which the reader connects to unless it has it."""
+    epoch: int | None
+    """They come by a broadcast in this group."""
+    seconds: float
+    """How long a broadcast may take."""
+    invited: Seat | None
+    """The reader is to join this group when it has the bytes."""
+    over: tuple[int, ...]
+    """Groups of the question that have ended."""
+
+
+def packed(served: Mapping[SegmentId, Served]) -> tuple[tuple[Parcel, ...], list[Bytes]]:
+    """Make messages of what a shard has.
+
+    >>> block = np.arange(256, dtype=np.uint8)
+    >>> (parcel,), messages = packed({(0, 1): Served(block, {0: (0, 100), 3: (128, 5)})})
+    >>> parcel.rows, parcel.lengths, messages[0][128:133].tolist()
+    ((Row(segment=(0, 1), slots=[0, 3], sizes=[100, 5]),), (192,), [128, 129, 130, 131, 132])
+    """
+    parcels: list[Parcel] = []
+    messages: list[Bytes] = []
+    for rows in _groups([Row.of(segment, found) for segment, found in served.items()]):
+        part = list(_messages(piece for row in rows for piece in pieces(served[row.segment], row)))
+        parcels.append(Parcel(tuple(rows), tuple(message.nbytes for message in part)))
+        messages += part
+    return tuple(parcels), messages
+
+
+def check_parcels(parcels: Sequence[Parcel], asked: Slots, what: str) -> None:
+    """Hold what a shard announces against what it was asked for.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    rows = [row for parcel in parcels for row in parcel.rows]
+    found = {row.segment: sorted(row.slots) for row in rows}
+    fits = all(layout([layout(row.sizes)[1] for row in p.rows])[1] == p.nbytes for p in parcels)
+    if (
+        not fits
+        or len(found) != len(rows)
+        or found != {segment: sorted(set(slots)) for segment, slots in asked.items()}
+    ):
+        raise CorruptDataError(f"{what}: expected slots {dict(asked)}; found {found} in messages {parcels}")
+
+
+def cut(memory: memoryview, lengths: Sequence[int]) -> Iterator[Bytes]:
+    """Give the part of a parcel's memory that each of its messages fills."""
+    start = 0
+    for length in lengths:
+        yield np.frombuffer(memory[start : start + length], np.uint8)
+        start += length
+
+
+def unpacked(parcel: Parcel, block: Bytes) -> dict[SegmentId, Received]:
+    """Say where the slots are in a parcel that has arrived."""
+    starts, _ = layout([layout(row.sizes)[1] for row in parcel.rows])
+    found: dict[SegmentId, Received] = {}
+    for row, start in zip(parcel.rows, starts, strict=True):
+        offsets = layout(row.sizes)[0]
+        found[row.segment] = Received({s: start + at for s, at in zip(row.slots, offsets, strict=True)}, block)
+    return found
+
+
+def _messages(parts: Iterator[memoryview]) -> Iterator[Bytes]:
+    """Copy small pieces together; give large ones as they are."""
+    small: list[memoryview] = []
+    for part in parts:
+        if len(part) < COPIED_BYTES:
+            small += [part] if len(part) else []
+            continue
+        yield from _joined(small)
+        small = []
+        yield np.frombuffer(part, np.uint8)
+    yield from _joined(small)
+
+
+def _joined(small: Sequence[memoryview]) -> Iterator[Bytes]:
+    if small:
+        yield np.frombuffer(b"".join(small), np.uint8)

@@ -1,0 +1,60 @@
+"""The Keras callback that hands a model over while `model.fit` trains it (Viper, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..client.repository import Repository
+from .due import ScheduleLike
+from .fitting import FitCallback
+from .publisher import Publisher, PublishReport
+
+
+class CheckpointCallback(FitCallback):
+    """Publishes a model's versions during `model.fit`.
+
+    Keras reports the mean loss since the epoch began; what the plan needs, the loss of each batch, is worked out from
+    it. With `steps_per_execution` above 1 it is the mean of the batches of one execution.
+
+    Args:
+        repo: the repository.
+        name: the model's name.
+        schedule: as in `Publisher`; "epoch": at each epoch's end.
+        warmup, transport, synchronous, keep: as in `Publisher`.
+
+    >>> model.fit(x, y, epochs=5, callbacks=[CheckpointCallback(repo, "nt3")])     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        repo: Repository,
+        name: str,
+        schedule: ScheduleLike = None,
+        warmup: int | None = None,
+        *,
+        transport: str = "auto",
+        synchronous: bool = False,
+        keep: int | None = None,
+    ) -> None:
+        options = {"warmup": warmup, "transport": transport, "synchronous": synchronous, "keep": keep}
+        self.publisher = Publisher(repo, name, schedule, **options)
+        super().__init__(self.publisher)
+
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        """Wait until the last update exists."""
+        super().on_train_end(logs)
+        self.close()
+
+    def close(self) -> None:
+        """End what `fit` began and, having failed, did not end. A second call does nothing."""
+        self.publisher.close()
+
+    def __enter__(self) -> CheckpointCallback:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def report(self) -> PublishReport:
+        """Tell what was published."""
+        return self.publisher.report()

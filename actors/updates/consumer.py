@@ -1,0 +1,124 @@
+"""A model that answers, as an actor (Viper's consumer).
+
+Rules
+- Answers run in threads of their own, beside the one that takes versions: see `follower`.
+- A consumer that dies is started again and takes the newest version. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ...store.refs import ModelRef, check_name
+from ..client.repository import Repository
+from ..engine.engine import Life, group
+from ..rpc.messages import check_transport
+from .follower import ConsumerStatus, Follower
+from .remote import Remote
+from .serving import Inference
+
+ANSWERING = 2
+"""Threads that answer."""
+
+
+class ConsumerActor:
+    """The consumer's process."""
+
+    def __init__(self, repository: str, name: str, build: Callable[[], Any], transport: str) -> None:
+        self._follower = Follower(Repository.connect(repository), name, build, transport)
+        self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
+
+    @group("data")
+    async def infer(self, batch: Any, timeout: float) -> Inference:
+        """Answer with the newest version."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
+
+    @group("watch")
+    async def wait_for(self, version: int, timeout: float) -> ModelRef:
+        """Wait until a version or a newer one answers."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._follower.wait_for, version, timeout)
+
+    @group("ctl")
+    async def status(self) -> ConsumerStatus:
+        """Tell how it does."""
+        return self._follower.status()
+
+    @group("ctl")
+    async def close(self) -> None:
+        """Let go of the repository."""
+        await asyncio.get_running_loop().run_in_executor(None, self._follower.close)
+        self._pool.shutdown(wait=False)
+
+
+class Consumer(Remote):
+    """A running consumer, as its starter sees it. Any number may run, on any node, and start and close at any time.
+
+    >>> with Consumer.start(repo, "net", build) as consumer:      # doctest: +SKIP
+    ...     answer = consumer.infer(batch)
+    ...     answer.outputs, answer.ref
+    """
+
+    role = "consumer"
+
+    @classmethod
+    def start(
+        cls,
+        repo: Repository,
+        name: str,
+        build: Callable[[], Any],
+        *,
+        transport: str = "auto",
+        node: str | None = None,
+        gpus: float = 0.0,
+    ) -> Consumer:
+        """Start a consumer in an actor.
+
+        Args:
+            repo: the repository whose versions it takes.
+            name: the model's name; its first version may be yet to come.
+            build: makes a model, twice: Keras, PyTorch, or an object with `assign(tensors)` and a call. It is sent
+                to the actor by the engine, see `Producer.start`.
+            transport: the way by which bytes come: "auto", "shared", "socket", "object_store", "gloo", "nccl" or
+                "files".
+            node: id of the node to run on; None: any.
+            gpus: GPUs that it takes.
+
+        Raises:
+            ValueError, InvalidNameError: an argument is wrong.
+            OperationTimeoutError: the actor did not start in time: no node has these resources.
+        """
+        check_name(name)
+        where = f"Consumer.start of {name!r}"
+        check_transport(transport, where)
+        if not callable(build):
+            raise ValueError(f"{where}: build: expected a function that makes a model; found {type(build).__name__}")
+        life = Life(outlives=False, gpus=gpus)
+        return cls._spawn(repo, name, ConsumerActor, {"build": build, "transport": transport}, node, life, "status")
+
+    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+        """Answer with the newest version that has arrived.
+
+        Args:
+            batch: what the model takes.
+            timeout: seconds, of which the first answer may wait all for the first version.
+
+        Raises:
+            OperationTimeoutError: there is no version yet, or no answer in time.
+            ShardUnavailableError: the consumer died; it is being started again.
+        """
+        return self._call("infer", batch, timeout, timeout=timeout + 1.0)
+
+    def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
+        """Wait until `version` or a newer one answers, and give it.
+
+        Raises:
+            OperationTimeoutError: it does not yet.
+        """
+        return self._call("wait_for", version, timeout, timeout=timeout + 1.0)
+
+    def status(self, timeout: float = 30.0) -> ConsumerStatus:
+        """Tell how it does."""
+        return self._call("status", timeout=timeout)

@@ -1,0 +1,142 @@
+"""A training as an actor: it publishes while it trains (Viper's producer).
+
+Rules
+- The training runs in a thread of its own, so that the actor answers while it trains.
+- A producer ends with the process that started it, and is not started again when it dies: what of its training can be
+  taken up again, only the training knows. An update under way when it dies is dropped by the shard; versions stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ...store.errors import OperationTimeoutError
+from ...store.refs import check_name
+from ..client.repository import Repository
+from ..engine.engine import Life, group
+from ..rpc.messages import check_transport
+from .due import ScheduleLike, due_of
+from .publisher import Publisher, PublishReport
+from .remote import Remote
+
+ANSWER_S = 5.0
+"""How much longer than the training the answer may take."""
+
+Train = Callable[[Publisher], Any]
+"""A training: it calls `publisher.step` after each iteration, or hands `publisher.callback()` to `model.fit`."""
+
+
+class ProducerActor:
+    """The training's process."""
+
+    def __init__(self, repository: str, name: str, train: Train, options: dict[str, Any]) -> None:
+        self._repo = Repository.connect(repository)
+        self._publisher = Publisher(self._repo, name, **options)
+        self._ended = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._train, args=(train,), name="tensorvine-train", daemon=True)
+        self._thread.start()
+
+    def _train(self, train: Train) -> None:
+        try:
+            self._result = train(self._publisher)
+            self._publisher.finish()
+        except BaseException as exc:  # noqa: BLE001  handed to whoever asks for the result
+            self._error = exc
+        finally:
+            self._ended.set()
+
+    @group("watch")
+    async def result(self, timeout: float) -> tuple[bool, Any]:
+        """Give (whether it ended, what it gave); raises what it raised."""
+        ended = await asyncio.get_running_loop().run_in_executor(None, self._ended.wait, timeout)
+        if self._error is not None:
+            raise self._error
+        return ended, self._result
+
+    @group("ctl")
+    async def report(self) -> PublishReport:
+        """Tell what was published so far."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._publisher.report)
+
+    @group("ctl")
+    async def close(self) -> None:
+        """Let go of the repository."""
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        self._publisher.close()
+        self._repo.close()
+
+
+class Producer(Remote):
+    """A running training, as its starter sees it.
+
+    >>> with Producer.start(repo, "net", train) as producer:      # doctest: +SKIP
+    ...     producer.result(timeout=3600)
+    """
+
+    role = "producer"
+
+    @classmethod
+    def start(
+        cls,
+        repo: Repository,
+        name: str,
+        train: Train,
+        *,
+        schedule: ScheduleLike = None,
+        transport: str = "auto",
+        synchronous: bool = False,
+        keep: int | None = None,
+        node: str | None = None,
+        gpus: float = 0.0,
+    ) -> Producer:
+        """Start a training in an actor.
+
+        Args:
+            repo: the repository that it publishes to.
+            name: the model's name.
+            train: called in the actor with a `Publisher`. It is sent there by the engine, so a function of a module
+                that the actor's process cannot import must be defined in the main script, or within another function.
+            schedule: when to publish, as in `Publisher`.
+            transport, synchronous, keep: as in `Publisher`.
+            node: id of the node to run on; None: any.
+            gpus: GPUs that it takes.
+
+        Raises:
+            ValueError, InvalidNameError: an argument is wrong.
+            OperationTimeoutError: the actor did not start in time: no node has these resources.
+        """
+        check_name(name)
+        where = f"Producer.start of {name!r}"
+        due_of(schedule, where)
+        check_transport(transport, where)
+        if not callable(train):
+            raise ValueError(f"{where}: train: expected a function of a publisher; found {type(train).__name__}")
+        options = {"schedule": schedule, "transport": transport, "synchronous": synchronous, "keep": keep}
+        life = Life(outlives=False, restarts=False, gpus=gpus)
+        return cls._spawn(repo, name, ProducerActor, {"train": train, "options": options}, node, life, "report")
+
+    def result(self, timeout: float) -> Any:
+        """Wait for the end of the training and give what it returned; raises what it raised.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            OperationTimeoutError: it goes on.
+            ShardUnavailableError: its process died.
+        """
+        ended, result = self._call("result", timeout, timeout=timeout + ANSWER_S)
+        if not ended:
+            raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
+        return result
+
+    def report(self, timeout: float = 30.0) -> PublishReport:
+        """Tell what it published so far."""
+        return self._call("report", timeout=timeout)

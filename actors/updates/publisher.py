@@ -1,0 +1,431 @@
+"""What a training holds to hand its model over: it decides when, publishes, and measures (Viper, section 4.2).
+
+Rules
+- A step that publishes nothing sends no message and copies nothing: it looks an iteration up. A thread tells the
+  planner what was observed, and takes its plans.
+- A step that publishes waits for one memory copy, unless it is synchronous; the commit goes on behind.
+- An update that is due while the one before is under way is made at a later step: nothing queues, and training waits
+  for no consumer and no disk.
+- An update that fails is logged and counted, and training goes on: the next one may succeed.
+- What both threads change, they change with the lock held: when an update is due, what is owed, what there is to tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ...planner.curves.losses import UpdateCosts
+from ...planner.schedules.schedule import Schedule
+from ...store.errors import TensorVineError
+from ...store.refs import ModelRef, check_name
+from ..client.frameworks import Source
+from ..client.repository import Repository
+from ..client.save.pending import PendingSave
+from ..planner.streams import Advice, Fitted, Observed
+from ..rpc.messages import check_transport
+from .due import Due, ScheduleLike, due_of
+
+log = logging.getLogger(__name__)
+
+TELL_S = 0.2
+"""How often the planner is told."""
+PLANNER_TIMEOUT_S = 10.0
+COMMIT_TIMEOUT_S = 60.0
+KEPT_IN_MEMORY = 2
+"""Versions that stay where the repository has no path to keep a history on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One version that was published."""
+
+    iteration: int
+    ref: ModelRef
+    loss: float | None
+    """Of the training, at that iteration."""
+    stall_s: float
+    """For which it held training up."""
+    slowed_s: float
+    """By which the steps beside its commit were slower than others: it takes time of the same cores. Where steps vary
+    it may be negative; only many of them tell."""
+    commit_s: float
+    """From the end of the stall until the version existed."""
+    bytes_written: int
+    """Bytes of the tensors that had changed."""
+    at: float
+    """When it existed, in seconds since the epoch by this machine's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """What a training published, and why then."""
+
+    updates: tuple[Update, ...]
+    failed: int
+    """Updates that failed; the log says why."""
+    losses: tuple[tuple[int, float], ...]
+    """(iteration, loss) of each step."""
+    schedule: Schedule | None
+    """The newest plan; None where nothing is planned."""
+    curve: Fitted | None
+    """The loss curve that it rests on."""
+    costs: UpdateCosts | None
+    """What was measured."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """An update that is not committed yet."""
+
+    pending: PendingSave
+    iteration: int
+    loss: float | None
+    stall_s: float
+    staged_at: float
+    beside_s: float = 0.0
+    """What the steps since then took, those that began before its end."""
+    steps: int = 0
+    """How many these are."""
+    over: bool = False
+    """It ended during the last of them."""
+
+
+class Publisher:
+    """Publishes the versions of one model from a training.
+
+    Args:
+        repo: the repository.
+        name: the model's name.
+        schedule: when to publish. None, or a method's name ("optimal", "closed_form", "fixed", "greedy"): planned from
+            the losses and from what updates cost. A `PlanRequest`: so with its details. An int n: every n iterations.
+            A `Schedule` or iterations: just then.
+        warmup: iterations that are only observed before the first plan; None: as `schedule` says.
+        transport: "files": a version is on the repository's path before anybody hears of it (Viper-PFS); any other
+            way: it is in memory then, and on the path soon after.
+        synchronous: publish only what consumers can have: each update waits for its commit (Viper-Sync).
+        keep: how many versions of the model stay, the newest ones; None: all where the repository has a path, else 2.
+
+    >>> with Repository.start() as repo, Publisher(repo, "net", schedule=100) as publisher:   # doctest: +SKIP
+    ...     for iteration, batch in enumerate(batches, start=1):
+    ...         loss = train_step(net, batch)
+    ...         publisher.step(loss, net)
+    """
+
+    def __init__(
+        self,
+        repo: Repository,
+        name: str,
+        schedule: ScheduleLike = None,
+        *,
+        warmup: int | None = None,
+        transport: str = "auto",
+        synchronous: bool = False,
+        keep: int | None = None,
+    ) -> None:
+        self.name = check_name(name)
+        self._repo = repo
+        self._due: Due = due_of(schedule, f"publisher of {name!r}", warmup)
+        if keep is not None and keep < 1:
+            raise ValueError(f"publisher of {name!r}: keep: expected at least 1 version; found {keep}")
+        self._keep = keep if keep is not None or repo.has_path else KEPT_IN_MEMORY
+        self._synchronous = synchronous
+        check_transport(transport, f"publisher of {name!r}")
+        self._durability = "disk" if transport == "files" else "memory"
+        self._source: Source | None = None
+        self._iteration = 0
+        self._left_at: float | None = None
+        self._owed = False
+        self._under_way: _UnderWay | None = None
+        self._lock = threading.Lock()
+        """Guards what both threads change. Held for moments only."""
+        self._telling = threading.Lock()
+        """Held while the planner is told: one thread at a time tells it what it does not know."""
+        self._updates: list[Update] = []
+        self._failed = 0
+        self._losses: list[tuple[int, float]] = []
+        self._steps_s: deque[float] = deque(maxlen=4096)
+        """Of plain steps that the planner was not told of."""
+        self._plain_s: deque[float] = deque(maxlen=64)
+        """Of the last plain steps: those with no update beside them."""
+        self._told = _Told()
+        self._run = uuid.uuid4().hex[:16]
+        self._advice = Advice(0)
+        self._kept: deque[ModelRef] = deque()
+        self._closing = threading.Event()
+        self._now = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- training -----------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration that `step` was told of."""
+        return self._iteration
+
+    def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
+        """Tell what the training knows of itself and the plan does not: its last iteration, iterations per epoch."""
+        with self._lock:
+            self._due = self._due.told(stop, epoch)
+
+    def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
+        """Tell of a training iteration that has just ended; publish if it is time.
+
+        Args:
+            loss: of this iteration; a number. Reading it from a GPU waits for that, so give it every few steps there.
+            model: Keras model, torch module, mapping of names to arrays, or a callable that gives one of these.
+            iteration: its number; None: one more than the last.
+
+        Returns:
+            Whether it published.
+
+        Raises:
+            ValueError: iterations do not increase.
+        """
+        now = time.perf_counter()
+        if self._due.each_epoch:
+            raise ValueError(f"publisher of {self.name!r}: schedule 'epoch': expected expect(epoch=...) first")
+        at = self._iteration + 1 if iteration is None else iteration
+        if at <= self._iteration:
+            raise ValueError(f"publisher of {self.name!r}: expected an iteration after {self._iteration}; found {at}")
+        if self._left_at is not None:
+            self._took((now - self._left_at) / (at - self._iteration), at - self._iteration)
+        self._start()
+        with self._lock:
+            self._iteration = at
+            self._losses.append((at, float(loss)))
+            due, self._owed = self._due.at(at) or self._owed, False
+        busy = due and self._is_under_way()
+        if busy:
+            with self._lock:
+                self._owed = True
+        elif due:
+            self._publish_gently(model, float(loss))
+        self._left_at = time.perf_counter()
+        return due and not busy
+
+    def publish(self, model: Any, loss: float | None = None) -> PendingSave:
+        """Publish now, whatever the schedule says.
+
+        Returns when the training may go on: after one memory copy, or when synchronous after the commit.
+
+        Raises:
+            TensorVineError: as in `Repository.save_async`.
+        """
+        self._start()
+        self._settle(wait=True)
+        begun = time.perf_counter()
+        if self._source is None or not self._source.is_of(model):
+            self._source = Source(model)
+        tensors = self._source.tensors(model)
+        pending = self._repo._submit(
+            self.name,
+            tensors,
+            self._source.graph,
+            recipe=self._source.recipe,
+            quality=-loss if loss is not None else None,
+            metadata={"iteration": self._iteration, "loss": loss},
+            durability=self._durability,
+            timeout=COMMIT_TIMEOUT_S,
+            copy=not self._synchronous,
+        )
+        if self._synchronous:
+            pending.committed(COMMIT_TIMEOUT_S)
+        else:
+            pending.staged(COMMIT_TIMEOUT_S)
+        ended = time.perf_counter()
+        self._under_way = _UnderWay(pending, self._iteration, loss, ended - begun, ended)
+        self._settle(wait=False)
+        self._now.set()
+        return pending
+
+    def report(self) -> PublishReport:
+        """Tell what was published so far."""
+        self._settle(wait=False)
+        with self._lock:
+            advice, due = self._advice, self._due
+            return PublishReport(
+                tuple(self._updates),
+                self._failed,
+                tuple(self._losses),
+                advice.schedule or due.schedule,
+                advice.curve,
+                advice.costs,
+            )
+
+    def callback(self) -> Any:
+        """Make the Keras callback that publishes through this, for `model.fit(callbacks=[...])`."""
+        from .fitting import FitCallback
+
+        return FitCallback(self)
+
+    def finish(self) -> None:
+        """Wait until the last update exists, and tell the planner of it."""
+        self._settle(wait=True)
+        if self._thread is not None:
+            self._tell()
+
+    def close(self) -> None:
+        """End the thread, after the last update. A second call does nothing."""
+        if self._closing.is_set():
+            return
+        self._settle(wait=True)
+        self._closing.set()
+        self._now.set()
+        if self._thread is not None:
+            self._thread.join(PLANNER_TIMEOUT_S)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- updates ------------------------------------------------------------------------------------------
+
+    def _took(self, seconds: float, steps: int) -> None:
+        """Take what each of the last few steps took: plain ones, or some beside an update."""
+        update = self._under_way
+        if update is None or update.over:
+            self._steps_s.append(seconds)
+            self._plain_s.append(seconds)
+            return
+        update.beside_s += seconds * steps
+        update.steps += steps
+        update.over = update.pending.done()
+
+    def _publish_gently(self, model: Any, loss: float) -> None:
+        try:
+            self.publish(model, loss)
+        except TensorVineError as exc:
+            self._count_failure(self._iteration, exc)
+
+    def _count_failure(self, iteration: int, exc: BaseException) -> None:
+        with self._lock:
+            self._failed += 1
+        log.warning("update of %r at iteration %d failed, training goes on: %s", self.name, iteration, exc)
+
+    def _is_under_way(self) -> bool:
+        self._settle(wait=False)
+        return self._under_way is not None
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take what became of the update under way."""
+        with self._lock:
+            update = self._under_way
+        if update is None or not (wait or update.pending.done()):
+            return
+        try:
+            saved = update.pending.committed(COMMIT_TIMEOUT_S)
+        except TensorVineError as exc:
+            if self._take(update):
+                self._count_failure(update.iteration, exc)
+            return
+        if not self._take(update):
+            return
+        commit_s = max(update.pending.ended_at - update.staged_at, 0.0)
+        at = time.time() - (time.perf_counter() - update.pending.ended_at)
+        plain_s = median(self._plain_s) if self._plain_s else 0.0
+        slowed_s = update.beside_s - update.steps * plain_s if self._plain_s else 0.0
+        costs = (update.stall_s, slowed_s, commit_s)
+        made = Update(update.iteration, saved.ref, update.loss, *costs, saved.bytes_written, at)
+        with self._lock:
+            self._updates.append(made)
+            self._kept.append(saved.ref)
+
+    def _take(self, update: _UnderWay) -> bool:
+        """Be the one of two threads that settles an update."""
+        with self._lock:
+            mine, self._under_way = self._under_way is update, None
+            return mine
+
+    # ---- beside the training ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closing.is_set():
+            self._thread = threading.Thread(target=self._beside, name="tensorvine-publish", daemon=True)
+            self._thread.start()
+
+    def _beside(self) -> None:
+        while not self._closing.is_set():
+            self._now.wait(TELL_S)
+            self._now.clear()
+            self._settle(wait=False)
+            self._retire()
+            self._tell()
+
+    def _retire(self) -> None:
+        """Let go of the versions that are not kept."""
+        while self._keep is not None and len(self._kept) > self._keep:
+            ref = self._kept.popleft()
+            try:
+                self._repo.retire(ref)
+            except TensorVineError as exc:
+                log.info("version %s could not be retired: %s", ref, exc)
+
+    def _tell(self) -> None:
+        """Tell the planner what it does not know, and take its plan; without it the schedule stands as it is."""
+        with self._telling:
+            self._tell_once()
+
+    def _tell_once(self) -> None:
+        told = self._untold()
+        try:
+            planner = self._repo._session.planner
+            advice: Advice = planner.call("observed", self.name, told, timeout=PLANNER_TIMEOUT_S)
+        except TensorVineError as exc:
+            self._told.silent(self.name, exc)
+            return
+        self._told.heard(advice.known, told)
+        if advice.known != told.place + len(told.losses):
+            self._now.set()  # it started again: tell all
+            return
+        with self._lock:
+            self._advice = advice
+            if advice.schedule is not None and self._due.schedule != advice.schedule:
+                self._due = self._due.planned(advice.schedule)
+                last = self._updates[-1].iteration if self._updates else 0
+                self._owed |= any(last < iteration <= self._iteration for iteration in advice.schedule.iterations)
+
+    def _untold(self) -> Observed:
+        with self._lock:
+            losses = self._losses[self._told.losses :]
+            updates = self._updates[self._told.updates :]
+            request = self._due.request
+        steps = [self._steps_s.popleft() for _ in range(len(self._steps_s))]
+        return Observed(
+            self._run,
+            request,
+            self._told.losses,
+            tuple(losses),
+            (sum(steps) / len(steps),) if steps else (),
+            tuple((u.iteration, max(u.stall_s + u.slowed_s, 0.0), u.commit_s) for u in updates),
+        )
+
+
+class _Told:
+    """What the planner was told."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self.updates = 0
+        self._quiet = False
+
+    def heard(self, known: int, told: Observed) -> None:
+        """Count what was taken; `known` may be less after the planner started again."""
+        took_it = known == told.place + len(told.losses)
+        self.losses = known
+        self.updates = self.updates + len(told.updates) if took_it else 0
+        self._quiet = False
+
+    def silent(self, name: str, exc: BaseException) -> None:
+        """Log, once, that the planner does not answer."""
+        if not self._quiet:
+            self._quiet = True
+            log.warning("the planner of %r does not answer, its last plan stands: %s", name, exc)

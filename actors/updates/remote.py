@@ -1,0 +1,87 @@
+"""What whoever starts an actor of its own holds of it: producers and consumers are such.
+
+Rules
+- Such an actor ends with the process that started it. `close` ends it before that, first by asking it to.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from ...store.errors import TensorVineError
+from ..client.repository import Repository
+from ..engine.engine import Actor, Engine, Life
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 180.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Remote:
+    """An actor, as its starter sees it. The actor has a method `close`."""
+
+    role: ClassVar[str]
+    """"producer" or "consumer"."""
+
+    def __init__(self, engine: Engine, name: str, actor_name: str, actor: Actor) -> None:
+        self.name = name
+        """Of the model."""
+        self.actor = actor
+        """The engine's handle of the actor."""
+        self._engine = engine
+        self._actor_name = actor_name
+        self._closed = False
+
+    @classmethod
+    def _spawn(
+        cls,
+        repo: Repository,
+        name: str,
+        actor: type,
+        arguments: Mapping[str, Any],
+        node: str | None,
+        life: Life,
+        first: str,
+    ) -> Self:
+        """Start the actor, and wait until it answers the call `first`.
+
+        Raises:
+            OperationTimeoutError: it did not start in time: no node has these resources.
+        """
+        actor_name = f"{repo.name}/{cls.role}-{name}-{uuid.uuid4().hex[:8]}"
+        given = {"repository": repo.name, "name": name, **arguments}
+        started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, life))
+        try:
+            started._call(first, timeout=START_TIMEOUT_S)
+        except BaseException:
+            repo.engine.kill(actor_name)
+            raise
+        return started
+
+    def close(self) -> None:
+        """End it, whatever it does. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._call("close", timeout=CLOSE_TIMEOUT_S)
+        except TensorVineError as exc:
+            log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
+        self._engine.kill(self._actor_name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: str, *arguments: Any, timeout: float) -> Any:
+        future = self._engine.call(self.actor, method, *arguments)
+        return self._engine.result(future, timeout, f"{self.role} of {self.name!r}")

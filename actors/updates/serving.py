@@ -1,0 +1,209 @@
+"""A model that answers while it is updated: two copies of it, one of which answers (Viper, section 4.2).
+
+Rules
+- A new version goes into the copy that does not answer; then one pointer is swapped. An answer ends on the copy on
+  which it began, and a copy is filled only when no answer is left on it: no answer is from half a version.
+- All of a version is checked before anything of it is written: names, shapes, dtypes, and the architecture where one
+  was stored. A version that does not fit is refused by name, and the one before goes on answering.
+- Nothing here knows an engine: consumers in the cluster and on the edge share it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ...store.errors import OperationTimeoutError
+from ...store.graphs.graph import ModelGraph
+from ...store.refs import ModelRef
+from ..client.frameworks import Filler
+
+QUIET_S = 60.0
+"""How long an update waits for the answers that began two versions ago."""
+
+
+@runtime_checkable
+class Servable(Protocol):
+    """A model of no framework: NumPy, CuPy or anything that answers."""
+
+    def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take a version. The arrays are read-only and stay intact for as long as they are referred to."""
+        ...
+
+    def __call__(self, batch: Any) -> Any:
+        """Answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """An answer."""
+
+    outputs: Any
+    """What the model gave."""
+    ref: ModelRef
+    """The version that gave it, all of it."""
+    seconds: float
+    """What the model took."""
+
+
+class _Copy:
+    """One of the two copies."""
+
+    def __init__(self, model: Any, helper: ThreadPoolExecutor) -> None:
+        self.answer, self.fill, self.compiles = _sides(model, helper)
+        self.ref: ModelRef | None = None
+        self.answering = 0
+        """Answers under way."""
+
+
+class Serving:
+    """Answers with the newest version it was given.
+
+    Args:
+        build: makes a model: Keras, PyTorch, or a `Servable`. It is called twice.
+        name: of the model, for messages.
+
+    >>> class Scale:
+    ...     def assign(self, tensors): self.by = tensors["by"]
+    ...     def __call__(self, batch): return batch * self.by
+    >>> serving = Serving(Scale, "scale")
+    >>> serving.take(ModelRef("scale", 1), {"by": np.float32([3])}, ModelGraph(()))
+    >>> serving.infer(np.float32([2, 4]))
+    Inference(outputs=array([ 6., 12.], dtype=float32), ref=ModelRef(name='scale', version=1), seconds=...)
+    >>> serving.close()
+    """
+
+    def __init__(self, build: Callable[[], Any], name: str) -> None:
+        self._name = name
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-fill")
+        self._active, self._other = _Copy(build(), self._helper), _Copy(build(), self._helper)
+        self._changed = threading.Condition()
+        self._filling = threading.Lock()
+        self._sample: Any = None
+
+    @property
+    def ref(self) -> ModelRef | None:
+        """The version that answers; None before the first."""
+        return self._active.ref
+
+    def take(self, ref: ModelRef, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
+        """Fill the other copy with a version, then let it answer.
+
+        Args:
+            ref: the version.
+            tensors: name -> array.
+            graph: its architecture; an empty one is not checked.
+
+        Raises:
+            GraphError, TensorNotFoundError, TensorMismatchError: it does not fit the model.
+            OperationTimeoutError: an answer of two versions ago does not end.
+        """
+        with self._filling:
+            copy = self._other
+            with self._changed:
+                if not self._changed.wait_for(lambda: not copy.answering, QUIET_S):
+                    raise OperationTimeoutError(
+                        f"update to {ref}: expected the answers of {copy.ref} to end within {QUIET_S} s; "
+                        f"{copy.answering} did not"
+                    )
+            first = copy.ref is None
+            copy.fill(tensors, graph)
+            copy.ref = ref
+            if first and copy.compiles and self._sample is not None:
+                copy.answer(self._sample)  # it compiles at its first answer: now, and not when somebody waits
+            with self._changed:
+                self._active, self._other = copy, self._active
+                self._changed.notify_all()
+
+    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+        """Answer with the newest version.
+
+        Args:
+            batch: what the model takes.
+            timeout: seconds to wait for the first version; later ones are never waited for.
+
+        Raises:
+            OperationTimeoutError: there is no version yet.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._active.ref is not None, timeout):
+                raise OperationTimeoutError(
+                    f"infer: expected a first version of {self._name!r} within {timeout} s; found none"
+                )
+            copy, ref = self._active, self._active.ref
+            copy.answering += 1
+        begun = time.perf_counter()
+        try:
+            outputs = copy.answer(batch)
+            self._sample = batch if copy.compiles else None
+        finally:
+            with self._changed:
+                copy.answering -= 1
+                self._changed.notify_all()
+        if ref is None:
+            raise OperationTimeoutError(f"infer: expected a version of {self._name!r}; found none")
+        return Inference(outputs, ref, time.perf_counter() - begun)
+
+    def wait_for(self, version: int, timeout: float) -> ModelRef:
+        """Wait until `version` or a newer one answers, and give it.
+
+        Raises:
+            OperationTimeoutError: it does not yet.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.ref is not None and self.ref.version >= version, timeout)
+            if self.ref is None or self.ref.version < version:
+                raise OperationTimeoutError(
+                    f"expected {self._name}@{version} or newer to answer within {timeout} s; found {self.ref}"
+                )
+            return self.ref
+
+    def close(self) -> None:
+        """End the helper thread."""
+        self._helper.shutdown()
+
+
+_Sides = tuple[Callable[[Any], Any], Callable[[Mapping[str, np.ndarray], ModelGraph], None], bool]
+
+
+def _sides(model: Any, helper: ThreadPoolExecutor) -> _Sides:
+    """Give how a model answers, how it is filled, and whether it compiles at its first answer."""
+    roots = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if not roots & {"keras", "torch"}:
+        if isinstance(model, Servable):
+            return model, lambda tensors, _: model.assign(tensors), False
+        raise TypeError(
+            "build: expected a Keras model, a torch module, or an object with assign(tensors) and a call; "
+            f"found {type(model).__name__}"
+        )
+    filler = Filler(model, helper)
+    if "torch" in roots:
+        return _torch_answer(model), filler.fill, False
+    return model.predict_on_batch, filler.fill, True
+
+
+def _torch_answer(module: Any) -> Callable[[Any], Any]:
+    import torch
+
+    module.eval()
+
+    def arrays(outputs: Any) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            return outputs.cpu().numpy()
+        if isinstance(outputs, dict):
+            return {name: arrays(output) for name, output in outputs.items()}
+        return type(outputs)(map(arrays, outputs)) if isinstance(outputs, (list, tuple)) else outputs
+
+    def answer(batch: Any) -> Any:
+        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        with torch.inference_mode():
+            return arrays(module(torch.as_tensor(np.asarray(batch)).to(device)))
+
+    return answer

@@ -1,0 +1,175 @@
+"""`tensorvine status`, `ls` and `show`: what a repository holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...store.errors import ModelNotFoundError
+from .. import words
+from ..client import Address, AsJson, Name, connected, console, print_json, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ...actors.client.repository import Repository, RepositoryStats
+    from ...store.versions.manifest import ModelInfo
+    from ..nodes import Machine
+
+CONFIG_WIDTH = 48
+"""Characters for a layer's config in a line."""
+
+
+def status(name: Name = "default", address: Address = None, as_json: AsJson = False) -> None:
+    """Show the cluster's nodes and what each shard of a repository holds."""
+    from ..nodes import machines, places
+
+    with connected(name, address) as repository:
+        stats, found, where = repository.stats(), machines(), places()
+    here = {shard.shard: where.get(f"{name}/shard-{shard.shard}", "") for shard in stats.shards}
+    if as_json:
+        nodes = [
+            {**asdict(machine), "shards": [s for s, node in here.items() if node == machine.id]} for machine in found
+        ]
+        print_json({"repository": name, "nodes": nodes, **asdict(stats)})
+        return
+    out = console()
+    out.print(_nodes(found, here))
+    out.print(_shards(name, stats, {machine.id: machine.address for machine in found}, here))
+    for s in stats.shards:
+        if s.manifests_unread or s.files_orphaned:
+            unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "file")
+            out.print(f"shard {s.shard}: cannot read {unread} now; found {orphans} that nobody needs")
+
+
+def ls(
+    prefix: Annotated[str, typer.Argument(help="Only names that begin so.", show_default=False)] = "",
+    name: Name = "default",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """List live versions: parent, quality, age, and how many of its bytes each wrote itself."""
+    with connected(name, address) as repository:
+        found = _infos(repository, prefix)
+    if as_json:
+        print_json([_info_dict(info) for info in found])
+        return
+    title = words.count(len(found), "version") + (f" of {prefix}*" if prefix else "")
+    rows = table(title, "version", "parent", "created (UTC)", right=("quality", "wrote", "of", "inherited"))
+    for info in found:
+        parent = str(info.parent) if info.parent else "-"
+        sizes = words.size(info.bytes_owned), words.size(info.bytes_total), _inherited(info)
+        rows.add_row(str(info.ref), parent, words.moment(info.created), words.quality(info.quality), *sizes)
+    console().print(rows)
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
+    name: Name = "default",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one version: what is known of it, its layers, and who wrote each of them."""
+    with connected(name, address) as repository:
+        info = repository.info(model)
+        graph, owners = repository.graph(info.ref), repository.owners(info.ref)
+    layers = [
+        {
+            "name": layer.name,
+            "config": dict(layer.config),
+            "inputs": list(layer.inputs),
+            "tensors": {tensor: str(owners[tensor]) for tensor in layer.tensors if tensor in owners},
+        }
+        for layer in graph.layers
+    ]
+    others = {tensor: str(owners[tensor]) for tensor in owners.keys() - {t for row in layers for t in row["tensors"]}}
+    if as_json:
+        print_json({**_info_dict(info), "layers": layers, "other_tensors": others})
+        return
+    _print_model(info, layers, others)
+
+
+def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
+    numbers = ("CPUs", "GPUs", "memory", "object store")
+    rows = table(words.count(len(found), "node"), "address", "shards", right=numbers)
+    for machine in found:
+        shards = ", ".join(str(shard) for shard, node in here.items() if node == machine.id)
+        sizes = words.size(machine.memory_bytes), words.size(machine.store_bytes)
+        rows.add_row(machine.address, shards or "-", f"{machine.cpus:g}", f"{machine.gpus:g}", *sizes)
+    return rows
+
+
+def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: dict[int, str]) -> Table:
+    numbers = ("models", "tensors", "in memory", "on disk", "pins", "behind")
+    rows = table(f"repository {name}", "shard", "node", right=numbers)
+    for s in stats.shards:
+        behind = f"{s.versions_behind} ({words.size(s.bytes_behind)})" if s.versions_behind else "0"
+        counts = f"{s.models:,}", f"{s.tensors:,}", words.size(s.bytes_memory), words.size(s.bytes_disk)
+        rows.add_row(str(s.shard), addresses.get(here[s.shard], "-"), *counts, str(s.pins), behind)
+    pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_behind for s in stats.shards)
+    sizes = words.size(stats.bytes_memory), words.size(stats.bytes_disk)
+    rows.add_section()
+    rows.add_row("all", "", f"{stats.models:,}", f"{stats.tensors:,}", *sizes, str(pins), str(behind))
+    return rows
+
+
+def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:
+    found: list[ModelInfo] = []
+    for ref in repository.models(prefix):
+        try:
+            found.append(repository.info(ref))
+        except ModelNotFoundError:  # retired just now
+            continue
+    return found
+
+
+def _print_model(info: ModelInfo, layers: list[dict[str, Any]], others: dict[str, str]) -> None:
+    out = console()
+    out.print(str(info.ref), style="bold")
+    wrote = f"{words.size(info.bytes_owned)} of {words.size(info.bytes_total)}, {_inherited(info)} inherited"
+    facts = {
+        "parent": str(info.parent) if info.parent else "-",
+        "quality": words.quality(info.quality),
+        "created": f"{words.moment(info.created)} UTC",
+        "wrote": wrote,
+        "codec": info.codec or "-",
+        "metadata": json.dumps(dict(info.metadata)) if info.metadata else "-",
+    }
+    for fact, value in facts.items():
+        out.print(f"  {fact:9} {value}", soft_wrap=True)
+    rows = table(
+        words.count(len(layers), "layer"), "layer", "class", "config", "inputs", "written by", right=("tensors",)
+    )
+    for layer in layers:
+        config = {key: value for key, value in layer["config"].items() if key != "class"}
+        text = ", ".join(f"{key}={value}" for key, value in config.items() if value is not None)
+        writers = ", ".join(dict.fromkeys(layer["tensors"].values()))
+        kind, inputs = str(layer["config"].get("class", "-")), ", ".join(layer["inputs"])
+        rows.add_row(layer["name"], kind, _cut(text), inputs, writers, str(len(layer["tensors"])))
+    for tensor, writer in sorted(others.items()):
+        rows.add_row(tensor, "(a tensor)", "", "", writer, "1")
+    out.print(rows)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CONFIG_WIDTH else text[: CONFIG_WIDTH - 1] + "…"
+
+
+def _inherited(info: ModelInfo) -> str:
+    return f"{1 - info.bytes_owned / info.bytes_total:.0%}" if info.bytes_total else "-"
+
+
+def _info_dict(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "ref": str(info.ref),
+        "parent": str(info.parent) if info.parent else None,
+        "quality": info.quality,
+        "created": info.created.isoformat(),
+        "bytes_owned": info.bytes_owned,
+        "bytes_total": info.bytes_total,
+        "codec": info.codec,
+        "metadata": dict(info.metadata),
+    }

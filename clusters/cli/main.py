@@ -1,0 +1,48 @@
+"""The command line: `tensorvine up | status | ls | show | lineage | verify | down`.
+
+Rules
+- An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
+- Nothing heavy is imported before a command needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ...store.errors import TensorVineError
+from .life import down, up
+from .lineage import lineage
+from .look import ls, show, status
+from .verify import verify
+
+_HELP = "Start, look into and stop a model repository on a Ray cluster."
+
+
+def application() -> typer.Typer:
+    """Make the command-line application."""
+    app = typer.Typer(
+        name="tensorvine", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    for command in (up, status, ls, show, lineage, verify, down):
+        app.command()(command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit.
+
+    Args:
+        arguments: the words after `tensorvine`; None: those of this process.
+    """
+    logging.disable(logging.WARNING)  # what Ray remarks on while it connects; errors are told
+    try:
+        application()(list(arguments) if arguments is not None else None)
+    except TensorVineError as exc:
+        typer.echo(f"tensorvine: {' '.join(str(exc).split())}", err=True)
+        sys.exit(1)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,1 @@
+"""Lineage, for people: as data, as a tree of text, as a picture."""

@@ -1,0 +1,273 @@
+"""What is known of a version's origin: who it derives from, what each of them wrote of it, and what derives from it.
+
+Rules
+- A report is plain data that was asked for once; how it looks is decided elsewhere (`tree`, `picture`).
+- A retired version is named as long as a descendant lives. Its time went with it; its quality stays, for
+  as long as the process of its home lives or the path has it.
+- Who wrote which tensor is the owner map's word (EvoStore, section 4.1), so a grandparent may have written more of a
+  version than its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from ...store.errors import ModelNotFoundError
+from ...store.graphs.graph import ModelGraph
+from ...store.refs import ModelRef
+from ...store.versions.manifest import ModelInfo
+
+MOST_DESCENDANTS = 60
+"""How many a report follows; others are counted only."""
+SHORTEST_GAP = 3
+"""As many ancestors in a row that wrote nothing of a version are told as one."""
+
+
+class Answers(Protocol):
+    """What a report asks a repository; `actors.Repository` answers it."""
+
+    def info(self, model: ModelRef | str) -> ModelInfo:
+        """Give what is known of a version."""
+        ...
+
+    def graph(self, model: ModelRef | str) -> ModelGraph:
+        """Give a version's architecture."""
+        ...
+
+    def owners(self, model: ModelRef | str) -> dict[str, ModelRef]:
+        """Give who wrote each tensor."""
+        ...
+
+    def lineage(self, model: ModelRef | str) -> list[ModelRef]:
+        """Give a version and its ancestors, root last."""
+        ...
+
+    def descendants(self, model: ModelRef | str) -> list[ModelRef]:
+        """Give all live versions that derive from a version."""
+        ...
+
+    def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
+        """Give the qualities of versions, retired ones too."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """The version that a report is about, an ancestor of it, or a descendant."""
+
+    ref: ModelRef
+    parent: ModelRef | None
+    live: bool
+    """False: it is retired, and only its name and its tensors are left."""
+    quality: float | None
+    """None: it was saved without one, or its home died since it was retired."""
+    created: datetime | None
+    """UTC; None when it is retired."""
+    bytes_owned: int | None
+    """Bytes that it wrote; None when it is retired."""
+    bytes_total: int | None
+    """Bytes of all its tensors; None when it is retired."""
+    layers: tuple[str, ...] = ()
+    """An ancestor's, or the version's own: layers of the version that it wrote tensors of, input first. A
+    descendant's: layers of the descendant that the version wrote tensors of."""
+    tensors: int = 0
+    """How many tensors of the version it wrote; a descendant's: how many of its tensors the version wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Ancestors in a row that wrote nothing of the version."""
+
+    refs: tuple[ModelRef, ...]
+    """Older first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A version with its ancestors and its descendants.
+
+    >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
+    >>> root = Relative(a, None, False, None, None, None, None, ("stem",), 2)
+    >>> child = Relative(b, a, True, 0.9, None, 10, 30, ("head",), 1)
+    >>> lineage = Lineage(b, (root, child), (), {"stem": a, "head": b}, 3)
+    >>> lineage.steps() == [root, child], lineage.children(b)
+    (True, [])
+    """
+
+    ref: ModelRef
+    """The version that was asked about."""
+    ancestors: tuple[Relative, ...]
+    """The root first, the version itself last."""
+    descendants: tuple[Relative, ...]
+    """Parents before their children; retired ones between live ones and the version are among them."""
+    writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
+    """Layer of the version -> who wrote the most of its tensors; input first. Layers without tensors are left out."""
+    tensors: int = 0
+    """How many tensors the version has."""
+    unfollowed: int = 0
+    """Live descendants that are left out."""
+
+    @property
+    def model(self) -> Relative:
+        """The version itself."""
+        return self.ancestors[-1]
+
+    @property
+    def contributors(self) -> list[Relative]:
+        """Whoever wrote tensors of the version, the root's side first; itself too."""
+        return [relative for relative in self.ancestors if relative.tensors]
+
+    def steps(self) -> list[Relative | Gap]:
+        """Give the ancestors, root first, with those in one where several in a row wrote nothing of the version."""
+        steps: list[Relative | Gap] = []
+        idle: list[Relative] = []
+        for relative in self.ancestors:
+            if relative.tensors or relative.ref == self.ref or not steps:
+                steps += _shortened(idle)
+                idle = []
+                steps.append(relative)
+            else:
+                idle.append(relative)
+        return steps
+
+    def children(self, ref: ModelRef) -> list[Relative]:
+        """Give a version's children among the descendants."""
+        return [relative for relative in self.descendants if relative.parent == ref]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON values."""
+        return {
+            "model": str(self.ref),
+            "tensors": self.tensors,
+            "ancestors": [_relative_dict(relative) for relative in self.ancestors],
+            "descendants": [_relative_dict(relative) for relative in self.descendants],
+            "unfollowed": self.unfollowed,
+            "layers": {layer: str(ref) for layer, ref in self.writers.items()},
+        }
+
+
+def lineage_of(repository: Answers, model: ModelRef | str) -> Lineage:
+    """Ask a repository where a version comes from and what became of it (EvoStore, section 4.1).
+
+    Args:
+        repository: a `Repository`.
+        model: a live version: a reference, `"name@3"`, or `"name"` for the latest version.
+
+    Returns:
+        The version, all its ancestors, and its nearest descendants, up to MOST_DESCENDANTS live ones.
+
+    Raises:
+        ModelNotFoundError: there is no such live version.
+    """
+    chain = repository.lineage(model)
+    ref = chain[0]
+    owners, layer_of = repository.owners(ref), _layers_by_tensor(repository.graph(ref))
+    wrote = _by_writer(owners, layer_of)
+    parents = dict(zip(chain, [*chain[1:], None], strict=True))
+    ancestors = [_relative(repository, one, parents[one], *wrote.get(one, ((), 0))) for one in reversed(chain)]
+    descendants, unfollowed = _descendants(repository, ref)
+    known = repository.qualities(one.ref for one in (*ancestors, *descendants) if not one.live)
+    return Lineage(
+        ref,
+        tuple(_remembered(relative, known) for relative in ancestors),
+        tuple(_remembered(relative, known) for relative in descendants),
+        _writers(owners, layer_of),
+        len(owners),
+        unfollowed,
+    )
+
+
+def _descendants(repository: Answers, ref: ModelRef) -> tuple[list[Relative], int]:
+    """Follow the nearest live descendants up to `ref`, through whoever retired on the way."""
+    lines: list[list[ModelRef]] = []
+    for descendant in repository.descendants(ref):
+        try:
+            line = repository.lineage(descendant)
+        except ModelNotFoundError:  # retired just now
+            continue
+        lines.append(line[: line.index(ref)])
+    lines.sort(key=len)
+    parents: dict[ModelRef, ModelRef] = {}
+    for line in lines[:MOST_DESCENDANTS]:
+        above = ref
+        for one in reversed(line):
+            parents.setdefault(one, above)
+            above = one
+    found: list[Relative] = []
+    for one, parent in parents.items():
+        try:
+            layers, tensors = _by_writer(repository.owners(one), _layers_by_tensor(repository.graph(one))).get(
+                ref, ((), 0)
+            )
+        except ModelNotFoundError:
+            layers, tensors = (), 0
+        found.append(_relative(repository, one, parent, layers, tensors))
+    return found, max(len(lines) - MOST_DESCENDANTS, 0)
+
+
+def _relative(
+    repository: Answers, ref: ModelRef, parent: ModelRef | None, layers: tuple[str, ...], tensors: int
+) -> Relative:
+    try:
+        info = repository.info(ref)
+    except ModelNotFoundError:
+        return Relative(ref, parent, False, None, None, None, None, layers, tensors)
+    return Relative(ref, parent, True, info.quality, info.created, info.bytes_owned, info.bytes_total, layers, tensors)
+
+
+def _remembered(relative: Relative, known: Mapping[ModelRef, float]) -> Relative:
+    return relative if relative.live else replace(relative, quality=known.get(relative.ref))
+
+
+def _layers_by_tensor(graph: ModelGraph) -> dict[str, str]:
+    return {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
+
+
+def _in_order(owners: Iterable[str], layer_of: Mapping[str, str]) -> list[str]:
+    """Give tensors in the order of the graph; those of no layer come last."""
+    places = {tensor: place for place, tensor in enumerate(layer_of)}
+    return sorted(owners, key=lambda tensor: (places.get(tensor, len(places)), tensor))
+
+
+def _by_writer(
+    owners: Mapping[str, ModelRef], layer_of: Mapping[str, str]
+) -> dict[ModelRef, tuple[tuple[str, ...], int]]:
+    """Give, for each writer, the layers that it wrote in and how many tensors; a tensor of no layer is its own."""
+    layers: dict[ModelRef, dict[str, None]] = {}
+    counts: dict[ModelRef, int] = {}
+    for tensor in _in_order(owners, layer_of):
+        writer = owners[tensor]
+        layers.setdefault(writer, {})[layer_of.get(tensor, tensor)] = None
+        counts[writer] = counts.get(writer, 0) + 1
+    return {writer: (tuple(layers[writer]), counts[writer]) for writer in counts}
+
+
+def _writers(owners: Mapping[str, ModelRef], layer_of: Mapping[str, str]) -> dict[str, ModelRef]:
+    counts: dict[str, dict[ModelRef, int]] = {}
+    for tensor in _in_order(owners, layer_of):
+        by = counts.setdefault(layer_of.get(tensor, tensor), {})
+        by[owners[tensor]] = by.get(owners[tensor], 0) + 1
+    return {layer: max(by, key=lambda ref: by[ref]) for layer, by in counts.items()}
+
+
+def _shortened(idle: Sequence[Relative]) -> list[Relative | Gap]:
+    if len(idle) < SHORTEST_GAP:
+        return list(idle)
+    return [Gap(tuple(relative.ref for relative in idle))]
+
+
+def _relative_dict(relative: Relative) -> dict[str, Any]:
+    return {
+        "ref": str(relative.ref),
+        "parent": str(relative.parent) if relative.parent else None,
+        "live": relative.live,
+        "quality": relative.quality,
+        "created": relative.created.isoformat() if relative.created else None,
+        "bytes_owned": relative.bytes_owned,
+        "bytes_total": relative.bytes_total,
+        "layers": list(relative.layers),
+        "tensors": relative.tensors,
+    }

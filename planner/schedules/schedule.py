@@ -1,0 +1,183 @@
+"""Checkpoint schedules by rules: the paper's two, epoch boundaries, and a closed form. The exact one: `optimal`.
+
+Rules
+- All take (curve, costs, start, stop, inferences) and choose from the iterations after `start`, up to and with
+  `stop`; all predict by the same model (`losses`).
+- Where two are predicted to be equal, the one with fewer checkpoints wins.
+- Where the paper's printed algorithms slip, docs/design/schedules.md says what was mended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+import numpy as np
+
+from ..curves.losses import Curve, UpdateCosts
+from ..curves.window import Schedule, Window
+
+__all__ = [
+    "Schedule",
+    "closed_form_schedule",
+    "epoch_schedule",
+    "fixed_schedule",
+    "greedy_schedule",
+    "greedy_threshold",
+]
+
+NO_STALL = 1e-12
+"""Iterations. The closed form takes a shorter stall for none, and every improvement."""
+
+
+def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
+    """Choose the best of all fixed intervals: Viper's Algorithm 2, in real numbers.
+
+    Args:
+        curve: iteration -> loss.
+        costs: seconds.
+        start: iteration whose version answers at first.
+        stop: last iteration that may be taken.
+        inferences: how many are answered from then on.
+
+    Returns:
+        A schedule without checkpoints where no interval is better than that.
+
+    Raises:
+        ValueError: `stop` is not after `start`, `inferences` is negative, or a loss is not finite.
+
+    >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
+    >>> fixed_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations
+    (4, 8, 12, 16, 20)
+    """
+    window = Window.of(curve, costs, start, stop, inferences)
+    length = len(window.losses) - 1
+    # One row per interval and checkpoint: in all length * ln(length), so that one pass of NumPy does.
+    intervals = np.arange(1, length + 1)
+    counts = length // intervals
+    first = np.cumsum(counts) - counts
+    interval = np.repeat(intervals, counts)
+    number = np.arange(len(interval)) - np.repeat(first, counts) + 1
+    places = number * interval
+    left = window.horizon_s - places * costs.iteration_s - number * costs.stall_s - costs.delivery_s
+    gains = (window.losses[places - interval] - window.losses[places]) * np.maximum(left, 0.0)
+    gain = np.add.reduceat(gains, first)
+    best = length - int(np.argmax(gain[::-1]))  # of equal ones the longest
+    if gain[best - 1] <= 0:
+        return window.schedule([])
+    return window.schedule(range(best, length + 1, best), best)
+
+
+def greedy_schedule(
+    curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, threshold: float
+) -> Schedule:
+    """Take a checkpoint whenever the loss has fallen by more than a threshold: Viper's Algorithm 3.
+
+    Args:
+        curve: iteration -> loss.
+        costs: seconds; the choice does not depend on them, the prediction does.
+        start: iteration whose version answers at first.
+        stop: last iteration that may be taken.
+        inferences: how many are answered from then on.
+        threshold: by how much the loss must have fallen since the last checkpoint; see `greedy_threshold`.
+
+    Raises:
+        ValueError: the threshold is negative or not finite, or as `fixed_schedule`.
+
+    >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
+    >>> greedy_schedule(lambda i: 0.8**i, costs, 0, 20, 60, threshold=0.2).iterations
+    (2, 4, 8)
+    """
+    if not math.isfinite(threshold) or threshold < 0:
+        raise ValueError(f"greedy schedule: expected a finite threshold of at least 0; found {threshold!r}")
+    window = Window.of(curve, costs, start, stop, inferences)
+    losses = window.losses.tolist()
+    taken: list[int] = []
+    reached = losses[0]
+    for place, loss in enumerate(losses):
+        if reached - loss > threshold:
+            taken.append(place)
+            reached = loss
+    return window.schedule(taken)
+
+
+def greedy_threshold(losses: Sequence[float]) -> float:
+    """Give Viper's threshold: mean plus standard deviation of the differences between losses of the warm-up.
+
+    Args:
+        losses: of consecutive iterations, at least two. Differences count without their sign, as Algorithm 3
+            compares them.
+
+    Raises:
+        ValueError: there are fewer than two losses, or one is not finite.
+
+    >>> greedy_threshold([5.0, 4.0, 1.0])
+    3.0
+    """
+    values = np.asarray(losses, dtype=np.float64)
+    if values.ndim != 1 or values.size < 2:
+        raise ValueError(f"greedy threshold: expected at least two losses; found shape {values.shape}")
+    if not np.isfinite(values).all():
+        found = values[~np.isfinite(values)][0]
+        raise ValueError(f"greedy threshold: expected finite losses; found {found}")
+    steps = np.abs(np.diff(values))
+    return float(steps.mean() + steps.std())
+
+
+def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, epoch: int) -> Schedule:
+    """Take a checkpoint at the end of every epoch: the paper's baseline.
+
+    Args:
+        curve: iteration -> loss.
+        costs: seconds.
+        start: iteration whose version answers at first.
+        stop: last iteration that may be taken.
+        inferences: how many are answered from then on.
+        epoch: iterations of one epoch; epochs end at its multiples.
+
+    Raises:
+        ValueError: the epoch has less than one iteration, or as `fixed_schedule`.
+
+    >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
+    >>> epoch_schedule(lambda i: 0.8**i, costs, start=10, stop=30, inferences=60, epoch=8).iterations
+    (16, 24)
+    """
+    if index(epoch) < 1:
+        raise ValueError(f"epoch schedule: expected an epoch of at least one iteration; found {epoch}")
+    window = Window.of(curve, costs, start, stop, inferences)
+    return window.schedule(range(epoch - window.start % epoch, len(window.losses), epoch), epoch)
+
+
+def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
+    """Space checkpoints by a formula: sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t)) iterations apart around iteration x.
+
+    It balances, as Young's and Daly's intervals do, what an interval costs by being long (its versions are old)
+    and by ending (the stall delays all that training still gains, down to l(e)). The formula is read as a density:
+    a checkpoint is due whenever its inverse, summed over the iterations, has grown by one. It is near the optimum
+    on smooth curves; `optimal_schedule` is exact on all.
+
+    Args:
+        curve: iteration -> loss; where it rises, its lowest value so far counts.
+        costs: seconds.
+        start: iteration whose version answers at first.
+        stop: last iteration that may be taken; e is this one, or the last that could arrive in time.
+        inferences: how many are answered from then on.
+
+    Raises:
+        ValueError: as `fixed_schedule`.
+
+    >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
+    >>> closed_form_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations
+    (5, 9, 13, 17, 20)
+    """
+    window = Window.of(curve, costs, start, stop, inferences)
+    places = window.improvements()
+    if not len(places) or costs.stall_s < NO_STALL * costs.iteration_s:
+        return window.schedule(places)
+    losses = window.losses[np.concatenate([[0], places])]
+    falls = -np.diff(losses) / (losses[:-1] - losses[-1])
+    lengths = np.diff(places, prepend=0) * (costs.iteration_s / (2 * costs.stall_s))
+    due = np.floor(np.cumsum(np.minimum(np.sqrt(falls * lengths), 1.0)))
+    due[-1] += 1  # the last one ends what the formula counts on
+    return window.schedule(places[np.diff(due, prepend=0) > 0])

@@ -1,0 +1,330 @@
+"""Model graphs: leaf layers, their ordered inputs, and fingerprints that do not depend on names.
+
+Rules
+- A graph holds leaf layers only; nested models are flattened, a shared layer is one vertex per use.
+- The order of a layer's inputs matters; the order in which layers are given does not.
+- A fingerprint is a Merkle hash (DStore, Algorithm 1): BLAKE2b-128 over the canonical config and the
+  fingerprints of the inputs, in order. Names, tensors' names and trainable flags never enter it. The paper's
+  line 6 stands inside the `if`, so that an input met before would not be hashed in; here every input is.
+- Configs are compared as JSON values: a tuple equals a list, 1 equals 1.0, true does not equal 1.
+- A vertex of one graph matches a vertex of another when their configs are equal and their inputs match, in order. That
+  is when their fingerprints are equal, so `common_prefix` compares fingerprints only. The prefix is the set of vertices
+  that have a match (EvoStore, section 4.2); with a vertex, all its ancestors are in it.
+- Twins are vertices of one graph with equal fingerprints. Each twin of the first graph is in the prefix if the second
+  has at least one; they share a match where the second has fewer. Which twin is matched with which follows the edges:
+  what feeds a matched vertex is matched with what feeds its match, so that a branch's weights come from one branch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, cast
+
+from ..errors import GraphError
+
+FINGERPRINT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One leaf layer, as one vertex of a graph.
+
+    >>> Layer("dense", {"class": "Dense", "units": 8}, inputs=["in"], tensors=["dense/kernel", "dense/bias"])
+    Layer(name='dense', config={'class': 'Dense', 'units': 8}, inputs=('in',), tensors=('dense/kernel', 'dense/bias'))
+    """
+
+    name: str
+    """Unique within its graph; never part of a fingerprint."""
+    config: Mapping[str, Any]
+    """What the layer computes: a JSON-like mapping without name and trainable flag."""
+    inputs: tuple[str, ...] = ()
+    """Names of the layers whose outputs it takes, in order; empty for an input of the model."""
+    tensors: tuple[str, ...] = ()
+    """Names of its tensors, in the framework's order."""
+
+    def __init__(
+        self, name: str, config: Mapping[str, Any], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
+    ) -> None:
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"layer name: expected a non-empty string; found {name!r}")
+        if not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            found = type(cast(object, config)).__name__
+            raise GraphError(f"config of layer {name!r}: expected a mapping; found {found}")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "config", _json_value(config, f"config of layer {name!r}"))
+        object.__setattr__(self, "inputs", _names(inputs, f"inputs of layer {name!r}"))
+        object.__setattr__(self, "tensors", _names(tensors, f"tensors of layer {name!r}"))
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.inputs, self.tensors))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGraph:
+    """An immutable architecture: a directed acyclic graph of leaf layers.
+
+    Args:
+        layers: the layers, in any order.
+
+    Raises:
+        GraphError: two layers of one name, an input that is no layer, or a cycle; the message names them.
+
+    >>> graph = ModelGraph([
+    ...     Layer("out", {"class": "Dense", "units": 2}, inputs=["in"]),
+    ...     Layer("in", {"class": "Input", "shape": [4]}),
+    ... ])
+    >>> [layer.name for layer in graph.layers]
+    ['in', 'out']
+    >>> graph == ModelGraph.from_json(graph.to_json())
+    True
+    """
+
+    layers: tuple[Layer, ...] = field(default=())
+    """In topological order: a layer comes after all its inputs."""
+
+    def __init__(self, layers: Iterable[Layer] = ()) -> None:
+        object.__setattr__(self, "layers", _topological(tuple(layers)))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when layers, names included, are equal, whatever order they were given in."""
+        if not isinstance(other, ModelGraph):
+            return NotImplemented
+        return self.by_name == other.by_name
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __repr__(self) -> str:
+        return f"ModelGraph({len(self.layers)} layers, {self.fingerprint.hex()[:12]})"
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Layer]:
+        """Layers by name."""
+        return MappingProxyType({layer.name: layer for layer in self.layers})
+
+    @cached_property
+    def fingerprints(self) -> Mapping[str, bytes]:
+        """Layer name -> its 16-byte fingerprint (DStore, Algorithm 1)."""
+        prints: dict[str, bytes] = {}
+        for layer in self.layers:
+            prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
+        return MappingProxyType(prints)
+
+    @cached_property
+    def canonical_configs(self) -> Mapping[str, str]:
+        """Layer name -> the text that stands for all configs equal to its own."""
+        return MappingProxyType({layer.name: canonical_config(layer.config) for layer in self.layers})
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """16 bytes for the whole graph: equal for graphs that differ in names and order only."""
+        return blake2b(b"".join(sorted(self.fingerprints.values())), digest_size=FINGERPRINT_BYTES).digest()
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors in topological order, each once."""
+        return tuple(dict.fromkeys(name for layer in self.layers for name in layer.tensors))
+
+    def common_prefix(self, other: ModelGraph) -> dict[str, str]:
+        """Longest common prefix: layer of self -> matching layer of other (EvoStore, Algorithm 1).
+
+        See `common_prefix`, which this calls.
+        """
+        return common_prefix(self, other)
+
+    def to_json(self) -> str:
+        """Write the graph as JSON text; `from_json` reads it back."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        rows = [[v.name, v.config, list(v.inputs), list(v.tensors)] for v in self.layers]
+        return json.dumps({"layers": rows}, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ModelGraph:
+        """Read what `to_json` wrote.
+
+        Raises:
+            GraphError: the text is no such JSON, or the layers are no graph.
+        """
+        try:
+            rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", json.loads(text)["layers"])
+            layers = [Layer(name, config, tuple(i), tuple(t)) for name, config, i, t in rows]
+        except (KeyError, TypeError, ValueError) as exc:
+            if isinstance(exc, GraphError):
+                raise
+            raise GraphError(f"graph as JSON: expected what ModelGraph.to_json writes; found {exc}") from exc
+        return cls(layers)
+
+
+def common_prefix(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
+    """Map each layer of the longest common prefix to its match (EvoStore, section 4.2).
+
+    Args:
+        graph: the graph whose layers are looked up, such as a new candidate.
+        other: the graph to find them in, such as an ancestor.
+
+    Returns:
+        Layer of `graph` -> matching layer of `other`, in the topological order of `graph`.
+
+    >>> from tensorvine.store import Layer, ModelGraph
+    >>> stem = [Layer("in", {"class": "Input"}), Layer("a", {"class": "Dense", "units": 8}, ["in"])]
+    >>> parent = ModelGraph([*stem, Layer("out", {"class": "Dense", "units": 2}, ["a"])])
+    >>> child = ModelGraph([*stem, Layer("out", {"class": "Dense", "units": 3}, ["a"])])
+    >>> common_prefix(child, parent)
+    {'in': 'in', 'a': 'a'}
+    """
+    candidates: dict[bytes, list[str]] = {}
+    for name, fingerprint in other.fingerprints.items():
+        candidates.setdefault(fingerprint, []).append(name)
+    matched = [layer for layer in graph.layers if graph.fingerprints[layer.name] in candidates]
+    heights = _heights(graph)
+    # The highest first, among equals the order of the graph: consumers before what feeds them. Twins are
+    # equally high, so when one of them picks freely, all those that a consumer's match decides are decided.
+    matched.sort(key=lambda layer: -heights[layer.name])
+    assigned: dict[str, str] = {}
+    used: set[str] = set()
+    for layer in matched:
+        if layer.name not in assigned:
+            choice = candidates[graph.fingerprints[layer.name]]
+            match = _pick(layer.inputs, choice, other, assigned, used) if len(choice) > 1 else choice[0]
+            assigned[layer.name] = match
+            used.add(match)
+        for mine, theirs in zip(layer.inputs, other.by_name[assigned[layer.name]].inputs, strict=True):
+            if mine not in assigned:
+                assigned[mine] = theirs
+                used.add(theirs)
+    return {layer.name: assigned[layer.name] for layer in graph.layers if layer.name in assigned}
+
+
+def canonical_config(config: Mapping[str, Any]) -> str:
+    """Write a config as the one JSON text that stands for all configs equal to it.
+
+    >>> canonical_config({"units": 8.0, "class": "Dense"})
+    '{"class":"Dense","units":8}'
+    """
+    return json.dumps(_integral(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _fingerprint(layer: Layer, config: str, known: Mapping[str, bytes]) -> bytes:
+    digest = blake2b(digest_size=FINGERPRINT_BYTES)
+    digest.update(config.encode("utf-8", "surrogatepass"))
+    digest.update(b"\0%d\0" % len(layer.inputs))
+    for name in layer.inputs:
+        digest.update(known[name])
+    return digest.digest()
+
+
+def _pick(
+    inputs: tuple[str, ...], choice: list[str], other: ModelGraph, assigned: Mapping[str, str], used: set[str]
+) -> str:
+    """Choose among equal layers of `other`: an unused one first, then the one whose inputs disagree least."""
+
+    def cost(name: str) -> tuple[bool, int]:
+        feeds = zip(inputs, other.by_name[name].inputs, strict=True)
+        return name in used, sum(assigned.get(mine, theirs) != theirs for mine, theirs in feeds)
+
+    return min(choice, key=cost)
+
+
+def _heights(graph: ModelGraph) -> dict[str, int]:
+    """Layer -> edges on the longest path that leads to it."""
+    heights: dict[str, int] = {}
+    for layer in graph.layers:
+        heights[layer.name] = max((heights[name] + 1 for name in layer.inputs), default=0)
+    return heights
+
+
+def _topological(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Sort so that inputs come first; among the ready, the order given is kept."""
+    by_name: dict[str, Layer] = {}
+    for layer in layers:
+        if not isinstance(layer, Layer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"graph: expected Layer objects; found {type(cast(object, layer)).__name__}")
+        if layer.name in by_name:
+            raise GraphError(f"graph: expected unique layer names; found {layer.name!r} twice")
+        by_name[layer.name] = layer
+    for layer in layers:
+        for name in layer.inputs:
+            if name not in by_name:
+                raise GraphError(f"layer {layer.name!r}: expected inputs among the graph's layers; found {name!r}")
+    ordered: dict[str, Layer] = {}
+    for layer in layers:
+        _place(layer, by_name, ordered)
+    return tuple(ordered.values())
+
+
+def _place(last: Layer, by_name: Mapping[str, Layer], ordered: dict[str, Layer]) -> None:
+    """Append `last` after all that it needs. Depth first without recursion: graphs may be 1000s deep."""
+    path: dict[str, None] = {}
+    stack: list[tuple[Layer, int]] = [(last, 0)]
+    while stack:
+        layer, position = stack.pop()
+        if layer.name in ordered:
+            continue
+        path[layer.name] = None
+        if position < len(layer.inputs):
+            stack.append((layer, position + 1))
+            name = layer.inputs[position]
+            if name in path:
+                start = list(path).index(name)
+                raise GraphError(f"graph: expected no cycle; found {' <- '.join([*list(path)[start:], name])}")
+            if name not in ordered:
+                stack.append((by_name[name], 0))
+        else:
+            ordered[layer.name] = layer
+            del path[layer.name]
+
+
+def _names(names: object, where: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise GraphError(f"{where}: expected a sequence of names; found {names!r}")
+    result = tuple(cast("Iterable[object]", names))
+    for name in result:
+        if not isinstance(name, str):
+            raise GraphError(f"{where}: expected names; found {name!r}")
+    return cast("tuple[str, ...]", result)
+
+
+def _json_value(value: object, where: str) -> Any:
+    """Copy `value` into plain JSON types: tuples become lists, NumPy scalars become Python's."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise GraphError(f"{where}: expected JSON values; found NaN, which equals nothing")
+        return value
+    if isinstance(value, Mapping):
+        result: dict[str, Any] = {}
+        for key, item in cast("Mapping[object, object]", value).items():
+            if not isinstance(key, str):
+                raise GraphError(f"{where}: expected string keys; found {key!r}")
+            result[key] = _json_value(item, where)
+        return result
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item, where) for item in cast("list[object]", value)]
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        return _json_value(item(), where)
+    raise GraphError(f"{where}: expected JSON values; found {type(value).__name__}")
+
+
+def _integral(value: Any) -> Any:
+    """Write every float that is an integer as that integer, so that 1.0 and 1 get one text."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _integral(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_integral(item) for item in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,35 @@
+"""What stands in front of a block in a shard's memory: which segment it is, and which move of it.
+
+Rules
+- The shard writes it when a segment comes to lie there, and clears it before the memory can be used again.
+- Who was told of a block compares the header with what it was told, after it has locked the block
+  (`actors.memory.memory`). Where they differ, the block is another one's by now, or nobody's.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from .segment import ALIGNMENT, SegmentId
+
+HEADER_BYTES = ALIGNMENT
+_FORMAT = struct.Struct("<8sQQQQ24x")
+_MAGIC = b"TVBLOCK1"
+_HALF = (1 << 64) - 1
+CLEARED = bytes(HEADER_BYTES)
+
+
+def header_of(segment: SegmentId, generation: int) -> bytes:
+    """Give the header of a block.
+
+    Args:
+        segment: its segment.
+        generation: counts the moves of the segment, from a random number in each life of a shard.
+
+    >>> header_of((1, 1 << 90), 7) == header_of((1, 1 << 90), 7), len(header_of((1, 5), 7))
+    (True, 64)
+    >>> header_of((1, 5), 7) in (header_of((1, 5), 8), header_of((0, 5), 7), header_of((1, 5 | 1 << 64), 7), CLEARED)
+    False
+    """
+    shard, serial = segment
+    return _FORMAT.pack(_MAGIC, shard, serial & _HALF, serial >> 64, generation & _HALF)

@@ -1,0 +1,125 @@
+"""The graphs of one shard's versions, each kept once however many have it, and what finds live versions by them.
+
+Rules
+- A graph stays as long as a live version, a ghost or a commit on its way uses it.
+- It is kept compressed; prefix queries and patterns are answered from their own indexes.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import GraphError, ModelNotFoundError
+from ..graphs.graph import ModelGraph
+from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery
+from ..graphs.pattern import PatternIndex
+from ..refs import ModelRef
+from .manifest import Header
+
+Architecture = tuple[str, str | None]
+"""A graph's JSON text, and the framework's recipe for it."""
+
+
+@dataclass(slots=True)
+class _Graph:
+    packed: bytes
+    query: PrefixQuery
+    refs: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
+    users: int = 0
+    """Live versions, ghosts and commits on their way; `refs` are the live versions."""
+
+
+class Architectures:
+    """The graphs that one shard keeps, by their keys.
+
+    Args:
+        shard: its number, for errors.
+
+    >>> graphs = Architectures(0)
+    >>> graphs.use(b"key", (ModelGraph(()).to_json(), None), "save of 'm'")
+    >>> graphs.architecture(b"key") == (ModelGraph(()).to_json(), None)
+    True
+    >>> graphs.leave(b"key")
+    >>> graphs.nbytes
+    0
+    """
+
+    def __init__(self, shard: int) -> None:
+        self.nbytes = 0
+        """Bytes of all graphs as they are kept."""
+        self._shard = shard
+        self._graphs: dict[bytes, _Graph] = {}
+        self._prefixes = PrefixIndex()
+        self._patterns: PatternIndex[bytes] = PatternIndex()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._graphs
+
+    # ---- what is kept -----------------------------------------------------------------------------------
+
+    def use(self, key: bytes, architecture: Architecture | None, what: str) -> None:
+        """Count a user of a graph, which `architecture` brings if it is not here yet.
+
+        Raises:
+            GraphError: nobody brings it; names `what` wants it.
+        """
+        if key not in self._graphs:
+            if architecture is None:
+                raise GraphError(f"{what}: expected a graph that shard {self._shard} keeps; found no such key")
+            graph = ModelGraph.from_json(architecture[0])
+            packed = zlib.compress(json.dumps(architecture).encode(), 1)
+            self._graphs[key] = _Graph(packed, PrefixQuery.of(graph))
+            self._patterns.add(key, graph)
+            self.nbytes += len(packed)
+        self._graphs[key].users += 1
+
+    def leave(self, key: bytes) -> None:
+        """Count a user less; after the last one the graph goes."""
+        graph = self._graphs[key]
+        graph.users -= 1
+        if not graph.users:
+            self.nbytes -= len(graph.packed)
+            self._patterns.remove(key)
+            del self._graphs[key]
+
+    def packed(self, key: bytes) -> bytes:
+        """Give an architecture that is used, as it is kept: `unpacked` reads it."""
+        return self._graphs[key].packed
+
+    def architecture(self, key: bytes) -> Architecture:
+        """Give a graph's JSON text and the framework's recipe for it."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            raise ModelNotFoundError(f"shard {self._shard}: expected graph {key.hex()}; its last version was retired")
+        return unpacked(graph.packed)
+
+    # ---- who is found -----------------------------------------------------------------------------------
+
+    def add(self, header: Header) -> None:
+        """Let a live version, whose graph is in use, be found."""
+        graph = self._graphs[header.graph_key]
+        graph.refs[header.ref] = None
+        self._prefixes.add(header.ref, graph.query, header.quality, header.created_ns)
+
+    def remove(self, header: Header) -> None:
+        """Let a version be found no more."""
+        del self._graphs[header.graph_key].refs[header.ref]
+        self._prefixes.remove(header.ref)
+
+    def match(self, query: PrefixQuery) -> IndexMatch | None:
+        """Find the live version with the longest common prefix."""
+        return self._prefixes.match(query)
+
+    def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+        """List live versions whose graph has a path that fits `pattern`, sorted."""
+        return sorted(ref for key in self._patterns.find(pattern, exact) for ref in self._graphs[key].refs)
+
+
+def unpacked(packed: bytes) -> Architecture:
+    """Give what `Architectures.packed` gave."""
+    text, recipe = json.loads(zlib.decompress(packed))
+    return text, recipe

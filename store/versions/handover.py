@@ -1,0 +1,89 @@
+"""What one shard hands to another when names, or segments, move (see `planner.topology`).
+
+Rules
+- A name moves whole: all its versions, live, pinned, lost or retired, with its next version number and the leases on
+  them. Who takes it answers just as who handed it over did.
+- No bytes of tensors are in a bundle of names: segments stay where they are.
+- A segment moves with those who hold it. What its id is does not change, so no manifest does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Unreadable
+from ..refs import ModelRef
+from ..segments.segment import Offset, SegmentId, Stored
+from .ledger import Told
+from .manifest import Header
+
+
+@dataclass(frozen=True, slots=True)
+class MovedVersion:
+    """A live version, or a retired one that is still pinned."""
+
+    header: Header
+    body: bytes
+    segments: tuple[SegmentId, ...]
+    pins: Mapping[str, str]
+    """Lease id -> client."""
+    ghost: bool
+    """It is retired."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedName:
+    """What is known of a name beside its versions."""
+
+    next_version: int
+    warm: tuple[int, ...]
+    """Versions that retention has not let go from memory."""
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Names on their way from one home to another."""
+
+    names: Mapping[str, MovedName]
+    versions: tuple[MovedVersion, ...]
+    ledger: Told
+    """What numbers they have used, and their lineage."""
+    qualities: Mapping[ModelRef, float]
+    """Of the versions in it that had one."""
+    graphs: Mapping[bytes, tuple[str, str | None]]
+    """Key -> the graph's JSON and the framework's recipe."""
+    unread: Mapping[ModelRef, Unreadable] = field(default_factory=dict[ModelRef, Any])
+    """Versions whose manifests could not be read yet -> why."""
+
+    @property
+    def leases(self) -> list[str]:
+        """Name the leases that move along."""
+        return [lease for version in self.versions for lease in version.pins]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSegment:
+    """A segment on its way: what there is to know but its bytes."""
+
+    id: SegmentId
+    sizes: tuple[int, ...]
+    offsets: tuple[Offset, ...]
+    """Where each slot lies in the block that goes with this."""
+    allocated: int
+    """Length of that block."""
+    generation: int
+    digests: tuple[str, ...] | None
+    stored: Stored | None
+    files: int
+    holders: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    waiting: frozenset[str] = frozenset()
+    """Those of them whose manifests are not on disk."""
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether the disk does not have all that somebody holds."""
+        on_disk = self.stored.slots if self.stored is not None else frozenset[int]()
+        return any(not on_disk.issuperset(slots) for slots in self.holders.values())

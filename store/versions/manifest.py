@@ -1,0 +1,158 @@
+"""Manifests: what a version is.
+
+Rules
+- Immutable. A version exists when its manifest does.
+- The header is what a shard needs for its answers; the body, the table of tensors, travels and is stored as
+  one JSON text by columns, which only readers open.
+- The owner map is part of the table: per tensor, the version that last wrote it (EvoStore, section 4.1).
+  In the body a tensor that the version wrote itself has no owner: its version number is not known yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+
+from ..errors import CorruptDataError
+from ..refs import ModelRef
+from ..segments.segment import SegmentId
+
+_COLUMNS = ("name", "dtype", "shape", "nbytes", "owner", "segment", "slot")
+_Row = tuple[str, int, list[int], int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One row of a manifest's table."""
+
+    dtype: str
+    """NumPy's or ml_dtypes' name of the element type."""
+    shape: tuple[int, ...]
+    nbytes: int
+    """Length in bytes, without padding."""
+    owner: ModelRef | None
+    """The version that last wrote the tensor; None in a body: the version that the body describes."""
+    segment: SegmentId
+    slot: int
+    """Position within the segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a shard knows of a version without opening its body."""
+
+    ref: ModelRef
+    parent: ModelRef | None
+    quality: float | None
+    metadata: str
+    """The user's mapping as JSON text."""
+    created_ns: int
+    """UTC, nanoseconds since 1970."""
+    graph_key: bytes
+    """Which stored architecture is this version's."""
+    bytes_owned: int
+    """Bytes of the tensors that this version wrote."""
+    bytes_total: int
+    codec: str | None = None
+    """Codec of the bytes that this version has on disk; None: as they are, or not on disk at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What `Repository.info` answers."""
+
+    ref: ModelRef
+    parent: ModelRef | None
+    quality: float | None
+    metadata: Mapping[str, Any]
+    created: datetime
+    """UTC."""
+    bytes_owned: int
+    """Bytes that this version wrote."""
+    bytes_total: int
+    """Bytes of all its tensors, inherited ones included."""
+    codec: str | None
+    """Codec of the bytes on disk; None: stored as they are. A lossy one says so by its name: `quantize(8)|zstd(3)`."""
+
+    @classmethod
+    def of(cls, header: Header) -> ModelInfo:
+        """Give the public view of a header."""
+        return cls(
+            header.ref,
+            header.parent,
+            header.quality,
+            json.loads(header.metadata),
+            datetime.fromtimestamp(header.created_ns / 1e9, UTC),
+            header.bytes_owned,
+            header.bytes_total,
+            header.codec,
+        )
+
+
+def encode_body(entries: Mapping[str, TensorEntry]) -> bytes:
+    """Write a table of tensors by columns."""
+    owners: dict[ModelRef | None, int] = {None: 0}
+    dtypes: dict[str, int] = {}
+    segments: dict[SegmentId, int] = {}
+    for entry in entries.values():
+        owners.setdefault(entry.owner, len(owners))
+        dtypes.setdefault(entry.dtype, len(dtypes))
+        segments.setdefault(entry.segment, len(segments))
+    rows = entries.values()
+    body = {
+        "owners": [str(owner) for owner in owners if owner],
+        "dtypes": list(dtypes),
+        "segments": list(segments),
+        "name": list(entries),
+        "dtype": [dtypes[e.dtype] for e in rows],
+        "shape": [e.shape for e in rows],
+        "nbytes": [e.nbytes for e in rows],
+        "owner": [owners[e.owner] for e in rows],
+        "segment": [segments[e.segment] for e in rows],
+        "slot": [e.slot for e in rows],
+    }
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
+    """Read a table back, naming `ref` as the owner of what the version wrote itself.
+
+    Raises:
+        CorruptDataError: the text is not what `encode_body` wrote.
+    """
+    try:
+        columns: dict[str, Any] = json.loads(body)
+        # By number in a dict, not a list: a damaged, negative number must not count from the end.
+        owners = dict(enumerate([ref, *(ModelRef.parse(text) for text in columns["owners"])]))
+        segments: dict[int, SegmentId] = dict(enumerate((shard, serial) for shard, serial in columns["segments"]))
+        dtypes = dict(enumerate(cast("list[str]", columns["dtypes"])))
+        rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
+        return {
+            name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, owners[owner], segments[segment], slot)
+            for name, dtype, shape, nbytes, owner, segment, slot in rows
+        }
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc
+
+
+def digest_of(tensor: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
+    """Give the content hash of a tensor's bytes: xxh3-128, hexadecimal.
+
+    >>> digest_of(np.zeros(0, np.uint8))
+    '99aa06d3014798d86001c324468d497f'
+    """
+    return xxhash.xxh3_128_hexdigest(tensor.data)
+
+
+def slots_of(entries: Iterable[TensorEntry]) -> dict[SegmentId, list[int]]:
+    """Group the slots that these rows name by segment, each slot once."""
+    grouped: dict[SegmentId, dict[int, None]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.segment, {})[entry.slot] = None
+    return {segment: list(slots) for segment, slots in grouped.items()}

@@ -1,0 +1,357 @@
+"""The versions whose home is one shard, and who has pinned them. No engine, no clock.
+
+Rules
+- A version exists from `publish` until `retire`; both are single steps. Version numbers are never used twice.
+- A commit first takes holds on every shard that it needs (`begin_commit`, then the shell's messages), and only
+  then publishes: an inherited tensor cannot go in between, because the parent is pinned until then.
+- A retired version that is still pinned becomes a ghost: nobody sees it but the clients that pinned it, and its
+  holds and its place in the lineage stay until the last pin goes.
+- Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import (
+    CorruptDataError,
+    ModelLostError,
+    ModelNotFoundError,
+    OperationTimeoutError,
+    StorageError,
+    TensorVineError,
+    Unreadable,
+)
+from ..refs import ModelRef, check_name
+from ..segments.segment import Holds, SegmentId
+from .architectures import Architecture, Architectures
+from .ledger import Ledger
+from .manifest import Header
+from .mirror import Kept
+from .retention import Candidate, Retention, kept_by
+from .segments import SegmentTable
+from .version import Draft, Record
+
+
+@dataclass(slots=True)
+class _Name:
+    next_version: int
+    live: dict[int, None] = field(default_factory=dict[int, None])
+    warm: dict[int, None] = field(default_factory=dict[int, None])
+    """Live versions that retention has not let go from memory."""
+    lost: dict[int, None] = field(default_factory=dict[int, None])
+
+
+@dataclass(slots=True)
+class _Session:
+    expires: float
+    leases: dict[str, ModelRef] = field(default_factory=dict[str, ModelRef])
+
+
+class VersionTable(SegmentTable):
+    """Versions of one shard, and the segments in its care.
+
+    Args:
+        index: the shard's number.
+        session_s: seconds that a client's session lasts without being renewed.
+    """
+
+    def __init__(self, index: int, session_s: float) -> None:
+        super().__init__(index)
+        self.session_s = session_s
+        self.graphs = Architectures(index)
+        self.ledger = Ledger()
+        """Of all names, whoever is their home."""
+        self.lineage = self.ledger.lineage
+        self._life = uuid.uuid4().hex[:8]
+        """Part of every lease: one of an earlier life of this shard must not release another's pin."""
+        self._lease_serial = 0
+        self._names: dict[str, _Name] = {}
+        self._records: dict[ModelRef, Record] = {}
+        self._ghosts: dict[ModelRef, Record] = {}
+        self._begun: dict[ModelRef, tuple[bytes, Holds]] = {}
+        """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile, and what it names."""
+        self._sessions: dict[str, _Session] = {}
+        self._table_bytes = 0
+
+    @property
+    def bytes_metadata(self) -> int:
+        """Bytes of manifests and graphs."""
+        return self._table_bytes + self.graphs.nbytes
+
+    # ---- commits and retirement -------------------------------------------------------------------------
+
+    def adopt(self, holder: str, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+        """Take a block of a save into this shard's care, all its slots held by `holder`.
+
+        Raises:
+            OperationTimeoutError: the saver's session ended meanwhile.
+            CorruptDataError: the id is taken; savers choose ids at random from 2**60.
+        """
+        if holder.partition("/")[0] not in self._sessions:
+            raise OperationTimeoutError(f"shard {self.index}: expected save {holder} to be open; its session ended")
+        super().adopt(holder, segment_id, handle, sizes)
+
+    def begin_commit(self, draft: Draft) -> ModelRef:
+        """Choose the version number and hold this shard's own part of what the draft names.
+
+        The shell must then hold the other shards' parts under `str(ref)`, and call `publish` or `abandon`.
+
+        Raises:
+            ModelLostError: a segment that the draft names is gone.
+            GraphError: the draft brings no graph and the shard keeps none of that key.
+        """
+        check_name(draft.name)
+        self.graphs.use(draft.graph_key, draft.architecture, f"save of {draft.name!r}")
+        name = self._name(draft.name)
+        ref = ModelRef(draft.name, name.next_version)
+        self._begun[ref] = draft.graph_key, draft.holds
+        try:
+            self.hold(str(ref), {s: slots for s, slots in draft.holds.items() if self.where(s) == self.index})
+        except TensorVineError:
+            self.abandon(ref)
+            raise
+        name.next_version += 1
+        return ref
+
+    def abandon(self, ref: ModelRef) -> None:
+        """Undo `begin_commit`; the version number is not given again."""
+        self.ledger.note({ref: (None, False)})
+        self.release(str(ref))
+        self.graphs.leave(self._begun.pop(ref)[0])
+
+    def publish(self, ref: ModelRef, draft: Draft, created_ns: int) -> ModelRef:
+        """Make the version exist."""
+        del self._begun[ref]
+        self._enter(draft.header(ref, created_ns), draft.body, tuple(draft.holds))
+        self.release(draft.save_id)
+        self.epoch += 1
+        return ref
+
+    def retire(self, ref: ModelRef) -> None:
+        """Make a version cease to exist. Its tensors go when nothing else holds them.
+
+        Raises:
+            ModelNotFoundError, ModelLostError: there is no such live version.
+        """
+        record = self._live(ref)
+        self._remove(ref, record)
+        if record.pins:
+            self._ghosts[ref] = record
+        else:
+            self._let_go(ref, record)
+        self.epoch += 1
+
+    def retain(self, policy: Retention, name: str) -> list[tuple[ModelRef, set[int]]]:
+        """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards.
+
+        Those that it let go before are not shown to it again: their number would grow without end.
+
+        Raises:
+            TypeError: the policy gave something else than a set of references; nothing changes, as with whatever it
+                raises itself.
+        """
+        known = self._names.get(name)
+        records = [self._records[ModelRef(name, version)] for version in (known.warm if known else ())]
+        headers = [record.header for record in records]
+        kept = kept_by(policy, [Candidate(h.ref, h.quality, h.created_ns, h.bytes_owned) for h in headers])
+        cold = [record for record in records if record.header.ref not in kept]
+        for record in cold:
+            del self._names[name].warm[record.header.ref.version]
+        return [(record.header.ref, set(map(self.where, record.segments))) for record in cold]
+
+    # ---- what there is ----------------------------------------------------------------------------------
+
+    def resolve(self, name: str, version: int | None) -> ModelRef:
+        """Give the reference that `name` or `name@version` means now.
+
+        Raises:
+            ModelNotFoundError: never saved, or retired.
+            ModelLostError: it was here before this shard died.
+            StorageError: its manifest cannot be read now. Of the latest that is so; one that is damaged is passed over.
+            CorruptDataError: its manifest is damaged.
+        """
+        known = self._names.get(name)
+        if version is not None:
+            ref = ModelRef(name, version)
+            self._live(ref)
+            return ref
+        newest = max(known.live, default=0) if known else 0
+        for unread in sorted((ref for ref in self.unread if ref.name == name), reverse=True):
+            if not newest or (unread.version > newest and not isinstance(self.unread[unread], CorruptDataError)):
+                raise self._unreadable(unread)
+        if newest:
+            return ModelRef(name, newest)
+        if known and known.lost:
+            raise self._lost(ModelRef(name, max(known.lost)))
+        raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
+
+    def record(self, name: str, version: int | None, client: str) -> Record:
+        """Give the record that `client` may read: a live version, or a ghost that it has pinned."""
+        if version is not None:
+            ghost = self._ghosts.get(ModelRef(name, version))
+            if ghost is not None and client in ghost.pins.values():
+                return ghost
+        return self._records[self.resolve(name, version)]
+
+    def architecture(self, ref: ModelRef, key: bytes, client: str) -> Architecture:
+        """Give the graph of key `key`, which a version that `client` read has or had.
+
+        Raises:
+            ModelNotFoundError, ModelLostError: neither the version is here nor another one with that graph.
+        """
+        if key not in self.graphs:
+            self.record(ref.name, ref.version, client)  # says what became of it
+        return self.graphs.architecture(key)
+
+    def known(self, ref: ModelRef) -> Record | None:
+        """Give the record of a live version or a ghost."""
+        return self._records.get(ref) or self._ghosts.get(ref)
+
+    def records(self) -> list[Record]:
+        """List the records of live versions and ghosts."""
+        return [*self._records.values(), *self._ghosts.values()]
+
+    @property
+    def live(self) -> Set[ModelRef]:
+        """The live versions."""
+        return self._records.keys()
+
+    def kept(self, ref: ModelRef) -> Kept:
+        """Give what a mirror keeps of a live version."""
+        record = self._records[ref]
+        return Kept(record.header, record.body, self.graphs.packed(record.header.graph_key))
+
+    def begun(self) -> dict[ModelRef, Holds]:
+        """Give the commits on their way, and what each names."""
+        return {ref: holds for ref, (_, holds) in self._begun.items()}
+
+    def newer(self, name: str, after: int) -> ModelRef | None:
+        """Give the newest live version of `name` above `after`, if there is one."""
+        known = self._names.get(name)
+        newest = max(known.live) if known and known.live else 0
+        return ModelRef(name, newest) if newest > after else None
+
+    def models(self, prefix: str = "") -> list[ModelRef]:
+        """List live versions, sorted."""
+        return sorted(ref for ref in self._records if ref.name.startswith(prefix))
+
+    # ---- leases -----------------------------------------------------------------------------------------
+
+    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, str]:
+        """Keep a version's tensors, for `client`, until `unpin` or the end of the client's session."""
+        record = self.record(name, version, client)
+        return record, self._pin(record, client, now)
+
+    def unpin(self, leases: Iterable[str]) -> None:
+        """Let pins go; unknown ones are no error: they may have expired."""
+        for lease in leases:
+            session = self._sessions.get(lease.partition("/")[0])
+            ref = session.leases.pop(lease, None) if session else None
+            record = self.known(ref) if ref else None
+            if ref is None or record is None:
+                continue
+            record.pins.pop(lease, None)
+            if ref in self._ghosts:
+                self.epoch += 1  # one client fewer sees the ghost
+            if not record.pins and self._ghosts.pop(ref, None):
+                self._let_go(ref, record)
+
+    def renew(self, client: str, now: float) -> bool:
+        """Keep a session alive; False when it has none here (any more)."""
+        if client not in self._sessions:
+            return False
+        self.open(client, now)
+        return True
+
+    def sweep(self, now: float) -> list[str]:
+        """End sessions that were not renewed; name their clients."""
+        ended = [client for client, session in self._sessions.items() if session.expires <= now]
+        for client in ended:
+            self.end(client)
+        return ended
+
+    def open(self, client: str, now: float) -> None:
+        """Start or renew a client's session."""
+        self._sessions.setdefault(client, _Session(0.0)).expires = now + self.session_s
+
+    def end(self, client: str) -> None:
+        """End a client's session: its pins go, and so does what its unfinished saves brought."""
+        session = self._sessions.get(client)
+        if session is not None:
+            self.unpin(list(session.leases))
+            del self._sessions[client]
+        for holder in [h for h in self._held if h.startswith(f"{client}/") and "@" not in h]:
+            self.release(holder)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    def _name(self, name: str, next_version: int = 1) -> _Name:
+        """Give what is kept of a name whose versions below `next_version` are used."""
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = _Name(self.ledger.next(name))
+        known.next_version = max(known.next_version, next_version)
+        return known
+
+    def _live(self, ref: ModelRef) -> Record:
+        record = self._records.get(ref)
+        if record is not None:
+            return record
+        known = self._names.get(ref.name)
+        if ref in self.unread:
+            raise self._unreadable(ref)
+        if known and ref.version in known.lost:
+            raise self._lost(ref)
+        if self.ledger.used(ref):
+            raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} was retired")
+        live = f"its live versions are {sorted(known.live)}" if known and known.live else "no version of it lives"
+        raise ModelNotFoundError(f"shard {self.index}: expected a live model; found no {ref}: {live}")
+
+    def _unreadable(self, ref: ModelRef) -> Unreadable:
+        why = self.unread[ref]
+        if isinstance(why, CorruptDataError):
+            return CorruptDataError(f"{ref}: {why}")
+        return StorageError(f"{ref} cannot be read now; it is tried again until it can: {why}")
+
+    def _lost(self, ref: ModelRef) -> ModelLostError:
+        return ModelLostError(
+            f"{ref} is lost: it was held only in the memory of shard {self.index}, which died and started again"
+        )
+
+    def _let_go(self, ref: ModelRef, record: Record) -> None:
+        """Let a retired version's holds go, here and elsewhere, and its graph when no other version has it."""
+        self.ledger.note({ref: (None, False)})
+        self.release(str(ref))
+        self.outbox += [(shard, str(ref)) for shard in set(map(self.where, record.segments)) - {self.index}]
+        self.graphs.leave(record.header.graph_key)
+
+    def _remove(self, ref: ModelRef, record: Record) -> None:
+        """Take a live version out of all that is asked for live ones."""
+        del self._records[ref]
+        del self._names[ref.name].live[ref.version]
+        self._names[ref.name].warm.pop(ref.version, None)
+        self.graphs.remove(record.header)
+        self._table_bytes -= len(record.body)
+
+    def _enter(self, header: Header, body: bytes, segments: tuple[SegmentId, ...]) -> None:
+        """Make a version live, whose graph is in use."""
+        ref = header.ref
+        self._records[ref] = Record(header, body, segments)
+        self._names[ref.name].live[ref.version] = None
+        self._names[ref.name].warm[ref.version] = None
+        self.ledger.enter(ref, header.parent, header.quality)
+        self.graphs.add(header)
+        self._table_bytes += len(body)
+
+    def _pin(self, record: Record, client: str, now: float) -> str:
+        self.open(client, now)
+        session = self._sessions[client]
+        self._lease_serial += 1
+        lease = f"{client}/{self.index}.{self._life}.{self._lease_serial}"
+        session.leases[lease] = record.header.ref
+        record.pins[lease] = client
+        return lease

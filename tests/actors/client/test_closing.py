@@ -1,0 +1,92 @@
+"""What is closed when something else cannot be, and how long closing waits. No Ray: the parts are stand-ins."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from tensorvine.actors.client import repository
+from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.client.save import saves
+from tensorvine.actors.client.save.request import SaveRequest
+from tensorvine.actors.client.save.saves import Saves
+from tensorvine.store.errors import StorageError
+
+
+class Part:
+    """Stands in for each part of a repository; its `close` is noted, and raises what it is told to."""
+
+    path = None
+    names: tuple[str, ...] = ()
+
+    def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
+        self.name, self.closed, self.error = name, closed, error
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+        if self.error is not None:
+            raise self.error
+
+    stop = close
+
+
+PARTS = ["Saves", "Reader", "Session"]
+
+
+def repository_of(monkeypatch: pytest.MonkeyPatch, closed: list[str], errors: dict[str, Exception]) -> Repository:
+    for name in [*PARTS, "Catalog", "Verifier"]:
+        part = Part(name, closed, errors.get(name))
+        monkeypatch.setattr(repository, name, lambda *arguments, part=part: part)
+    launched: Any = Part("Launched", closed, errors.get("Launched"))
+    return Repository(None, "stand-in", launched)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("failing", PARTS)
+def test_whatever_cannot_be_closed_the_rest_of_a_repository_is(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    closed: list[str] = []
+    repo = repository_of(monkeypatch, closed, {failing: StorageError(failing)})
+    with pytest.raises(StorageError, match=failing):
+        repo.close()
+    assert closed == [*PARTS, "Launched"]
+    repo.close()
+    assert len(closed) == 4
+
+
+def test_the_first_of_several_errors_is_raised_and_the_others_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: dict[str, Exception] = {"Saves": StorageError("first"), "Session": RuntimeError("second")}
+    repo = repository_of(monkeypatch, [], errors)
+    with pytest.raises(StorageError, match="first"):
+        repo.close()
+    assert "second" in caplog.text
+
+
+class SlowSaver:
+    """Its saves take longer than anything but their own timeout allows."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.closed = threading.Event()
+        self.closed_early = False
+
+    def save(self, request: SaveRequest, staged: Any, upload: Any) -> str:
+        self.closed_early = self.closed.wait(0.2)
+        return "saved"
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saves, "Saver", SlowSaver)
+    monkeypatch.setattr(saves, "CONTROL_TIMEOUT_S", 0.0)
+    nothing: Any = None
+    own = Saves(nothing, nothing, nothing)
+    request = SaveRequest("m", {}, None, None, None, None, "{}", None, 60.0, False, None)
+    pending = own.submit(request, copy=False)
+    own.close()
+    assert pending.committed(60.0) == "saved"
+    saver: Any = own.saver
+    assert saver.closed.is_set()
+    assert not saver.closed_early

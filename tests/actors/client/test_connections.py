@@ -1,0 +1,117 @@
+"""Connections of a client to the shards: each is closed once, whatever takes its place. Nothing here needs Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tensorvine.actors.client import session as module
+from tensorvine.actors.client.session import Session
+from tensorvine.actors.rpc.messages import Hello
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import ShardUnavailableError
+
+
+class View:
+    """Stands in for a shard's memory."""
+
+    made: list[View]
+
+    def __init__(self, pid: int, fd: int, capacity: int) -> None:
+        self.pid, self.alive, self.closes = pid, True, 0
+        self.made.append(self)
+
+    def epoch(self) -> int | None:
+        return 0 if self.alive and not self.closes else None
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class Engine:
+    """One shard, whose process id is `pid`; its answers are called with what `meanwhile` does first."""
+
+    def __init__(self) -> None:
+        self.pid = 1
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.is_gone = False
+        self.calls: list[str] = []
+
+    def this_node(self) -> str:
+        return "here"
+
+    def find(self, name: str) -> str:
+        return name
+
+    def call(self, actor: str, method: str, *arguments: Any) -> str:
+        if self.is_gone:
+            raise ShardUnavailableError(f"{actor} is gone")
+        self.calls.append(method)
+        return method
+
+    def result(self, future: str, timeout: float, who: str) -> Any:
+        if future == "topology":
+            return Topology("stand-in", (0,), "")
+        if future == "hello":
+            pid = self.pid
+            self.meanwhile()
+            return Hello(0, "here", pid, 3, 1 << 20)
+        return None
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def session(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr(module, "MemoryView", View)
+    monkeypatch.setattr(View, "made", [], raising=False)
+    made: Any = engine
+    return Session(made, "stand-in")
+
+
+def test_a_connection_to_a_life_that_has_ended_is_closed_when_the_next_one_takes_its_place(
+    session: Session, engine: Engine
+) -> None:
+    for pid in (1, 2, 3):
+        engine.pid = pid
+        assert session.connection(0).hello.pid == pid
+        assert session.connection(0).hello.pid == pid
+        View.made[-1].alive = False
+    assert [view.closes for view in View.made] == [1, 1, 0]
+    session.close()
+    assert [view.closes for view in View.made] == [1, 1, 1]
+
+
+def test_of_connections_that_threads_make_at_once_one_is_kept(session: Session, engine: Engine) -> None:
+    engine.meanwhile = threading.Barrier(2, timeout=60.0).wait
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(session.connection, (0, 0))
+    assert first is second is session.connected(0)
+    assert sorted(view.closes for view in View.made) == [0, 1]
+
+
+def test_a_session_closes_also_what_cannot_be_told_goodbye(session: Session, engine: Engine) -> None:
+    session.connection(0)
+    engine.is_gone = True
+    session.close()
+    assert [view.closes for view in View.made] == [1]
+
+
+def test_a_shard_whose_connection_was_dropped_is_told_goodbye(session: Session, engine: Engine) -> None:
+    """It may have granted memory, which it does not take back while this process lives."""
+    session.connection(0)
+    session.forget(0)
+    session.close()
+    assert engine.calls[-1] == "goodbye"
+
+
+def test_pins_that_a_shard_that_has_gone_gave_are_let_go_later(session: Session, engine: Engine) -> None:
+    engine.is_gone = True
+    session.unpin_behind([f"{session.client}/0.life.1"])
+    assert list(session._dropped) == [f"{session.client}/0.life.1"]

@@ -1,0 +1,251 @@
+"""Groups on one machine: what is their own. What all groups do is in test_groups.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors.collective.group import Group
+from tensorvine.actors.collective.shared import backend as shared
+from tensorvine.actors.collective.shared import crossmemory, wires
+from tensorvine.actors.collective.shared.crossmemory import Memory, Seal, UnreadableError, trouble
+from tensorvine.actors.collective.shared.wires import Door, Frame, Wires
+from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError
+
+from tests.support.ranks import at_once, joined, outcomes, processes, together, wait_until
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_brings_the_bytes_of_another_process() -> None:
+    program = (
+        "import numpy as np, json, sys; from tensorvine.actors.collective.shared.crossmemory import Seal\n"
+        "seal, array = Seal(), np.arange(100_000)\n"
+        "print(json.dumps([seal.card, array.ctypes.data]), flush=True); sys.stdin.read(1)\n"
+        "seal.break_(); print('broken', flush=True); sys.stdin.read(1)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        card, address = json.loads(process.stdout.readline())
+        memory, found = Memory(card), np.zeros(100_000, int)
+        memory.read(address, found)
+        assert found.tolist() == list(range(100_000))
+        process.stdin.write("x")
+        process.stdin.flush()
+        assert process.stdout.readline() == "broken\n"
+        with pytest.raises(UnreadableError, match="it allows it no more"):
+            memory.read(address, found)
+        process.stdin.write("x")
+        process.stdin.flush()
+        process.wait(20)
+        with pytest.raises(UnreadableError, match="No such process"):
+            memory.read(address, found)
+
+
+def test_memory_that_is_gone_is_an_error() -> None:
+    seal = Seal()
+    with pytest.raises(UnreadableError, match="Bad address"):
+        Memory(seal.card).read(4096, np.zeros(100, np.uint8))
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    seals = [Seal(), Seal()]
+    own = seals[0].card
+    assert trouble(own, [seal.card for seal in seals]) is None
+    assert "rank 1 is on another machine" in str(trouble(own, [own, own | {"machine": "elsewhere"}]))
+    assert "rank 1 cannot be read" in str(trouble(own, [own, own | {"process": 2**22 - 1}]))
+    other = trouble(own, [own, own | {"seal": "00" * crossmemory.SEAL_BYTES}])
+    assert "another process now" in str(other)
+
+
+# ---- wires -----------------------------------------------------------------------------------------------------------
+
+
+def _pair(told: list[Frame], lost: list[str]) -> tuple[Wires, Wires]:
+    doors = [Door(), Door()]
+    cards = [door.card for door in doors]
+    deadline = time.monotonic() + 10
+    first, second = at_once([lambda k=k: doors[k].meet("g", k, cards, deadline) for k in range(2)])
+    for door in doors:
+        door.close()
+    here = Wires(first, [os.getpid()] * 2, lambda *_: None, lambda *_: None)
+    there = Wires(second, [os.getpid()] * 2, lambda _, frame: told.append(frame), lambda _, loss: lost.append(loss))
+    return here, there
+
+
+def test_frames_come_whole_and_in_order_however_slowly_they_are_read() -> None:
+    told: list[Frame] = []
+    lost: list[str] = []
+    gate = threading.Event()
+    here, there = _pair(told, lost)
+    there._told = lambda _, frame: (gate.wait(10), told.append(frame))  # type: ignore[assignment]
+    frames = [Frame(wires.INLINE, k, nbytes=k, payload=bytes([k % 256]) * (k % 7 * 1000)) for k in range(2000)]
+    for frame in frames:  # many more than the socket takes: who posts does not wait
+        here.post(1, frame)
+    gate.set()
+    wait_until(lambda: len(told) == len(frames), "all frames")
+    assert told == frames
+    here.close()
+    wait_until(lambda: lost == ["left"], "word of the end")
+    there.close()
+
+
+def test_what_was_posted_last_arrives_before_the_end() -> None:
+    told: list[Frame] = []
+    lost: list[str] = []
+    here, there = _pair(told, lost)
+    for k in range(1000):
+        here.post(1, Frame(wires.TOOK, k))
+    here.close()
+    wait_until(lambda: bool(lost), "word of the end")
+    assert (len(told), lost) == (1000, ["left"])
+    there.close()
+
+
+def test_strangers_are_sent_away() -> None:
+    doors = [Door(), Door()]
+    cards: list[Any] = [door.card for door in doors]
+    stranger = wires._connected("g", 1, 0, cards[0] | {"token": "0" * 32})
+    silent = wires._socket()
+    silent.connect(f"\0{cards[0]['socket']}")
+    silent.close()
+    deadline = time.monotonic() + 10
+    met = at_once([lambda k=k: doors[k].meet("g", k, cards, deadline) for k in range(2)])
+    assert stranger.recv(10) == b""
+    stranger.close()
+    for links in met:
+        for link in links.values():
+            link.close()
+    for door in doors:
+        door.close()
+
+
+def test_a_door_that_is_closed_is_a_peer_that_is_lost() -> None:
+    gone, door = Door(), Door()
+    gone.close()
+    with pytest.raises(PeerLostError, match="rank 0"):
+        door.meet("g", 1, [gone.card, door.card], time.monotonic() + 1)
+    with pytest.raises(OperationTimeoutError, match="rank 1"):
+        door.meet("g", 0, [door.card, gone.card], time.monotonic() + 0.05)
+    door.close()
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_small_messages_do_not_wait_and_many_do() -> None:
+    with joined("shared", 2) as groups:
+        works = [groups[0].isend(np.full(10, k), 1) for k in range(3 * shared.UNREAD)]
+        assert [work.done() for work in works] == [True] * shared.UNREAD + [False] * 2 * shared.UNREAD
+        for k in range(3 * shared.UNREAD):
+            got = np.zeros(10, int)
+            groups[1].recv(got, 0)
+            assert (got == k).all()
+        for work in works:
+            work.wait()
+        wait_until(lambda: groups[0]._peers[1].unread == 0, "room for small messages")  # type: ignore[attr-defined]
+        assert groups[0].isend(np.zeros(1), 1).done()
+
+
+def test_thousands_of_messages_may_be_under_way() -> None:
+    def act(group: Group) -> None:
+        arrays = [np.full(10_000, k % 250, np.uint8) for k in range(2000)]
+        into = [np.zeros(10_000, np.uint8) for _ in arrays]
+        works = [group.isend(array, 1 - group.rank) for array in arrays]
+        works += [group.irecv(array, 1 - group.rank) for array in into]
+        for work in works:
+            work.wait()
+        assert all((got == array).all() for got, array in zip(into, arrays, strict=True))
+
+    with joined("shared", 2) as groups:
+        together(groups, act)
+
+
+@pytest.mark.parametrize(("sent", "expected"), [(50_000, 60_000), (60_000, 50_000), (10, 9), (0, 1), (3 << 20, 10)])
+def test_a_message_of_another_size_is_told_to_both_ends(sent: int, expected: int) -> None:
+    def act(group: Group) -> Any:
+        if group.rank == 1:
+            return group.recv(np.zeros(expected, np.uint8), 0)
+        group.send(np.zeros(sent, np.uint8), 1)
+        return group.recv(np.zeros(1), 1)  # small messages are sent before anybody looks at them
+
+    with joined("shared", 2) as groups:
+        for error in outcomes(groups, act):
+            assert isinstance(error, TensorMismatchError)
+            assert str(sent) in str(error)
+            assert str(expected) in str(error)
+
+
+def test_collectives_that_differ_are_told_to_all() -> None:
+    def sizes(group: Group) -> None:
+        group.all_reduce(np.zeros(10 + group.rank))
+
+    def operations(group: Group) -> None:
+        group.barrier() if group.rank else group.all_reduce(np.zeros(1))
+
+    def dtypes(group: Group) -> None:
+        group.all_reduce(np.zeros(2, np.float32 if group.rank else np.int32))
+
+    for act in (sizes, operations, dtypes):
+        with joined("shared", 2) as groups:
+            errors = outcomes(groups, act)
+            assert [type(error) for error in errors] == [TensorMismatchError] * 2, errors
+
+
+def test_what_a_sender_gave_up_is_not_received() -> None:
+    """The message was announced; then the sender's time was over, and its memory is its own again."""
+    with joined("shared", 2) as groups:
+        array = np.ones(1 << 20)
+        with pytest.raises(OperationTimeoutError):
+            groups[0].send(array, 1, timeout=0.05)
+        array[:] = 2
+        with pytest.raises(OperationTimeoutError, match="told by rank 0"):
+            groups[1].recv(np.zeros(1 << 20), 0)
+
+
+def test_nothing_writes_to_an_array_after_its_receive_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    real = Memory.read
+
+    def slow(memory: Memory, address: int, target: Any) -> None:
+        reached.set()
+        assert go_on.wait(10)
+        real(memory, address, target)
+
+    with joined("shared", 2) as groups:
+        monkeypatch.setattr(Memory, "read", slow)
+        sending = groups[0].isend(np.ones(crossmemory.CHUNK * 2, np.uint8), 1)
+        work = groups[1].irecv(into := np.zeros(crossmemory.CHUNK * 2, np.uint8), 0)
+        assert reached.wait(10)
+        waiting = threading.Thread(target=lambda: outcomes([groups[1]], lambda _: work.wait(0.01)))
+        waiting.start()
+        wait_until(lambda: groups[1]._reason is not None, "the group to be broken")  # type: ignore[attr-defined]
+        assert waiting.is_alive()  # a copy is under way
+        go_on.set()
+        waiting.join(10)
+        assert not into[crossmemory.CHUNK :].any()
+        with pytest.raises(OperationTimeoutError):
+            work.wait()
+        with pytest.raises(OperationTimeoutError, match="told by rank 1"):
+            sending.wait()
+
+
+def test_a_child_that_holds_the_sockets_does_not_hide_a_death(tmp_path: Path) -> None:
+    with processes(tmp_path, "shared", 2) as (ranks, _):
+        assert ranks[1].does("fork a child")[0] == "done"
+        ranks[0].start("recv from 1")
+        ranks[1].kill()
+        kind, text, seconds = ranks[0].outcome()
+        assert (kind, "rank 1 died" in text) == ("PeerLostError", True)
+        assert seconds < 8

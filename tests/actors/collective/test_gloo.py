@@ -1,0 +1,531 @@
+"""Groups over Gloo: what its library does not do by itself. What all groups do is in test_groups.py.
+
+Rules
+- Members are threads, as Gloo does not mind; one that dies is a process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tensorvine.actors.collective.gloo import library as gloo_library
+from tensorvine.actors.collective.gloo.backend import GlooBackend, GlooGroup
+from tensorvine.actors.collective.member import label_of
+from tensorvine.actors.collective.mesh import Door, Mesh
+from tensorvine.store.errors import (
+    OperationTimeoutError,
+    PeerLostError,
+    TensorMismatchError,
+    TensorVineError,
+)
+
+HOST = "127.0.0.1"
+_serial = count()
+
+
+def join(size: int, name: str = "", epoch: int = 0, timeout: float = 20.0, order: list[int] | None = None) -> Any:
+    """Join as threads of this process; `order` says which rank comes first, second, ..."""
+    backend = GlooBackend(HOST)
+    offers = [backend.offer() for _ in range(size)]
+    cards = [offer.card for offer in offers]
+    name = name or f"test-{next(_serial)}"
+    with ThreadPoolExecutor(size) as pool:
+        joined = [
+            pool.submit(backend.join, offers[rank], name, epoch, rank, size, cards, timeout)
+            for rank in order or range(size)
+        ]
+    return sorted((future.result() for future in joined), key=lambda group: group.rank)
+
+
+@contextmanager
+def groups(size: int, **options: Any) -> Iterator[list[GlooGroup]]:
+    joined = join(size, **options)
+    try:
+        yield joined
+    finally:
+        for group in joined:
+            group.close()
+
+
+def each(members: list[GlooGroup], act: Callable[[GlooGroup], Any]) -> list[Any]:
+    """Let all members act at once; an error of ours is its result."""
+
+    def run(group: GlooGroup) -> Any:
+        try:
+            return act(group)
+        except TensorVineError as exc:
+            return exc
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(run, members))
+
+
+def wait_until(reached: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, f"expected {what}"
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[GlooGroup]]:
+    """For tests that break nothing."""
+    with groups(3) as joined:
+        yield joined
+
+
+# ---- what moves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "product"])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, ml_dtypes.bfloat16, np.int64, np.int16, np.uint32, np.bool_, np.complex64, ml_dtypes.float8_e4m3fn],
+    ids=lambda dtype: np.dtype(dtype).name,
+)
+def test_dtypes_that_gloo_lacks_are_reduced_as_well(three: list[GlooGroup], dtype: Any, op: Any) -> None:
+    arrays = [np.array([rank + 1, 2 - rank, 0, 4 * rank], dtype) for rank in range(3)]
+    wide = np.complex64 if dtype is np.complex64 else np.bool_ if dtype is np.bool_ else np.float64
+    combine = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
+    expected = combine.reduce([array.astype(wide) for array in arrays])
+    expected = (expected / 3 if op == "mean" else expected).astype(dtype)
+    found = each(three, lambda group: group.all_reduce(arrays[group.rank], op))
+    if op == "mean" and np.dtype(dtype).name in ("int64", "int16", "uint32", "bool"):
+        assert all("expected floating-point or complex numbers for a mean" in str(error) for error in found)
+        assert all(isinstance(error, TensorMismatchError) for error in found)
+        return
+    assert found == [None] * 3
+    for array in arrays:
+        assert array.tobytes() == expected.tobytes(), (array, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64], ids=["by Gloo", "by NumPy"])
+def test_all_ranks_get_the_same_bits_each_time(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    arrays = [(rng.standard_normal(10_007) * 10.0 ** rng.integers(-6, 6, 10_007)).astype(dtype) for _ in range(4)]
+    seen: set[bytes] = set()
+    for _ in range(2):
+        with groups(4) as members:
+            for _ in range(2):
+                copies = [array.copy() for array in arrays]
+                each(members, lambda group, copies=copies: group.all_reduce(copies[group.rank], "mean"))
+                seen |= {copy.tobytes() for copy in copies}
+    assert len(seen) == 1
+
+
+def test_messages_and_collectives_under_way_at_once_do_not_disturb_each_other(three: list[GlooGroup]) -> None:
+    sizes = [7, 7, 0, 70_000, 1, 300_000, 7]
+
+    def act(group: GlooGroup) -> None:
+        left, right = (group.rank - 1) % 3, (group.rank + 1) % 3
+        sent = [np.full(size, 10 * group.rank + place, np.uint8) for place, size in enumerate(sizes)]
+        received = [np.zeros(size, np.uint8) for size in sizes]
+        whole, total = np.full(9, group.rank), np.full(5, group.rank)
+        works = []
+        for place in range(len(sizes)):
+            works.append(group.isend(sent[place], right))
+            if place == 2:
+                works.append(group.iall_gather(whole, [0, 4, 4, 9]))
+            if place == 4:
+                works.append(group.iall_reduce(total))
+        works += [group.irecv(array, left) for array in received]
+        works.append(group.ibarrier())
+        for work in reversed(works):
+            work.wait()
+        for place, array in enumerate(received):
+            assert (array == 10 * left + place).all(), place
+        assert whole.tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 2]
+        assert total.tolist() == [3] * 5
+
+    assert each(three, act) == [None] * 3
+
+
+def test_a_message_that_nobody_holds_arrives_all_the_same(three: list[GlooGroup]) -> None:
+    def act(group: GlooGroup) -> Any:
+        if group.rank == 0:
+            group.isend(np.arange(200_000), 1)
+            gc.collect()
+        elif group.rank == 1:
+            array = np.zeros(200_000, np.int64)
+            group.recv(array, 0)
+            return bool((array == np.arange(200_000)).all())
+        return None
+
+    assert each(three, act) == [None, True, None]
+    each(three, lambda group: group.barrier())
+
+
+def test_what_is_only_sent_may_be_read_only(three: list[GlooGroup]) -> None:
+    def act(group: GlooGroup) -> list[int]:
+        array = np.arange(4) if group.rank == 1 else np.zeros(4, np.int64)
+        array.flags.writeable = group.rank != 1
+        group.broadcast(array, root=1)
+        if group.rank == 1:
+            group.send(array[1:], 0)
+        elif group.rank == 0:
+            group.recv(array[:3], 1)
+        return array.tolist()
+
+    assert each(three, act) == [[1, 2, 3, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_done_tells_the_end_of_a_message_that_nobody_waits_for(three: list[GlooGroup]) -> None:
+    there, array = threading.Event(), np.zeros(4)
+
+    def act(group: GlooGroup) -> None:
+        if group.rank == 0:
+            work = group.irecv(array, 1)
+            assert not work.done()
+            there.set()
+            wait_until(work.done, "the message to end")
+            assert array.tolist() == [1] * 4
+            work.wait()
+            work.wait(timeout=0.001)
+        elif group.rank == 1:
+            assert there.wait(10)
+            group.send(np.ones(4), 0)
+
+    assert each(three, act) == [None] * 3
+
+
+def test_groups_overlap_and_have_other_orders_of_the_same_members() -> None:
+    with groups(2, name="same") as first, groups(2, name="same", epoch=1, order=[1, 0]) as second:
+        turned = [second[1], second[0]]
+
+        def act(group: GlooGroup) -> list[int]:
+            other = turned[group.rank]
+            mine, theirs = np.full(2, group.rank), np.full(2, group.rank)
+            works = [group.ibroadcast(mine, root=0), other.ibroadcast(theirs, root=0)]
+            for work in works:
+                work.wait()
+            return [*mine, *theirs]
+
+        assert each(first, act) == [[0, 0, 1, 1]] * 2
+
+
+def test_pytorch_s_default_group_is_left_alone(three: list[GlooGroup]) -> None:
+    import torch.distributed
+
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda group: group.isend(np.zeros(1), 3), "expected another rank from 0 to 2"),
+        (lambda group: group.irecv(np.zeros(1), group.rank), "this rank"),
+        (lambda group: group.ibroadcast(np.zeros(1), -1), "expected a root"),
+        (lambda group: group.iall_reduce(np.zeros(1), "median"), "expected one of sum, mean"),
+        (lambda group: group.iall_gather(np.zeros(3), [0, 2, 1, 3]), "expected 4 rising bounds"),
+        (lambda group: group.iall_gather(np.zeros(3), [0, 1, 2, 4]), "expected 4 rising bounds"),
+        (lambda group: group.iall_gather(np.zeros(3), [0, 3]), "expected 4 rising bounds"),
+        (lambda group: group.ibarrier(timeout=0), "expected a timeout above 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_break_nothing(three: list[GlooGroup], call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(three[0])
+    assert each(three, lambda group: group.barrier()) == [None] * 3
+
+
+# ---- what fails -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sent", "expected"), [(100, 50), (50, 100), (1 << 20, 10)])
+def test_a_message_of_another_size_is_waited_for_in_vain_and_ends_no_process(sent: int, expected: int) -> None:
+    def act(group: GlooGroup) -> None:
+        if group.rank == 0:
+            group.send(np.zeros(sent, np.uint8), 1, timeout=0.3)
+        else:
+            group.recv(np.zeros(expected, np.uint8), 0, timeout=0.3)
+
+    with groups(2) as members:
+        assert [type(error) for error in each(members, act)] == [OperationTimeoutError] * 2
+
+
+def test_who_is_silent_is_named_and_the_first_reason_stays() -> None:
+    with groups(3) as members:
+        late = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=0.3))
+        assert [type(error) for error in late] == [OperationTimeoutError, type(None), OperationTimeoutError]
+        assert all("barrier: expected rank 1 to take part" in str(late[rank]) for rank in (0, 2))
+        for rank in (0, 2):
+            with pytest.raises(OperationTimeoutError, match="barrier: expected rank 1"):
+                members[rank].isend(np.zeros(1), 1)
+        with pytest.raises(OperationTimeoutError, match="barrier: expected rank 1"):
+            members[1].barrier(timeout=5)
+
+
+def test_a_wait_that_is_shorter_than_the_operation_s_time_breaks_the_group_too() -> None:
+    with groups(2) as members:
+        work = members[0].irecv(np.zeros(4), 1)
+        with pytest.raises(OperationTimeoutError, match="recv of 32 bytes: expected rank 1"):
+            work.wait(timeout=0.05)
+        with pytest.raises(OperationTimeoutError, match="recv of 32 bytes"):
+            work.wait()
+        assert work.done()
+        with pytest.raises(OperationTimeoutError, match="told by rank 0"):
+            members[1].send(np.zeros(4), 0, timeout=5)
+
+
+def test_who_left_is_named_and_what_goes_on_without_it_does() -> None:
+    with groups(3) as members:
+        members[2].close()
+        members[2].close()
+
+        def act(group: GlooGroup) -> list[float]:
+            array = np.full(2, float(group.rank))
+            if group.rank == 0:
+                group.send(array, 1)
+            else:
+                group.recv(array, 0)
+            return array.tolist()
+
+        assert each(members[:2], act) == [[0, 0], [0, 0]]
+        lost = each(members[:2], lambda group: group.all_reduce(np.ones(3), timeout=5))
+        assert [type(error) for error in lost] == [PeerLostError] * 2
+        assert all("rank 2 left" in str(error) for error in lost)
+        with pytest.raises(PeerLostError, match="this member has left"):
+            members[2].barrier()
+
+
+def test_closing_ends_the_waits_of_other_threads() -> None:
+    with groups(2) as members:
+        begun = time.monotonic()
+        works = [members[0].irecv(np.zeros(4), 1), members[0].ibarrier()]
+        with ThreadPoolExecutor(2) as pool:
+            waits = [pool.submit(work.wait) for work in works]
+            members[0].close()
+            for wait in waits:
+                with pytest.raises(PeerLostError, match="this member has left"):
+                    wait.result()
+        assert time.monotonic() - begun < 5
+        with pytest.raises(PeerLostError, match="rank 0 left"):
+            members[1].recv(np.zeros(4), 0)
+
+
+def test_closed_groups_leave_nothing_behind() -> None:
+    with groups(2):
+        pass
+    gc.collect()
+
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    for _ in range(3):
+        with groups(3) as members:
+            each(members, lambda group: group.barrier())
+        del members
+    gc.collect()
+    wait_until(lambda: held() <= before, f"{before} threads and files; found {held()}")
+
+
+# ---- members that die -----------------------------------------------------------------------------------
+
+
+class Process:
+    """A member in a process of its own."""
+
+    def __init__(self) -> None:
+        script = str(Path(__file__).parents[2] / "support/gloo_member.py")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, script], text=True, stderr=subprocess.DEVNULL, **pipes)
+
+    def card(self) -> dict[str, Any]:
+        return json.loads(self._out.readline())
+
+    def tell(self, line: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+
+    def done(self) -> None:
+        assert self._out.readline() == "{}\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def _out(self) -> Any:
+        return self.process.stdout
+
+
+@pytest.fixture
+def mortal() -> Iterator[Callable[..., tuple[list[GlooGroup], Process]]]:
+    """Makes groups whose highest rank is a process."""
+    processes: list[Process] = []
+    joined: list[GlooGroup] = []
+
+    def make(size: int) -> tuple[list[GlooGroup], Process]:
+        process = Process()
+        processes.append(process)
+        backend, name = GlooBackend(HOST), f"mortal-{next(_serial)}"
+        offers = [backend.offer() for _ in range(size - 1)]
+        cards = [offer.card for offer in offers] + [process.card()]
+        process.tell({"name": name, "epoch": 3, "rank": size - 1, "cards": cards, "timeout": 20.0})
+        with ThreadPoolExecutor(size) as pool:
+            joining = [
+                pool.submit(backend.join, offer, name, 3, rank, size, cards, 20.0) for rank, offer in enumerate(offers)
+            ]
+        joined.extend(future.result() for future in joining)
+        process.done()
+        return joined, process
+
+    yield make
+    for group in joined:
+        group.close()
+    for process in processes:
+        process.kill()
+        for pipe in (process.process.stdin, process.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+MIB = 1 << 20
+PHASES: dict[str, tuple[list[Any] | None, Callable[[GlooGroup], Any]]] = {
+    "before it is sent anything": (None, lambda group: group.isend(np.zeros(MIB, np.uint8), 2)),
+    "before it sends": (None, lambda group: group.irecv(np.zeros(MIB, np.uint8), 2)),
+    "before a collective": (None, lambda group: group.iall_reduce(np.zeros(MIB, np.float32))),
+    "in a send": (["send", 64 * MIB, 0], lambda group: group.ibarrier()),
+    "in a collective": (["broadcast", 64 * MIB], lambda group: group.ibarrier() if group.rank else _asleep(group)),
+}
+"""When rank 2 dies: what it is told to do before, and what the others do."""
+
+
+def _asleep(group: GlooGroup) -> Any:
+    """Be late for a collective, in which another one waits for this rank as well as for the dead one."""
+    wait_until(lambda: bool(group._gave_up or group._lost), "the death to be known")
+    return group.ibarrier()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_who_died_is_named_by_all_at_once(mortal: Callable[..., tuple[list[GlooGroup], Process]], phase: str) -> None:
+    told, start = PHASES[phase]
+    members, process = mortal(3)
+    if told is not None:
+        process.tell(told)
+    begun = time.monotonic()
+
+    def act(group: GlooGroup) -> None:
+        if group.rank == 0:
+            process.kill()
+        start(group).wait()
+
+    found = each(members, act)
+    assert [type(error) for error in found] == [PeerLostError] * 2, found
+    assert all("epoch 3" in str(error) and "rank 2 died" in str(error) for error in found), found
+    assert time.monotonic() - begun < 10
+    for group in members:
+        with pytest.raises(PeerLostError, match="rank 2 died"):
+            group.barrier()
+
+
+def test_a_death_reaches_those_who_wait_for_others(mortal: Callable[..., tuple[list[GlooGroup], Process]]) -> None:
+    members, process = mortal(4)
+    waiting = members[1].irecv(np.zeros(4), 0)  # rank 0 will never send this, and rank 3 has no part in it
+    process.kill()
+    begun = time.monotonic()
+    with pytest.raises(PeerLostError, match="rank 3 died"):
+        members[0].recv(np.zeros(4), 3)
+    with pytest.raises(PeerLostError, match=r"rank 3 died \(told by rank 0\)"):
+        waiting.wait()
+    assert time.monotonic() - begun < 10
+
+
+def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
+    backend = GlooBackend(HOST)
+    offers = [backend.offer() for _ in range(3)]
+    cards = [offer.card for offer in offers]
+    offers[2].close()
+
+    def act(rank: int) -> Any:
+        with pytest.raises(OperationTimeoutError, match=r"expected ranks \[2\] to connect"):
+            backend.join(offers[rank], "missing", 0, rank, 3, cards, 0.5)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(act, range(2)))
+
+
+def test_a_member_whose_peer_is_gone_names_it() -> None:
+    backend = GlooBackend(HOST)
+    offers = [backend.offer() for _ in range(2)]
+    cards = [offer.card for offer in offers]
+    offers[0].close()
+    with pytest.raises(PeerLostError, match="expected rank 0 at 127"):
+        backend.join(offers[1], "gone", 0, 1, 2, cards, 5.0)
+
+
+# ---- the mesh -------------------------------------------------------------------------------------------
+
+
+def test_strangers_are_sent_away() -> None:
+    label, door, other = label_of("guarded", 0), Door(HOST), Door(HOST)
+    where = (door.card["host"], door.card["port"])
+    hello = {"label": label, "rank": 1, "token": door.card["token"]}
+    lines = [
+        b"",
+        b"no json\n",
+        b"[]\n",
+        json.dumps({**hello, "token": "guessed"}).encode() + b"\n",
+        json.dumps({**hello, "label": label_of("guarded", 1)}).encode() + b"\n",
+        json.dumps({**hello, "rank": 7}).encode() + b"\n",
+    ]
+    strangers = [socket.create_connection(where) for _ in lines]
+    for stranger, line in zip(strangers, lines, strict=True):
+        stranger.sendall(line)
+        stranger.shutdown(socket.SHUT_WR)
+    deadline = time.monotonic() + 10
+    cards = [door.card, other.card]
+    with ThreadPoolExecutor(2) as pool:
+        meetings = [pool.submit(one.meet, label, rank, cards, deadline) for rank, one in enumerate((door, other))]
+    links = [meeting.result() for meeting in meetings]
+    assert [list(found) for found in links] == [[1], [0]]
+    for stranger in strangers:
+        stranger.settimeout(5)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        stranger.close()
+    heard: list[Any] = []
+    changed = threading.Event()
+    meshes = [
+        Mesh(found, lambda peer, message: heard.append((peer, message)), lambda peer, loss: changed.set())
+        for found in links
+    ]
+    meshes[0].tell(1, {"n": 1})
+    meshes[0].tell_all({"n": 2})
+    meshes[0].close()
+    assert changed.wait(5)
+    assert heard == [(0, {"n": 1}), (0, {"n": 2})]
+    meshes[1].close()
+    door.close()
+    other.close()
+
+
+def test_tags_differ_where_numbers_or_sizes_do() -> None:
+    tags = {
+        gloo_library._tag(number, nbytes, kind)
+        for number in range(200)
+        for nbytes in (*range(200), 1 << 20, (1 << 20) + 1, 1 << 28, 1 << 40)
+        for kind in (gloo_library.MESSAGE, gloo_library.PART)
+    }
+    assert len(tags) == 200 * 204 * 2
+    assert min(tags) >= 0
+    assert max(tags) < gloo_library._NOBODYS < 1 << 31

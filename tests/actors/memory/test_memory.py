@@ -1,0 +1,386 @@
+"""The protocol of shared memory (`actors.memory.memory`, rules M1 to M7): headers, locks, forks, old kernels."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors.memory import memory as memory_module
+from tensorvine.actors.memory.memory import CHUNK_BYTES, MemoryView, SharedMemory
+from tensorvine.actors.shard import holdings as holdings_module
+from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.segments.arena import Part
+from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
+from tensorvine.store.segments.segment import SegmentId, Stored, layout
+from tensorvine.store.shard import ShardState
+
+PART = Part(HEADER_BYTES, 4096)
+HEADER = header_of((0, 7), 1)
+
+
+@pytest.fixture
+def memory() -> SharedMemory:
+    return SharedMemory(1 << 20)
+
+
+@pytest.fixture
+def view(memory: SharedMemory) -> MemoryView:
+    return MemoryView(os.getpid(), memory.fd, 1 << 20)
+
+
+class TestHeaders:
+    def test_a_block_is_given_only_under_its_own_header(self, memory: SharedMemory, view: MemoryView) -> None:
+        memory.part(PART)[:] = 5
+        assert view.read(PART, HEADER) is None
+        memory.label(PART, HEADER)
+        for other in (header_of((0, 7), 2), header_of((0, 8), 1), header_of((1, 7), 1)):
+            assert view.read(PART, other) is None
+        found = view.read(PART, HEADER)
+        assert found is not None
+        assert (found == 5).all()
+
+    def test_who_comes_after_the_header_was_cleared_gets_nothing_and_keeps_nothing(
+        self, memory: SharedMemory, view: MemoryView
+    ) -> None:
+        memory.label(PART, HEADER)
+        memory.clear(PART)
+        assert view.read(PART, HEADER) is None
+        assert not memory.is_read(PART)
+
+    def test_who_came_before_keeps_the_block(self, memory: SharedMemory, view: MemoryView) -> None:
+        memory.label(PART, HEADER)
+        found = view.read(PART, HEADER)
+        memory.clear(PART)
+        assert memory.is_read(PART)
+        del found
+        assert not memory.is_read(PART)
+
+
+class TestLocks:
+    def test_to_unlock_a_block_of_before_unlocks_no_other_that_lies_there_now(
+        self, memory: SharedMemory, view: MemoryView
+    ) -> None:
+        """A stale answer may name a place that spans the blocks of today."""
+        inner = Part(PART.offset + 1024, 512)
+        memory.label(inner, HEADER)
+        held = view.read(inner, HEADER)
+        assert view.read(PART, header_of((0, 9), 9)) is None
+        assert memory.is_read(inner)
+        del held
+        assert not memory.is_read(inner)
+
+    def test_looking_for_readers_never_stands_in_the_way_of_one(
+        self, memory: SharedMemory, view: MemoryView, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kinds: list[int] = []
+        true = fcntl.fcntl
+
+        def watched(fd: int, command: int, argument: Any = 0) -> Any:
+            if command in (37, fcntl.F_SETLK) and isinstance(argument, bytes):
+                kinds.append(int.from_bytes(argument[:2], sys.byteorder))
+            return true(fd, command, argument)
+
+        monkeypatch.setattr(memory_module.fcntl, "fcntl", watched)
+        memory.label(PART, HEADER)
+        found = view.read(PART, HEADER)
+        assert memory.is_read(PART)
+        del found
+        assert not memory.is_read(PART)
+        assert fcntl.F_WRLCK not in kinds
+
+    def test_an_array_that_goes_while_another_is_made_of_the_same_block(self, memory: SharedMemory) -> None:
+        """A finalizer runs wherever Python's collector does: here between the look at the count and the counting."""
+        first: list[np.ndarray] = [memory.read(PART)]
+
+        class Counts(dict[Any, int]):
+            def __contains__(self, key: object) -> bool:
+                found = super().__contains__(key)
+                first.clear()
+                return found
+
+            def get(self, key: Any, default: Any = None) -> Any:
+                found = super().get(key, default)
+                first.clear()
+                return found
+
+        locks = memory._readers
+        locks._counts = Counts(locks._counts)
+        second = memory.read(PART)
+        assert first == []
+        assert memory.is_read(PART)
+        del second
+        assert not memory.is_read(PART)
+
+    def test_many_threads_and_the_collector(self, memory: SharedMemory) -> None:
+        def work() -> None:
+            for turn in range(300):
+                block = memory.read(Part(HEADER_BYTES + 4096 * (turn % 3), 64))
+                cycle: list[Any] = [block]
+                cycle.append(cycle)
+                if turn % 50 == 0:
+                    gc.collect()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        assert memory._readers._counts == {}
+        assert not any(memory.is_read(Part(HEADER_BYTES + 4096 * place, 64)) for place in range(3))
+
+
+class TestForks:
+    """In a process of its own, whose parent and child tell each other by pipes how far they are."""
+
+    SCENE = """
+        import os, signal, sys
+        import numpy as np
+        from tensorvine.actors.memory.memory import MemoryView, SharedMemory
+        from tensorvine.store.segments.arena import Part
+        from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
+
+        part, header = Part(HEADER_BYTES, 4096), header_of((0, 7), 1)
+        memory = SharedMemory(1 << 20)
+        memory.part(part)[:] = 5
+        memory.label(part, header)
+
+        def turn():
+            ends = os.pipe()
+            return (lambda: os.read(ends[0], 1)), (lambda: os.write(ends[1], b"x"))
+
+        def forked(child):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    child()
+                    code = 0
+                finally:
+                    os._exit(code)
+            return pid
+
+        def ended(pid):
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """
+
+    def play(self, scene: str) -> None:
+        code = textwrap.dedent(self.SCENE) + textwrap.dedent(scene)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def test_what_the_child_lets_go_the_parent_keeps(self) -> None:
+        self.play("""
+            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            def child():
+                global held
+                assert (held == 5).all()
+                del held
+            assert ended(forked(child)) == 0
+            memory.clear(part)
+            assert memory.is_read(part)
+            del held
+            assert not memory.is_read(part)
+        """)
+
+    def test_what_the_parent_lets_go_the_child_keeps_until_it_ends(self) -> None:
+        self.play("""
+            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            wait, go = turn()
+            pid = forked(wait)
+            del held
+            memory.clear(part)
+            assert memory.is_read(part)
+            go()
+            assert ended(pid) == 0
+            assert not memory.is_read(part)
+        """)
+
+    def test_a_child_that_holds_nothing_keeps_nothing_of_a_parent_that_died(self) -> None:
+        self.play("""
+            (up, tell_up), (wait, go) = turn(), turn()
+            def reader():
+                held = MemoryView(os.getppid(), memory.fd, 1 << 20).read(part, header)
+                def worker():
+                    nonlocal held
+                    del held
+                    tell_up()
+                    wait()
+                forked(worker)
+                signal.pause()
+            pid = forked(reader)
+            up()
+            memory.clear(part)
+            assert memory.is_read(part)
+            os.kill(pid, signal.SIGKILL)
+            assert ended(pid) == -signal.SIGKILL
+            assert not memory.is_read(part), "the worker of the dead reader locks what it does not hold"
+            go()
+        """)
+
+    def test_threads_that_fork_at_one_time_have_children_with_locks(self) -> None:
+        self.play("""
+            import threading
+            views = [MemoryView(os.getpid(), memory.fd, 1 << 20) for _ in range(20)]
+            held = [view.read(part, header) for view in views]
+            sys.setswitchinterval(1e-6)
+            def many():
+                for _ in range(40):
+                    ends.append(ended(forked(held.clear)))
+            ends, threads = [], [threading.Thread(target=many, daemon=True) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert ends == [0] * 160
+            del held[:]
+            memory.clear(part)
+            assert not memory.is_read(part)
+        """)
+
+    def test_a_child_for_which_there_are_no_descriptors_cannot_read(self) -> None:
+        self.play("""
+            import resource
+            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            assert ended(forked(lambda: held.sum())) == -signal.SIGSEGV
+            assert (held == 5).all()
+            memory.clear(part)
+            assert memory.is_read(part)
+        """)
+
+
+class TestOldKernels:
+    def test_pages_are_made_without_a_change_to_those_that_are_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where MADV_POPULATE_WRITE is not there (Linux before 5.14, gVisor)."""
+
+        class Libc:
+            def __init__(self, *_: object, **__: object) -> None:
+                pass
+
+            def madvise(self, *_: object) -> int:
+                memory_module.ctypes.set_errno(errno.EINVAL)
+                return -1
+
+        monkeypatch.setattr(memory_module.ctypes, "CDLL", Libc)
+        monkeypatch.setattr(memory_module.ctypes, "get_errno", lambda: errno.EINVAL)
+        memory = SharedMemory(2 * CHUNK_BYTES)
+        there = Part(HEADER_BYTES, 64 << 10)
+        memory.part(there)[:] = 7
+        other = MemoryView(os.getpid(), memory.fd, 2 * CHUNK_BYTES)
+        other.part(Part(there.offset + there.length + HEADER_BYTES, 64 << 10))[:] = 9
+        assert (memory.part(there) == 7).all()
+
+    def test_a_kernel_without_the_locks_is_refused_at_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> bytes:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+        monkeypatch.setattr(memory_module.fcntl, "fcntl", refused)
+        with pytest.raises(ShardUnavailableError, match=r"expected a kernel with open file description locks"):
+            SharedMemory(1 << 20)
+
+
+class TestHoldings:
+    """What a shard's memory does while somebody copies in it."""
+
+    SIZES = (256 << 10, 256 << 10)
+
+    def start(self, capacity: int) -> tuple[Holdings, ShardState]:
+        lock = threading.RLock()
+        state = ShardState(0, lambda name: 0)
+        state.open("c", 0.0)
+        engine: Any = None
+        return Holdings(state, lock, engine, capacity, 0), state
+
+    def saved(self, held: Holdings, segment: SegmentId, value: int) -> Part:
+        length = layout(self.SIZES)[1]
+        (offset,) = held.grant("c/s1", [length])
+        part = Part(offset, length)
+        held.memory.part(part)[:] = value
+        held.adopt("c/s1", os.getpid(), [(segment, part, self.SIZES)])
+        return part
+
+    def test_a_compaction_does_not_let_its_own_source_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        held, state = self.start(layout(self.SIZES)[1])
+        self.saved(held, (0, 1), 5)
+        state.hold("m@1", {(0, 1): [1]})
+        state.release("c/s1")
+        state.store((0, 1), Stored("a.0", 0, 1, frozenset({0, 1})))
+        true: Callable[[Part], np.ndarray] = held.memory.part
+
+        def part(which: Part) -> np.ndarray:
+            """Have another save come between the compaction's grant and its copying."""
+            monkeypatch.undo()
+            for offset in held.grant("c/s2", [256 << 10]):
+                true(Part(offset, 256 << 10))[:] = 99
+            return true(which)
+
+        monkeypatch.setattr(held.memory, "part", part)
+        held._compact((0, 1))
+        segment = state.segment((0, 1))
+        assert segment is not None
+        content = held.view(segment)
+        offset = segment.offsets[1]
+        if content is not None:
+            assert (content[int(offset) : int(offset) + self.SIZES[1]] == 5).all()  # pyright: ignore[reportArgumentType]
+
+    def test_a_block_that_is_being_filled_is_no_other_save_s_when_its_own_is_given_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A client of another node times out and gives its save up while the shard still copies its block."""
+        length = layout(self.SIZES)[1]
+        held, _ = self.start(length)
+        (offset,) = held.grant("far/s1", [length])
+        part, others = Part(offset, length), []
+        true = np.copyto
+
+        def copyto(target: np.ndarray, source: np.ndarray) -> None:
+            held.drop_save("far/s1")
+            others.extend(held.grant("c/s2", [length]))
+            true(target, source)
+
+        monkeypatch.setattr(holdings_module.np, "copyto", copyto)
+        held.fill(part, "far/s1", np.full(length, 3, np.uint8))
+        monkeypatch.undo()
+        assert others == []
+        assert held.grant("c/s2", [length]) == [offset]
+        with pytest.raises(ShardUnavailableError, match="the save was given up"):
+            held.fill(part, "far/s1", np.full(length, 3, np.uint8))
+
+    def test_a_freed_block_has_no_header_before_its_memory_is_another_s(self) -> None:
+        held, state = self.start(layout(self.SIZES)[1])
+        part = self.saved(held, (0, 1), 5)
+        segment = state.segment((0, 1))
+        assert segment is not None
+        header = header_of(segment.id, segment.generation)
+        reader = MemoryView(os.getpid(), held.memory.fd, held.memory.capacity)
+        found = reader.read(part, header)
+        assert found is not None
+        state.release("c/s1")
+        held.settle()
+        assert held.grant("c/s2", [part.length]) == []
+        assert reader.read(part, header) is None
+        del found
+        assert held.grant("c/s2", [part.length]) == [part.offset]
+
+    def test_the_shard_s_own_process_stops_reading_when_its_array_goes(self) -> None:
+        held, state = self.start(layout(self.SIZES)[1])
+        part = self.saved(held, (0, 1), 5)
+        segment = state.segment((0, 1))
+        assert segment is not None
+        kept = held.view(segment)
+        assert kept is not None
+        assert held.memory.is_read(part)
+        del kept
+        assert not held.memory.is_read(part)

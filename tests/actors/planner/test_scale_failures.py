@@ -1,0 +1,173 @@
+"""A change of the shards in which somebody dies: it is completed or undone, and what is on disk is never lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.rpc.messages import planner_name
+from tensorvine.clusters import LocalCluster
+from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, StoreFullError
+from tensorvine.store.graphs.graph import Layer, ModelGraph
+from tensorvine.store.refs import ModelRef
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+_serial = count(1)
+MODELS = 60
+PATIENCE_S = 200.0
+"""How long a busy machine may take: who writes to the disk gives way to all others."""
+WIDE = [f"w{i:04d}" for i in range(2500)]
+"""Tensors of a model: tables so long that few names make a chunk, and a change takes a while."""
+
+
+@pytest.fixture
+def repo(cluster: LocalCluster, tmp_path: Path) -> Iterator[Repository]:
+    """A repository of two shards with a path."""
+    where = tmp_path / "repository"
+    with Repository.start(
+        f"trouble-{next(_serial)}", shards=2, path=where, preallocate_bytes=0, store_bytes=64 << 20
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def in_memory(cluster: LocalCluster) -> Iterator[Repository]:
+    """One of two shards without a path."""
+    with Repository.start(f"trouble-{next(_serial)}", shards=2, preallocate_bytes=0, store_bytes=8 << 20) as started:
+        yield started
+
+
+def fill(repo: Repository) -> list[ModelRef]:
+    graph = ModelGraph([Layer("in", {"class": "In"}, (), WIDE)])
+    tensors = {name: np.zeros(1, np.int8) for name in WIDE}
+    return [repo.save(f"m{i}", {**tensors, WIDE[0]: np.full(1, i, np.int8)}, graph=graph).ref for i in range(MODELS)]
+
+
+def value(repo: Repository, ref: ModelRef) -> int:
+    return int(repo.load(ref, tensors=[WIDE[0]])[WIDE[0]][0])
+
+
+def pid_of(repo: Repository, shard: int) -> int:
+    return repo._session.connection(shard).hello.pid
+
+
+def planner_pid(repo: Repository) -> int:
+    """Process of the planner."""
+    planner = repo.engine.find(planner_name(repo.name))
+    return repo.engine.result(planner.__ray_call__.remote(lambda _: os.getpid()), 30.0, "planner")
+
+
+def until(happens: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happens():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.005)
+
+
+def moving(repo: Repository) -> bool:
+    """Tell whether names are on their way just now."""
+    repo._session.refresh()
+    return bool(repo._session.topology.former)
+
+
+class TestJoining:
+    @pytest.mark.parametrize("victim", [0, 1, 2])
+    def test_a_shard_that_dies_while_names_move_loses_nothing_that_is_on_disk(
+        self, repo: Repository, victim: int
+    ) -> None:
+        refs = fill(repo)
+        repo.flush(PATIENCE_S)
+        with ThreadPoolExecutor(1) as pool:
+            scaling = pool.submit(repo.scale, 3)
+            until(lambda: moving(repo), "names move")
+            os.kill(pid_of(repo, victim), signal.SIGKILL)
+            assert scaling.result(PATIENCE_S).shards_after == 3
+        assert repo.models() == sorted(refs)
+        assert [value(repo, ref) for ref in refs] == list(range(MODELS))
+        assert repo.save("m3", {"w": np.zeros(1)}).ref == ModelRef("m3", 2)
+
+    def test_a_planner_that_dies_brings_the_change_to_its_end(self, repo: Repository) -> None:
+        refs = fill(repo)
+        with ThreadPoolExecutor(1) as pool:
+            scaling = pool.submit(repo.scale, 3)
+            until(lambda: moving(repo), "names move")
+            os.kill(planner_pid(repo), signal.SIGKILL)
+            with pytest.raises(ShardUnavailableError):
+                scaling.result(PATIENCE_S)
+        until(lambda: not moving(repo) and len(repo.shards) == 3, "the change ends")
+        assert repo.models() == sorted(refs)
+        assert [value(repo, ref) for ref in refs] == list(range(MODELS))
+        assert repo.scale(2).shards_after == 2
+        assert [value(repo, ref) for ref in refs] == list(range(MODELS))
+
+    def test_in_memory_a_death_loses_the_versions_of_that_shard_by_name(self, in_memory: Repository) -> None:
+        refs = fill(in_memory)
+        with ThreadPoolExecutor(1) as pool:
+            scaling = pool.submit(in_memory.scale, 3)
+            until(lambda: moving(in_memory), "names move")
+            os.kill(pid_of(in_memory, 2), signal.SIGKILL)
+            scaling.result(PATIENCE_S)
+        lost = 0
+        for number, ref in enumerate(refs):
+            try:
+                assert value(in_memory, ref) == number
+            except ModelLostError:
+                lost += 1
+                assert in_memory.save(ref.name, {"w": np.zeros(1)}).ref == ModelRef(ref.name, 2)
+        assert lost <= len([ref for ref in refs if in_memory._session.home(ref.name) == 2])
+
+    def test_shards_that_do_not_come_in_time_leave_everything_as_it_was(self, in_memory: Repository) -> None:
+        ref = in_memory.save("m", {"w": np.zeros(1)}).ref
+        with pytest.raises(OperationTimeoutError):
+            in_memory.scale(4, timeout=0.05)
+        assert in_memory.shards == (0, 1)
+        assert in_memory.models() == [ref]
+        assert in_memory.scale(3).shards_after == 3
+
+    def test_of_two_changes_at_once_the_second_waits(self, in_memory: Repository) -> None:
+        refs = [in_memory.save(f"m{i}", {"w": np.full(1, i)}).ref for i in range(20)]
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(in_memory.scale, 3), pool.submit(in_memory.scale, 1)]
+            assert {change.result(110).shards_after for change in both} == {1, 3}
+        assert [int(in_memory.load(ref)["w"][0]) for ref in refs] == list(range(20))
+
+
+class TestDraining:
+    @pytest.mark.parametrize("victim", [0, 1])
+    def test_a_shard_that_dies_while_names_move_loses_nothing_that_is_on_disk(
+        self, repo: Repository, victim: int
+    ) -> None:
+        refs = fill(repo)
+        repo.flush(PATIENCE_S)
+        with ThreadPoolExecutor(1) as pool:
+            scaling = pool.submit(repo.scale, 1)
+            until(lambda: moving(repo), "names move")
+            os.kill(pid_of(repo, victim), signal.SIGKILL)
+            assert scaling.result(PATIENCE_S).shards_after == 1
+        assert repo.models() == sorted(refs)
+        assert [value(repo, ref) for ref in refs] == list(range(MODELS))
+
+    def test_without_room_it_is_undone(self, in_memory: Repository) -> None:
+        whole = np.ones(6 << 20, np.uint8)
+        names = [next(n for i in range(99) if in_memory._session.home(n := f"n{i}") == shard) for shard in (0, 1)]
+        for name in names:
+            in_memory.save(name, {"w": whole})
+        before = in_memory.stats()
+        with pytest.raises(StoreFullError):
+            in_memory.scale(1)
+        in_memory._session.refresh()
+        assert (in_memory.shards, in_memory._session.topology.leaving) == ((0, 1), ())
+        assert [s.bytes_allocated for s in in_memory.stats().shards] == [s.bytes_allocated for s in before.shards]
+        assert all(np.array_equal(in_memory.load(name)["w"], whole) for name in names)
+        in_memory.retire(names[0])
+        assert in_memory.scale(1).shards_after == 1
+        assert np.array_equal(in_memory.load(names[1])["w"], whole)

@@ -1,0 +1,364 @@
+"""What comes after a commit, when shards have gone; and what comes after that which ends it. No Ray: one home only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+from tensorvine.actors.rpc.messages import ShardConfig
+from tensorvine.actors.rpc.waiters import Busy, Waiters
+from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
+from tensorvine.actors.shard.handoff.estate import Estate
+from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.actors.shard.local_clients import LocalClients
+from tensorvine.actors.shard.peer_calls import ShardPeers
+from tensorvine.actors.shard.peers import Peers
+from tensorvine.actors.shard.room import Room
+from tensorvine.actors.shard.writes import ShardWrites
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.overtaken import Overtaken
+from tensorvine.store.versions.version import Draft
+
+CLIENT, SAVE = "client", "client/s1"
+SEGMENT = (0, 4)
+
+
+class GoneEngine:
+    """All shards but this one have gone."""
+
+    def find(self, name: str) -> Any:
+        if "/shard-" in name:
+            raise LookupError(f"no actor named {name!r}")
+        return name
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        return None
+
+    def this_node(self) -> str:
+        return "here"
+
+    def restarted(self) -> bool:
+        return False
+
+    def keep(self, name: str, value: bytes | None) -> None:
+        pass
+
+    async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
+        return None
+
+
+class Quiet:
+    """A part that has nothing to do."""
+
+    moved = is_telling = False
+    heirs: tuple[int, ...] = ()
+
+    async def keep_pace(self, what: str, deadline: float) -> None:
+        pass
+
+    async def heard(self) -> None:
+        pass
+
+    def end_save(self, save_id: str) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def publish(self) -> None:
+        pass
+
+
+class Home(ShardWrites, ShardPeers):
+    """A shard's rules and the parts that a commit in memory needs."""
+
+    def __init__(self) -> None:
+        engine: Any = GoneEngine()
+        self._config = ShardConfig("gone", 0, (0, 1), 1 << 20, 0, 60.0)
+        self._lock = threading.RLock()
+        self._peers = Peers(engine, self._config)
+        self._state = ShardState(0, lambda name: 0)
+        self._waiters = Waiters(self._lock)
+        quiet: Any = Quiet()
+        self._room = self._estate = quiet
+        self._history = self._board = self._mirrors = self._claims = None
+        self._overtaken = Overtaken()
+        self._committing, self._settling = Busy(), Busy()
+        self._restarts_heard: dict[tuple[int, int | None], int] = {}
+        self._elastic = Elastic(
+            self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
+        )
+        holdings: Any = Quiet()
+        holdings.adopt = lambda save_id, life, blocks: [self._state.adopt(save_id, *block) for block in blocks]
+        self._holdings = holdings
+
+    def save(self, leases: list[str], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
+        graph = ModelGraph(())
+        names = holds or {SEGMENT: [0]}
+        draft = Draft("m", SAVE, None, None, "{}", b"key", (graph.to_json(), None), b"", names, 4, 4)
+        ref, _ = asyncio.run(self.commit(draft, CLIENT, 0, [(SEGMENT, b"abcd", [4])], leases, False, 60.0))
+        return str(ref)
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home()
+
+
+def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    peers = home._peers
+    for call in (lambda: peers.tell(1, "hold"), lambda: peers.hold("m@1", {(1, 1): [0]})):
+        with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it has drained"):
+            asyncio.run(call())
+    with pytest.raises(ShardUnavailableError):
+        peers.ask(1, "claims", (), 1.0)
+    peers.send(1, "release", "m@1")
+    asyncio.run(peers.tell_gently(1, "release", "m@1"))
+    asyncio.run(peers.release("m@1", {1}))
+    assert caplog.text.count("shard 1 did not hear release") == 2
+    assert caplog.text.count("shard 1 is not told release") == 1
+
+
+def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(self: GoneEngine, name: str) -> Any:
+        raise LookupError(f"no actor named {name!r}")
+
+    monkeypatch.setattr(GoneEngine, "find", find)
+    with pytest.raises(RepositoryNotFoundError, match="shard 0 of 'gone': expected its planner to run"):
+        Home()
+
+
+def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_commit(home: Home) -> None:
+    home._elastic._onward["client/0.a.1"] = 1
+    assert home.save(["client/0.a.1"]) == "m@1"
+    assert list(map(str, home._state.models())) == ["m@1"]
+
+
+def test_nothing_that_comes_after_a_commit_fails_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(*arguments: Any) -> None:
+        raise OperationTimeoutError("it is slow")
+
+    monkeypatch.setattr(home, "_settle", fails)
+    assert home.save([]) == "m@1"
+    assert "m@1 exists; what comes after it failed in part\n" in caplog.text
+    assert home._state.held(home._state.models()[0]) == {SEGMENT: [0]}
+
+
+def test_a_commit_that_a_shard_that_has_gone_makes_fail_leaves_nothing(home: Home) -> None:
+    with pytest.raises(ShardUnavailableError, match="gone/shard-1: expected it to run"):
+        home.save([], {SEGMENT: [0], (1, 1): [0]})
+    assert home._state.models() == []
+    assert home._state.version_holders() == []
+
+
+def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = Topology("gone", (0, 1), "starter")
+    home._peers.topology = topology
+    name = next(name for name in map(str, range(100)) if topology.home(name) == 0)
+    heard: list[str] = []
+
+    async def tell(shard: int, method: str, *arguments: Any) -> int:
+        heard.append(method)
+        return 0
+
+    async def change() -> None:
+        with home._elastic.writing(name):
+            home._elastic.learn(topology.shrunk([0]))
+            moving = asyncio.create_task(home._elastic.hand_over())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert heard == []
+            with pytest.raises(MovedError), home._elastic.writing(name):
+                pass
+        await moving
+
+    monkeypatch.setattr(home._peers, "tell", tell)
+    asyncio.run(change())
+    assert heard == ["take", "arrived"]
+
+
+# ---- releases while a shard drains ----------------------------------------------------------------------------
+
+
+def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    for holder in ("m@1", "m@2"):
+        home._state.hold(holder, {SEGMENT: [0]})
+    after = Topology("gone", (0, 1), "starter").shrunk([0])
+    estate = Estate(home._state, home._lock, home._holdings, home._peers)
+    estate._copied.add(SEGMENT)
+    monkeypatch.setattr(home, "_estate", estate)
+    heard: list[Any] = []
+    slow = asyncio.Event()
+
+    async def tell_within(timeout: float, shard: int, method: str, *arguments: Any) -> list[Any]:
+        if method == "inherit":
+            await slow.wait()
+            heard.extend(holder for segment in arguments[1] for holder in segment.holders)
+        else:
+            heard.append((shard, method, *arguments))
+        return []
+
+    async def drain() -> None:
+        moving = asyncio.create_task(estate.hand_over(after))
+        await asyncio.sleep(0)
+        await home.release("m@1")
+        assert heard == []
+        slow.set()
+        await moving
+        await home._settle()
+
+    monkeypatch.setattr(home._peers, "tell_within", tell_within)
+    asyncio.run(drain())
+    assert heard == [SAVE, "m@1", "m@2", (1, "release", "m@1")]
+
+
+def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+
+    async def tell(shard: int, method: str, holder: str) -> None:
+        heard.append(shard)
+        if shard not in (0, 3):
+            raise ShardUnavailableError(f"shard {shard} has drained")
+
+    monkeypatch.setattr(home._peers, "tell", tell)
+    home._peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
+    asyncio.run(home._peers.release("m@1", {1}))
+    assert heard == [1, 0, 2, 3, 0, 3]
+
+
+# ---- a release that comes before what it undoes ---------------------------------------------------------------
+
+
+def test_a_hold_that_its_release_overtook_is_refused_and_holds_nothing(home: Home) -> None:
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.release("m@7"))
+    with pytest.raises(OperationTimeoutError, match="m@7: expected to be held before it was given up"):
+        asyncio.run(home.hold("m@7", {SEGMENT: [0]}))
+    assert home._state.version_holders() == []
+    asyncio.run(home.hold("m@8", {SEGMENT: [0]}))
+    asyncio.run(home.release("m@8"))
+    asyncio.run(home.hold("m@8", {SEGMENT: [0]}))  # that release had found what it undoes
+    assert home._state.version_holders() == ["m@8"]
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start_changes_nothing(
+    home: Home, late: int
+) -> None:
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.hold("m@1", {SEGMENT: [0]}))
+    asyncio.run(home.hold("m@2", {SEGMENT: [0]}))
+    asyncio.run(home.release_homes(0, ["m@2"], 0, 2))
+    assert home._state.version_holders() == ["m@2"]
+    asyncio.run(home.hold("m@3", {SEGMENT: [0]}))
+    asyncio.run(home.release_homes(0, ["m@2"], 0, late))
+    assert home._state.version_holders() == ["m@2", "m@3"]
+
+
+def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, Any]] = []
+
+    class Heard:
+        def __init__(self, shard: int) -> None:
+            pass
+
+        async def call(self, timeout: float, method: str, *arguments: Any) -> None:
+            await asyncio.sleep(0)
+            heard.append((method, arguments))
+
+    monkeypatch.setattr(home._peers, "_link", Heard)
+    monkeypatch.setattr(home._peers, "_restarts", 3)
+    home._peers.forget_earlier(["m@1"])
+    for holder in ("m@5", "m@6"):
+        asyncio.run(home._peers.hold(holder, {(1, 1): [0]}))
+    assert heard == [
+        ("release_homes", (0, ["m@1"], 0, 3)),
+        ("hold", ("m@5", {(1, 1): [0]})),
+        ("hold", ("m@6", {(1, 1): [0]})),
+    ]
+
+
+def test_saves_are_not_remembered_and_of_versions_only_the_newest() -> None:
+    overtaken = Overtaken(limit=2)
+    for holder in ("m@1", "m@2", "m@3"):
+        overtaken.released(holder)
+    overtaken.check("m@1")
+    for holder in ("m@2", "m@3"):
+        with pytest.raises(OperationTimeoutError):
+            overtaken.check(holder)
+        overtaken.check(holder)
+    home = Home()
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.release("other/s1"))
+    asyncio.run(home.hold("other/s1", {SEGMENT: [0]}))
+
+
+# ---- what is asked for a save that has ended ------------------------------------------------------------------
+
+BYTES = 1 << 20
+ENDED = "save client/s1: expected to be under way; it has ended"
+
+
+@pytest.fixture
+def roomy(home: Home) -> Home:
+    """A home with memory for one block of `BYTES`, whose client is this process."""
+    engine: Any = GoneEngine()
+    clients = LocalClients()
+    clients.watch(CLIENT, os.getpid())
+    home._holdings = Holdings(home._state, home._lock, engine, BYTES, 0)
+    home._room = Room(home._lock, home._holdings, clients, home._waiters, None)
+    home._requests = 0
+    return home
+
+
+def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roomy: Home) -> None:
+    asyncio.run(roomy.abort(SAVE, []))
+    for ask in (
+        lambda: roomy.grant(CLIENT, SAVE, [BYTES], 60.0),
+        lambda: roomy.begin(CLIENT, "m", None, True, None, False, False, SAVE, [BYTES], 60.0),
+        lambda: roomy.reserve(CLIENT, SAVE, [BYTES // 4]),
+    ):
+        with pytest.raises(OperationTimeoutError, match=ENDED):
+            asyncio.run(ask())
+    assert roomy._holdings.bytes_filling == 0
+
+
+def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_while_it_waited(roomy: Home) -> None:
+    async def both() -> None:
+        assert await roomy.grant(CLIENT, "client/s0", [BYTES], 60.0)
+        waiting = asyncio.create_task(roomy.grant(CLIENT, SAVE, [BYTES], 60.0))
+        await asyncio.sleep(0)  # it waits from here on
+        await roomy.abort(SAVE, [])
+        await roomy.abort("client/s0", [])
+        with pytest.raises(OperationTimeoutError, match=ENDED):
+            await waiting
+
+    asyncio.run(both())
+    assert roomy._holdings.bytes_filling == 0
+
+
+def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Home) -> None:
+    roomy._state.open(CLIENT, 0.0)
+    asyncio.run(roomy.abort(SAVE, []))
+    with pytest.raises(OperationTimeoutError, match=ENDED):
+        asyncio.run(roomy.adopt(SAVE, os.getpid(), [(SEGMENT, b"abcd", [4])]))
+    assert roomy._state.segment(SEGMENT) is None

@@ -1,0 +1,292 @@
+"""Trouble with the disk: the error names the file, what was committed stays whole, and when it is over all goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorvine.actors import Repository
+from tensorvine.store import Zstd
+from tensorvine.store.errors import (
+    CodecUnavailableError,
+    CorruptDataError,
+    StorageError,
+    TensorVineError,
+)
+
+from tests.support.disk import MIB, manifests, noise, same, segments, start, weights
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+MOUNT, UMOUNT, CHATTR = (shutil.which(tool) or "" for tool in ("mount", "umount", "chattr"))
+
+
+@pytest.fixture(autouse=True)
+def short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails while the disk is in trouble must not wait for it when it closes."""
+    monkeypatch.setattr("tensorvine.actors.client.repository.FLUSH_TIMEOUT_S", 20.0)
+
+
+def tensors(seed: int) -> dict[str, np.ndarray]:
+    return {"a": weights(50_000, seed), "b": noise(300_000, seed)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "repository"
+
+
+class TestPathGoneForAWhile:
+    def test_durable_saves_fail_by_name_and_others_wait_in_order(self, cluster: object, path: Path) -> None:
+        apart = path.with_name("apart")
+        with start(path) as repo:
+            repo.save("m", tensors(1), durability="disk")
+            path.rename(apart)
+            with pytest.raises(StorageError, match=f"{path}.*No such file"):
+                repo.save("m", tensors(2), durability="disk", timeout=20)
+            assert repo.models() == [repo.info("m@1").ref]
+            refs = [repo.save("m", tensors(n)).ref for n in range(3, 7)]
+            with pytest.raises(StorageError, match=f"{path}"):
+                repo.flush(timeout=1)
+            assert repo.stats().shards[0].versions_behind == len(refs)
+            with pytest.raises(StorageError, match=f"{path}"):
+                repo.retire("m@1")
+            assert same(repo.load("m@1"), tensors(1))
+            apart.rename(path)
+            repo.flush()
+            assert manifests(path) == ["m@1", *(str(ref) for ref in refs)]
+            saved = repo.save("m", tensors(8), durability="disk").ref
+            assert saved.version == refs[-1].version + 1
+            assert repo.verify() == []
+
+    def test_savers_wait_when_too_much_waits(self, cluster: object, path: Path) -> None:
+        with start(path, lag_bytes=0) as repo:
+            (path / "segments").write_text("no folder")
+            repo.save("m", tensors(1))
+            with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
+                repo.save("n", tensors(2), timeout=10)  # by then the disk has refused, on a busy machine too
+            stats = repo.stats().shards[0]
+            assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
+            waiting = repo.save_async("n", tensors(3), timeout=60)
+            (path / "segments").unlink()
+            assert waiting.committed(60).ref.version == 1
+            repo.flush()
+            assert manifests(path) == ["m@1", "n@1"]
+
+    def test_savers_wait_for_the_home_of_the_name_too(self, cluster: object, path: Path) -> None:
+        with start(path, shards=2, lag_bytes=0) as repo:
+            names = [next(n for i in range(99) if repo._session.home(n := f"n{i}") == shard) for shard in (0, 1)]
+            repo.save(names[0], tensors(1), durability="disk")
+            (path / "manifests").rename(path / "apart")
+            (path / "manifests").write_text("no folder")
+            repo.save(names[1], tensors(1), parent=names[0], inherit=None)
+            with pytest.raises(StorageError, match=f"{path}/manifests"):
+                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
+            assert repo.stats().shards[1].versions_behind == 1
+            (path / "manifests").unlink()
+            (path / "apart").rename(path / "manifests")
+
+    def test_a_disk_that_is_full(self, cluster: object, tmp_path: Path) -> None:
+        if (
+            not MOUNT
+            or subprocess.run([MOUNT, "-t", "tmpfs", "-o", "size=6m", "x", str(tmp_path)], check=False).returncode
+        ):
+            pytest.skip("no small file system can be mounted here")
+        try:
+            with start(tmp_path) as repo:
+                given = {"t": noise(4 * MIB, 1)}
+                repo.save("m", given, durability="disk")
+                with pytest.raises(StorageError, match=rf"{tmp_path}/segments/.*No space left on device"):
+                    repo.save("m", {"t": noise(4 * MIB, 2)}, durability="disk")
+                assert same(repo.load("m"), given)
+                waiting = repo.save("m", {"t": noise(4 * MIB, 3)}).ref
+                with pytest.raises(StorageError, match="No space left on device"):
+                    repo.flush(timeout=1)
+                repo.retire("m@1")
+                repo.flush()
+                assert str(waiting) in manifests(tmp_path)
+                assert repo.verify() == []
+                assert not list(tmp_path.rglob("*.tmp"))
+        finally:
+            subprocess.run([UMOUNT, "-l", str(tmp_path)], check=True)
+
+
+@pytest.fixture
+def damaged(cluster: object, path: Path) -> Iterator[tuple[Repository, dict[str, Path]]]:
+    """A repository started on four versions, each with one segment; the fixture says which file is whose."""
+    owner: dict[str, Path] = {}
+    with start(path, shards=1) as repo:
+        for n, name in enumerate(("good", "flipped", "cut", "absent")):
+            before = set(segments(path))
+            repo.save(name, tensors(n), durability="disk")
+            (owner[name],) = set(segments(path)) - before
+    flip(owner["flipped"], -100_000)
+    with open(owner["cut"], "r+b") as file:
+        file.truncate(owner["cut"].stat().st_size - 4096)
+    owner["absent"].unlink()
+    with start(path, shards=1) as repo:
+        yield repo, owner
+
+
+def flip(file: Path, position: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+class TestDamagedFiles:
+    def test_loads_name_file_and_tensor_and_verify_finds_just_them(
+        self, damaged: tuple[Repository, dict[str, Path]]
+    ) -> None:
+        repo, owner = damaged
+        with pytest.raises(CorruptDataError, match=rf"{owner['flipped']}: tensor 'b'.*checksum"):
+            repo.load("flipped")
+        assert same(repo.load("flipped", tensors=["a"]), {"a": tensors(1)["a"]})
+        with pytest.raises(CorruptDataError, match=f"{owner['cut']}"):
+            repo.load("cut")
+        with pytest.raises(TensorVineError, match="absent@1 is lost in part"):
+            repo.load("absent")
+        assert same(repo.load("good"), tensors(0))
+        found = {problem.ref.name: problem.text for problem in repo.verify()}
+        assert found.keys() == {"flipped", "cut", "absent"}
+        assert f"{owner['flipped']}" in found["flipped"]
+        assert "'b'" in found["flipped"]
+        assert repo.verify("good") == []
+        assert [str(p.ref) for p in repo.verify("cut")] == ["cut@1"] * len(repo.verify("cut"))
+        assert repo.save("cut", tensors(7), inherit=None, durability="disk").ref.version == 2
+        assert same(repo.load("cut"), tensors(7))
+
+    def test_a_file_that_is_cut_while_it_is_open(self, cluster: object, path: Path) -> None:
+        with start(path) as repo:
+            repo.save("m", {"t": noise(3 * MIB), "u": noise(3 * MIB, 1)}, durability="disk")
+        with start(path) as repo:
+            repo.load("m", tensors=["t"])
+            process = repo._session.connection(0).hello.pid
+            (file,) = segments(path)
+            os.truncate(file, 64 << 10)
+            with pytest.raises(TensorVineError, match=f"{file}"):
+                repo.load("m", tensors=["u"])
+            assert repo._session.connection(0).hello.pid == process
+            assert np.array_equal(repo.load("m", tensors=["t"])["t"], noise(3 * MIB))
+
+    def test_a_damaged_manifest_hides_its_version_only(self, cluster: object, path: Path) -> None:
+        with start(path) as repo:
+            for n in (1, 2):
+                repo.save("m", tensors(n), inherit=None, durability="disk")
+            repo.save("other", tensors(3), durability="disk")
+            broken = path / "manifests" / "m@2.arrow"
+            whole = broken.read_bytes()
+            flip(broken, 700)
+            (problem,) = repo.verify()
+            assert (str(problem.ref), str(broken) in problem.text) == ("m@2", True)
+            before = segments(path)
+        with start(path) as repo:
+            assert [str(ref) for ref in repo.models()] == ["m@1", "other@1"]
+            with pytest.raises(TensorVineError, match="m@2"):
+                repo.load("m@2")
+            assert same(repo.load("m@1"), tensors(1))
+            assert repo.save("m", tensors(4), durability="disk").ref.version == 3
+            assert set(before) <= set(segments(path))
+        broken.write_bytes(whole)
+        with start(path) as repo:
+            assert same(repo.load("m@2"), tensors(2))
+
+    def test_quality_that_is_no_number(self, cluster: object, path: Path) -> None:
+        with start(path) as repo:
+            repo.save("m", tensors(1), quality=float("nan"), durability="disk")
+            assert repo.verify() == []
+
+
+class TestPathsThatCannotBeUsed:
+    def test_a_format_of_the_future(self, cluster: object, path: Path) -> None:
+        path.mkdir()
+        (path / "repository.json").write_text(json.dumps({"format": 99}))
+        with pytest.raises(CorruptDataError, match=rf"{path}/repository.json: expected format 1; found 99"):
+            start(path)
+
+    def test_a_file(self, cluster: object, path: Path) -> None:
+        path.write_text("text")
+        with pytest.raises(StorageError, match=f"{path}.*Not a directory"):
+            start(path)
+
+    def test_a_directory_of_something_else(self, cluster: object, path: Path) -> None:
+        path.mkdir()
+        (path / "thesis.tex").write_text("text")
+        with pytest.raises(StorageError, match=r"expected an empty directory or a repository; found \['thesis.tex'\]"):
+            start(path)
+        assert os.listdir(path) == ["thesis.tex"]
+
+    def test_one_that_may_not_be_written(self, cluster: object, path: Path) -> None:
+        path.mkdir()
+        if not CHATTR or subprocess.run([CHATTR, "+i", str(path)], check=False).returncode:
+            path.chmod(0o555)
+            if os.access(path, os.W_OK):
+                pytest.skip("nothing keeps this user from writing here")
+        try:
+            with pytest.raises(StorageError, match=f"{path}.*not permitted|{path}.*Permission denied"):
+                start(path)
+        finally:
+            if CHATTR:
+                subprocess.run([CHATTR, "-i", str(path)], check=False)
+            path.chmod(0o755)
+
+    def test_names_with_signs_that_mean_something_in_a_uri(self, cluster: object, tmp_path: Path) -> None:
+        path = tmp_path / "a b%20#ü?x=1"
+        with start(path) as repo:
+            repo.save("m", tensors(1), durability="disk")
+        assert manifests(path) == ["m@1"]
+
+    def test_a_second_repository_here_and_from_another_process(self, cluster: object, path: Path) -> None:
+        script = """
+            import sys
+            from tensorvine.actors import Repository
+            from tensorvine.store.errors import StorageError
+
+            try:
+                Repository.start("second", path=sys.argv[1], shards=1, store_bytes=1 << 24, preallocate_bytes=0)
+            except StorageError as exc:
+                sys.exit(f"refused: {exc}")
+        """
+        with start(path) as repo:
+            repo.save("m", tensors(1), durability="disk")
+            with pytest.raises(StorageError, match=f"{path}: expected a path of its own; another repository"):
+                start(path)
+            child = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(script), str(path)],
+                env={**os.environ, "RAY_ADDRESS": "local"},
+                capture_output=True,
+                timeout=200,
+                check=False,
+            )
+            assert b"refused" in child.stderr, child.stderr.decode()[-2000:]
+            assert b"another repository runs on it" in child.stderr
+            assert repo.save("m", tensors(2), durability="disk").ref.version == 2
+            assert repo.verify() == []
+
+
+class TestCodecNotInstalled:
+    def test_starting_and_reading_say_which(self, cluster: object, path: Path) -> None:
+        with start(path, codec=Zstd()) as repo:
+            repo.save("m", {"a": np.zeros(300_000, np.float32)}, durability="disk")
+            repo.save("noise", {"a": noise(300_000)}, durability="disk")
+        child = subprocess.run(
+            [sys.executable, str(Path(__file__).parents[2] / "support/without_zstandard.py"), str(path)],
+            env={**os.environ, "RAY_ADDRESS": "local"},
+            capture_output=True,
+            timeout=200,
+            check=False,
+        )
+        assert child.returncode == 0, child.stderr.decode()[-3000:]
+        said = json.loads(child.stdout)
+        assert said["start"][0] == said["load"][0] == CodecUnavailableError.__name__
+        assert "zstandard" in said["start"][1]
+        assert "zstandard" in said["load"][1]
+        assert said["noise"] == 300_000

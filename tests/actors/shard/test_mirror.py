@@ -1,0 +1,381 @@
+"""The rules of mirrors, without any engine: what is kept, what is not heard, who keeps it, what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.shard.replicas.messages import Message, Open, Original, Put, Sync
+from tensorvine.actors.shard.replicas.mirrors import Mirrors
+from tensorvine.actors.shard.replicas.restore import Restored, restore
+from tensorvine.actors.shard.replicas.shelf import Shelf
+from tensorvine.planner.buddies import buddies_of
+from tensorvine.planner.topology import Topology
+from tensorvine.store import ModelRef
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
+from tensorvine.store.segments.segment import ABSENT, GONE, SegmentId, Stored, layout
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.manifest import Header
+from tensorvine.store.versions.mirror import NEVER, Copy, Kept, Mirror
+from tensorvine.store.versions.segments import RESTORED, SegmentTable
+
+from tests.support.groups import wait_until
+
+PATIENCE_S = 60.0
+
+
+def kept(ref: ModelRef) -> Kept:
+    return Kept(Header(ref, None, None, "{}", 1, b"k", 4, 4), b"body", b"graph")
+
+
+def copy_of(serial: int) -> Copy:
+    return Copy((4,), (0,), f"block {serial}")
+
+
+class TestBuddies:
+    @given(
+        st.dictionaries(st.integers(0, 9), st.sampled_from("abcd"), min_size=1),
+        st.integers(1, 4),
+    )
+    def test_they_are_others_on_nodes_of_their_own_as_far_as_there_are_some(
+        self, nodes: dict[int, str], copies: int
+    ) -> None:
+        for shard in nodes:
+            chosen = buddies_of(shard, nodes, copies)
+            assert shard not in chosen
+            assert len(set(chosen)) == len(chosen) == min(copies, len(nodes) - 1)
+            apart = {nodes[s] for s in (shard, *chosen)}
+            assert len(apart) == min(copies + 1, len(set(nodes.values())))
+
+    def test_each_of_a_ring_keeps_as_many_as_it_has_kept(self) -> None:
+        nodes = {shard: str(shard) for shard in range(5)}
+        chosen = [buddies_of(shard, nodes, 2) for shard in nodes]
+        assert sorted(b for pair in chosen for b in pair) == sorted(list(range(5)) * 2)
+
+    def test_an_unknown_shard_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"buddies of shard 3: expected it among the shards; found \[0, 1\]"):
+            buddies_of(3, {0: "a", 1: "b"}, 1)
+
+
+class TestLives:
+    def test_a_life_that_is_over_is_not_heard(self) -> None:
+        mirror = Mirror(1)
+        mirror.open(1)
+        mirror.put(1, {(1, 7): copy_of(7)}, {ModelRef("m", 1): kept(ModelRef("m", 1))})
+        mirror.stamp(1, (1, 4))
+        assert mirror.open(2) == 2
+        stale = r"mirror of shard 1: expected its life 2; found a message of life 1"
+        for late in (
+            lambda: mirror.put(1, {(1, 8): copy_of(8)}, {}),
+            lambda: mirror.drop(1, [(1, 7)], [ModelRef("m", 1)]),
+            lambda: mirror.sync(1, set(), set()),
+            lambda: mirror.stamp(1, (9, 9)),
+            lambda: mirror.clear(1),
+        ):
+            with pytest.raises(ShardUnavailableError, match=stale):
+                late()
+        assert list(mirror.copies) == [(1, 7)]
+        assert list(mirror.records) == [ModelRef("m", 1)]
+        assert mirror.complete == (1, 4)
+        assert mirror.freed == ["block 8"]  # what was fetched for the late message has no owner
+
+    def test_the_answer_tells_an_earlier_life_that_it_is_one(self) -> None:
+        mirror = Mirror(1)
+        mirror.open(5)
+        assert mirror.open(3) == 5
+
+    def test_what_a_life_opens_keeps_the_rank_of_its_content(self) -> None:
+        mirror = Mirror(1)
+        mirror.open(1)
+        mirror.stamp(1, (1, 4))
+        mirror.stamp(1, (1, 2))
+        mirror.open(2)
+        assert mirror.complete == (1, 4)
+        mirror.clear(2)
+        assert mirror.complete == NEVER
+
+    def test_a_copy_that_was_on_its_way_when_the_mirror_was_let_go_of_is_not_kept(self) -> None:
+        mirror = Mirror(1)
+        mirror.open(2)
+        mirror.put(2, {(1, 7): copy_of(7)}, {})
+        for _ in range(2):
+            mirror.clear(2)
+        with pytest.raises(ShardUnavailableError, match="mirror of shard 1: expected it open; it was let go of"):
+            mirror.put(2, {(1, 8): copy_of(8)}, {ModelRef("m", 1): kept(ModelRef("m", 1))})
+        assert (mirror.copies, mirror.records, mirror.nbytes) == ({}, {}, 0)
+        assert mirror.freed == ["block 7", "block 8"]
+        assert mirror.open(1) == 2  # a life that is over does not open it
+        with pytest.raises(ShardUnavailableError):
+            mirror.put(2, {(1, 8): copy_of(8)}, {})
+        mirror.open(2)
+        mirror.put(2, {(1, 8): copy_of(8)}, {})
+        assert list(mirror.copies) == [(1, 8)]
+
+
+class Mirrored(RuleBasedStateMachine):
+    """A shard and its buddy: messages come once, twice, late or never; a sync makes the mirror right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life, self.serial = 1, 0
+        self.segments: set[SegmentId] = set()
+        self.refs: set[ModelRef] = set()
+        self.put: dict[SegmentId, str] = {}
+        self.mirror = Mirror(1)
+        self.mirror.open(1)
+        self.handles: list[str] = []
+
+    def told(self, life: int, serial: int) -> None:
+        """A message that puts a segment and the version of that number."""
+        self.handles.append(f"block {serial}.{len(self.handles)}")
+        copies = {(1, serial): Copy((4,), (0,), self.handles[-1])}
+        ref = ModelRef("m", serial)
+        try:
+            self.mirror.put(life, copies, {ref: kept(ref)})
+        except ShardUnavailableError:
+            assert life < self.life
+
+    @rule()
+    def commit(self) -> None:
+        self.serial += 1
+        self.segments.add((1, self.serial))
+        self.refs.add(ModelRef("m", self.serial))
+        self.told(self.life, self.serial)
+
+    @precondition(lambda self: self.segments)
+    @rule(data=st.data())
+    def message_comes_again(self, data: st.DataObject) -> None:
+        self.told(self.life, data.draw(st.sampled_from(sorted(self.segments)))[1])
+
+    @precondition(lambda self: self.serial)
+    @rule(data=st.data())
+    def message_of_an_earlier_life(self, data: st.DataObject) -> None:
+        if self.life > 1:
+            self.told(data.draw(st.integers(1, self.life - 1)), data.draw(st.integers(1, self.serial)))
+
+    @precondition(lambda self: self.segments)
+    @rule(data=st.data(), heard=st.booleans())
+    def retire(self, data: st.DataObject, heard: bool) -> None:
+        segment = data.draw(st.sampled_from(sorted(self.segments)))
+        ref = ModelRef("m", segment[1])
+        self.segments.discard(segment)
+        self.refs.discard(ref)
+        if heard:
+            for _ in range(2):
+                self.mirror.drop(self.life, [segment], [ref])
+
+    @rule()
+    def start_again(self) -> None:
+        """All that was committed comes back from the mirror."""
+        assert self.mirror.copies.keys() >= self.segments
+        assert self.mirror.records.keys() >= self.refs
+        self.life += 1
+        assert self.mirror.open(self.life) == self.life
+        self.segments, self.refs = set(self.mirror.copies), set(self.mirror.records)
+
+    @rule()
+    def lose_the_buddy(self) -> None:
+        self.mirror = Mirror(1)
+        self.handles = []
+        self.mirror.open(self.life)
+        segments, refs = self.mirror.sync(self.life, self.segments, self.refs)
+        assert (segments, refs) == (self.segments, self.refs)
+        for _, serial in segments:
+            self.told(self.life, serial)
+
+    @rule()
+    def sync(self) -> None:
+        assert self.mirror.sync(self.life, self.segments, self.refs) == (set(), set())
+        assert (self.mirror.copies.keys(), self.mirror.records.keys()) == (self.segments, self.refs)
+
+    @invariant()
+    def every_block_is_kept_or_free_once(self) -> None:
+        held = [copy.handle for copy in self.mirror.copies.values()]
+        assert sorted(held + self.mirror.freed) == sorted(self.handles)
+        assert self.mirror.nbytes == sum(copy.length for copy in self.mirror.copies.values())
+
+
+class Shelves:
+    """The shelves of shards 1 and 2, of which some do not answer; it stands for `Peers` of shard 0."""
+
+    def __init__(self) -> None:
+        self.topology = Topology("r", (0, 1, 2), "node")
+        self.others = [1, 2]
+        self.silent: set[int] = set()
+        self.full = False
+        self.refused = 0
+        self.shelves = {shard: self.shelf(shard) for shard in self.others}
+
+    def shelf(self, shard: int) -> Shelf:
+        state, lock = ShardState(shard, lambda _: 0), threading.RLock()
+        holdings: Any = SimpleNamespace(drop_save=lambda owner: None)
+        return Shelf(f"node {shard}", "", state, lock, holdings, lambda *arguments: None, lambda: None)
+
+    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        if shard in self.silent:
+            raise OperationTimeoutError(f"shard {shard} is silent")
+        if self.full and isinstance(arguments[0], Sync):
+            self.refused += 1
+            raise StoreFullError(f"save mirror/0.{self.refused}: expected room")
+        return asyncio.run(self.shelves[shard].take(*arguments))
+
+    def told(self, shard: int, *messages: Message) -> None:
+        for message in messages:
+            self.ask(shard, "mirror", (message,), 1.0)
+
+    def mirror(self, shard: int) -> Mirror:
+        return self.shelves[shard]._mirrors[0]
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Restored, Mirrors]:
+        """Shard 0 starts again, on node 0."""
+        monkeypatch.setattr("tensorvine.actors.shard.replicas.restore.SILENT_S", 0.0)
+        state, lock, peers, nothing = ShardState(0, lambda _: 0), threading.RLock(), cast(Any, self), cast(Any, None)
+        restored = restore(0, peers, state, lock, nothing)
+        arguments = (restored, state, lock, nothing, peers, Waiters(lock), lambda: set[ModelRef]())
+        return restored, Mirrors(0, 1, "node 0", None, *arguments)
+
+
+@pytest.fixture
+def shelves(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves]:
+    monkeypatch.setattr("tensorvine.actors.shard.replicas.mirrors.TICK_S", 0.01)
+    monkeypatch.setattr("tensorvine.actors.shard.replicas.mirrors.MARK_S", 0.01)
+    monkeypatch.setattr("tensorvine.actors.shard.replicas.buddies.PATIENCE_S", 0.0)
+    shelves = Shelves()
+    yield shelves
+    shelves.topology = Topology("r", (1, 2), "node")  # shard 0 has drained: its thread tells nobody any more
+
+
+class TestAShardThatWasSilentWhenAnotherStartedAgain:
+    def test_lets_go_of_its_mirror_when_it_answers(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf = shelves.shelves[2].name
+        shelves.told(2, Open(0, 5), Put(0, 5, shelf, {(0, 1): Original((4,), (0,), b"abcd")}, {}, None, 1.0))
+        assert shelves.mirror(2).nbytes
+        shelves.silent = {2}
+        restored, mirrors = shelves.begin(monkeypatch)
+        assert (restored.life, restored.unheard) == (1, {2})
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+        shelves.silent = set()
+        wait_until(lambda: not shelves.mirror(2).nbytes, "shard 2 to let go", PATIENCE_S)
+        assert shelves.mirror(2).closed
+        wait_until(lambda: shelves.mirror(1).life == shelves.mirror(2).life > 5, "a life above all", PATIENCE_S)
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+
+    def test_does_not_end_a_life_that_others_go_by(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
+        restored, mirrors = shelves.begin(monkeypatch)
+        assert (restored.life, restored.unheard) == (1, set())
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+        shelves.told(1, Open(0, 2))  # another process is shard 0 now
+        wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused", PATIENCE_S)
+        assert shelves.mirror(1).life == 2
+
+
+class TestABuddyWithoutRoom:
+    def test_is_tried_once_each_time_whatever_its_error_says(
+        self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("tensorvine.actors.shard.replicas.mirrors.TICK_S", 60.0)
+        shelves.full = True
+        _, mirrors = shelves.begin(monkeypatch)
+        for number in range(1, 31):
+            mirrors.news()
+            wait_until(lambda least=number: shelves.refused >= least, "the next try", PATIENCE_S)
+        assert shelves.refused == 30
+        assert len([record for record in caplog.records if "is behind" in record.message]) == 1
+        shelves.full = False
+        mirrors.news()
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+
+
+Mirrored.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMirrored = Mirrored.TestCase
+
+
+class TestTakingBack:
+    """What a mirror kept comes back into the table of segments."""
+
+    @pytest.mark.parametrize("slots", [c for n in range(4) for c in combinations(range(3), n)])
+    @pytest.mark.parametrize("on_disk", [c for n in range(4) for c in combinations(range(3), n)])
+    def test_beside_what_the_disk_has(self, slots: tuple[int, ...], on_disk: tuple[int, ...]) -> None:
+        sizes = (100, 0, 7)
+        table = SegmentTable(0)
+        if on_disk:
+            known = [sizes[slot] if slot in on_disk else 0 for slot in range(max(on_disk) + 1)]
+            table.recover((0, 9), known, Stored("f", 0, 500, frozenset(on_disk)))
+            table.hold("m@1", {(0, 9): on_disk})
+        table.take_back((0, 9), "block", sizes, slots)
+        segment = table.segment((0, 9))
+        assert segment is not None
+        starts = dict(zip(slots, layout([sizes[slot] for slot in slots])[0], strict=True))
+        expected = [starts.get(s, ABSENT if s in on_disk else GONE) for s in range(3)]
+        assert list(segment.offsets) == expected
+        table.hold("m@2", {(0, 9): sorted({*slots, *on_disk})})
+        table.check()
+        table.release(RESTORED)
+        table.check()
+        assert set(segment.live_slots) == {*slots, *on_disk}
+        table.release("m@1")
+        table.release("m@2")
+        assert table.segment((0, 9)) is None
+        assert table.freed == ["block"]
+        table.check()
+
+    def test_what_nobody_names_goes_when_all_homes_have_answered(self) -> None:
+        table = SegmentTable(0)
+        table.take_back((0, 1), "one", (4,), (0,))
+        table.take_back((0, 2), "two", (4,), (0,))
+        table.hold("m@1", {(0, 1): [0]})
+        assert table.unsaved() == {(0, 1), (0, 2)}
+        table.release(RESTORED)
+        assert (table.unsaved(), table.freed) == ({(0, 1)}, ["two"])
+
+    def test_only_what_versions_hold_and_no_file_has_is_to_be_mirrored(self) -> None:
+        table = SegmentTable(0)
+        table.adopt("client/1", (0, 1), "staged", [4])
+        table.adopt("m@1", (0, 2), "held", [4])
+        table.adopt("m@2", (0, 3), "on disk", [4])
+        table.store((0, 3), Stored("f", 0, 500, frozenset({0})))
+        assert table.unsaved() == {(0, 2), (0, 3)}
+        table.written("m@2")
+        assert table.unsaved() == {(0, 2)}
+
+    def test_a_file_is_worth_as_much_as_the_manifests_that_name_what_is_needed_of_it(self) -> None:
+        table, segment = SegmentTable(0), (0, 1)
+        table.adopt("m@1", segment, "block", [4, 4])
+        table.store(segment, Stored("f", 0, 500, frozenset({0, 1})))
+        assert not table.rests(segment)
+        table.written("m@1")
+        table.hold("n@1", {segment: [0]})  # waits for the disk, but a restart finds what it needs by m@1
+        assert table.rests(segment)
+        assert table.uncovered() == set()
+        table.leaves("m@1")
+        assert not table.rests(segment)
+        table.release("m@1")
+        assert table.uncovered() == {segment}
+        table.written("n@1")
+        assert table.rests(segment)
+        table.hold("n@1", {segment: [0]})  # told again
+        assert table.rests(segment)
+        table.release("n@1")
+        assert table.rests(segment)
+
+    def test_what_moves_to_another_shard_is_known_there_to_be_on_disk_or_not(self) -> None:
+        table, heir, segment = SegmentTable(0), SegmentTable(1), (0, 1)
+        heir.where = lambda _: 1
+        table.adopt("m@1", segment, "block", [4, 4])
+        table.store(segment, Stored("f", 0, 500, frozenset({0, 1})))
+        table.hold("n@1", {segment: [0]})
+        table.written("n@1")
+        heir.inherit(table.moving(segment), "+drain/0.1")
+        heir.release("+drain/0.1")
+        assert not heir.rests(segment)
+        heir.written("m@1")
+        assert heir.rests(segment)

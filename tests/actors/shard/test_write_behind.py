@@ -1,0 +1,144 @@
+"""Write-behind: a save returns before the disk has it, and the disk gets all of it in the order of the commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors import Repository
+from tensorvine.store import Gzip, Shuffle
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
+
+from tests.support.disk import MIB, eventually, kill_shard, manifests, name_at, same, segments, start, weights
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+SLOW = Shuffle() | Gzip(9)
+"""Takes a second for some 10 MiB."""
+LAG = 6 * MIB
+
+
+@pytest.fixture(scope="class")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slow")
+
+
+@pytest.fixture(scope="class")
+def repo(cluster: object, path: Path) -> Iterator[Repository]:
+    with start(path, shards=2, codec=SLOW, lag_bytes=LAG, store_bytes=96 * MIB) as started:
+        yield started
+
+
+def before_it_is_asked(repo: Repository, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Have something happen after a flush has learnt who lives, and before it asks them."""
+    broadcast = repo._session.broadcast
+
+    def asked(method: str, *arguments: Any, **options: Any) -> list[Any]:
+        if method == "flush":
+            happens()
+        return broadcast(method, *arguments, **options)
+
+    monkeypatch.setattr(repo._session, "broadcast", asked)
+
+
+class TestSlowDisk:
+    def test_saves_return_before_the_write_and_reach_the_disk_in_order(self, repo: Repository, path: Path) -> None:
+        names = [name_at(repo, shard, stem) for shard in (0, 1) for stem in ("x", "y")]
+        given = {}
+        for n in range(12):
+            given[repo.save(names[n % 4], {"t": weights(MIB // 2, n)}).ref] = n
+        assert repo.stats().shards[0].versions_behind > 0
+        assert len(manifests(path)) < len(given)
+        for ref, n in given.items():
+            assert same(repo.load(ref), {"t": weights(MIB // 2, n)})
+        repo.flush()
+        assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
+        appeared = manifests(path)
+        for shard in (0, 1):
+            mine = [str(ref) for ref in given if repo._session.home(ref.name) == shard]
+            assert [ref for ref in appeared if ref in mine] == mine
+
+    def test_a_flush_during_which_a_shard_dies_says_so(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What that shard had only in memory is lost: that its next life has nothing left to write is no promise."""
+        repo.save(name_at(repo, 0), {"t": weights(MIB)})
+        before_it_is_asked(repo, monkeypatch, lambda: kill_shard(repo, 0))
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[0\]"):
+            repo.flush()
+        monkeypatch.undo()
+        repo.flush()
+
+    def test_savers_wait_so_that_the_lag_is_bounded(self, repo: Repository) -> None:
+        name, size = name_at(repo, 0), 2 * MIB
+        for n in range(10):
+            repo.save(name, {"t": weights(size // 4, n)})
+            assert repo.stats().shards[0].bytes_behind <= LAG + size
+        repo.flush()
+
+    def test_many_may_wait_for_two_shards_that_need_each_other(self, repo: Repository) -> None:
+        for shard in (0, 1):  # a child whose home is the other shard has its tensors written by its parent's
+            parent, child = name_at(repo, shard, "p"), name_at(repo, 1 - shard, "c")
+            repo.save(child, {"x": np.round(weights(MIB + MIB // 4, 1), 2)})  # what is regular takes longest
+            base = repo.save(parent, {"t": weights(MIB // 2, 2), "u": np.ones(9)}).ref
+            repo.save(child, {"t": weights(MIB // 2, 2), "u": np.zeros(9)}, parent=base)
+        with ThreadPoolExecutor(20) as pool:
+            waits = [pool.submit(repo.flush, 60) for _ in range(20)]
+            assert [wait.result(90) for wait in waits] == [None] * 20
+        assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
+
+    def test_a_durable_save_comes_after_what_was_committed_before_it(self, repo: Repository, path: Path) -> None:
+        name = name_at(repo, 1)
+        before = [str(repo.save(name, {"t": weights(MIB // 2, n)}).ref) for n in range(3)]
+        ref = repo.save(name, {"t": np.ones(9)}, durability="disk").ref
+        assert manifests(path)[-4:] == [*before, str(ref)]
+
+    def test_a_version_that_is_retired_before_it_is_written_is_not_written(self, repo: Repository, path: Path) -> None:
+        name = name_at(repo, 0, "gone")
+        repo.flush()
+        known = set(segments(path))
+        first = repo.save(name, {"t": weights(MIB, 1)}).ref
+        doomed = repo.save(name, {"t": weights(MIB, 2)}).ref
+        repo.retire(doomed)
+        repo.retire(first)
+        repo.flush()
+        eventually(lambda: set(segments(path)) == known, "no tensor of the two on disk")
+        assert repo.verify() == []
+        assert repo.save(name, {}).ref.version == doomed.version + 1
+
+    def test_a_durable_save_that_takes_too_long_never_exists(self, repo: Repository, path: Path) -> None:
+        name = name_at(repo, 1, "late")
+        known = set(segments(path))
+        with pytest.raises(OperationTimeoutError, match="the disk is slower"):
+            repo.save(name, {f"t{n}": weights(2 * MIB, n) for n in range(6)}, durability="disk", timeout=2)
+        assert [ref for ref in repo.models() if ref.name == name] == []
+        repo.flush()
+        assert not any(name in manifest for manifest in manifests(path))
+        eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
+        assert repo.save(name, {"t": np.ones(5)}, durability="disk").ref.version == 2
+        repo._session.broadcast("check")
+
+
+class TestClose:
+    def test_who_started_it_leaves_when_all_is_on_disk(self, cluster: object, tmp_path: Path) -> None:
+        given = {"t": weights(2 * MIB, 1)}
+        repo = start(tmp_path, codec=SLOW)
+        pending = [repo.save_async("m", {k: v + n for k, v in given.items()}) for n in range(3)]
+        repo.close()
+        assert [p.committed(1).ref.version for p in pending] == [1, 2, 3]
+        assert manifests(tmp_path) == ["m@1", "m@2", "m@3"]
+
+
+def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
+    cluster: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others handed over to it had perhaps not been written."""
+    with start(tmp_path, shards=1, store_bytes=32 * MIB) as repo:
+        repo.save("m", {"t": weights(MIB)})
+        before_it_is_asked(repo, monkeypatch, lambda: (repo.scale(shards=2), kill_shard(repo, 1)))
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[1\]"):
+            repo.flush()
+        monkeypatch.undo()
+        repo.flush()

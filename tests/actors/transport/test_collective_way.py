@@ -1,0 +1,611 @@
+"""Groups as ways of updates: pairs, broadcasts, and who fails when. A shard and its readers in one process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorvine.actors.client.fetch.collective_way import CollectiveWay
+from tensorvine.actors.rpc.messages import TRANSPORTS
+from tensorvine.actors.transport import group_sender
+from tensorvine.actors.transport.backends import BACKENDS, is_here, load
+from tensorvine.actors.transport.desk import Desk
+from tensorvine.actors.transport.frames import Received, Row, Served, Slots
+from tensorvine.actors.transport.group_sender import GroupSender
+from tensorvine.actors.transport.parcels import COPIED_BYTES, GroupAnswer, Parcel, check_parcels, cut, packed, unpacked
+from tensorvine.actors.transport.wire import SHARED_BYTES, check_content
+from tensorvine.planner.runs.gathering import IDLE_S, MISSES, STEADY
+from tensorvine.store.errors import CorruptDataError, ModelLostError, OperationTimeoutError, ShardUnavailableError
+from tensorvine.store.segments.segment import SegmentId
+from tensorvine.store.versions.manifest import digest_of
+
+WINDOW_S = 3.0
+"""Long enough for threads of a loaded machine to be prompt."""
+SHORT_S = 0.05
+SIZES = (3_000_000, 100, 0, 70_000)
+
+
+class Room:
+    """A shard's side: segments, their hashes, a desk and a sender, and what happens at each answer."""
+
+    def __init__(self, backend: str, window_s: float = WINDOW_S) -> None:
+        self.backend = backend
+        self.desk = Desk()
+        self.segments: dict[SegmentId, Served] = {}
+        self.window_s = window_s
+        self.before_find: Callable[[], None] = lambda: None
+        self.sender = self.start()
+
+    def start(self) -> GroupSender:
+        return GroupSender(self.backend, "room/0", self.find, self.desk, self.window_s)
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Change how long members of a steady set are waited for."""
+        self.sender._gathering.window_s = seconds
+
+    def settle(self) -> None:
+        """Let the window pass."""
+        with self.sender._changed:
+            self.sender._carry_out(self.sender._gathering.passed(time.monotonic() + self.sender._gathering.window_s))
+
+    def add(self, serial: int, sizes: Sequence[int] = SIZES) -> dict[SegmentId, list[int]]:
+        """Make a segment; give what a reader asks for it."""
+        starts = list(itertools.accumulate((-(-n // 64) * 64 for n in sizes), initial=0))
+        block = np.random.default_rng(serial).integers(0, 256, starts[-1], np.uint8)
+        block.flags.writeable = False
+        self.segments[(0, serial)] = Served(block, dict(enumerate(zip(starts, sizes, strict=False))))
+        return {(0, serial): list(range(len(sizes)))}
+
+    def find(self, slots: Slots, timeout: float) -> Mapping[SegmentId, Served]:
+        self.before_find()
+        lost = sorted(slots.keys() - self.segments.keys())
+        if lost:
+            raise ModelLostError(f"segments {lost} are not here")
+        return {s: Served(self.segments[s].block, {n: self.segments[s].slots[n] for n in slots[s]}) for s in slots}
+
+    def content(self, segment: SegmentId, slot: int) -> bytes:
+        start, nbytes = self.segments[segment].slots[slot]
+        return self.segments[segment].block[start : start + nbytes].tobytes()
+
+    def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Hash slots."""
+        return {
+            s: tuple(
+                digest_of(np.frombuffer(self.content(s, n) or bytearray(), np.uint8)) for n in self.segments[s].slots
+            )
+            for s in segments
+        }
+
+
+class Calls:
+    """A client's session: calls go to the room directly. Whatever `event` does happens as an answer comes."""
+
+    def __init__(self, room: Room, client: str) -> None:
+        self.room = room
+        self.client = client
+        self.answers: list[GroupAnswer] = []
+        self.event: Callable[[GroupAnswer], None] = lambda answer: None
+
+    def call(self, shard: int, method: str, *arguments: Any, timeout: float = 30.0, again: bool = False) -> Any:
+        if method == "meet":
+            return self.room.desk.exchange(*arguments)
+        assert method == "send_by"
+        _, member, question = arguments
+        try:
+            answer = self.room.sender.ask(member, question).result(timeout)
+        except TimeoutError as exc:
+            raise OperationTimeoutError("no answer") from exc
+        self.answers.append(answer)
+        self.event(answer)
+        return answer
+
+    def send(self, shard: int, method: str, segments: Sequence[SegmentId]) -> Any:
+        assert method == "digests"
+        return segments
+
+    def result(self, segments: Any, shard: int, timeout: float) -> Any:
+        return self.room.digests(segments)
+
+
+class Reader:
+    """A way, and what it was told."""
+
+    def __init__(self, room: Room, name: str) -> None:
+        self.room = room
+        self.calls = Calls(room, name)
+        self.way = CollectiveWay(self.calls, room.backend)  # type: ignore[arg-type]
+
+    def read(self, places: Slots, timeout: float = 20.0, digests: bool = False) -> dict[SegmentId, Received]:
+        found = self.way.blocks(0, places, digests, time.monotonic() + timeout, f"load by {self.calls.client}")
+        check(self.room, found, places)
+        return found
+
+    @property
+    def how(self) -> str:
+        """How the newest answer came."""
+        return "alone" if self.calls.answers[-1].epoch is None else "together"
+
+    @property
+    def epochs(self) -> list[int]:
+        """Groups with others that it is in."""
+        return [epoch for link in self.way._links.values() for epoch in link._epochs]
+
+
+def check(room: Room, found: Mapping[SegmentId, Received], places: Slots) -> None:
+    assert {s: sorted(part.offsets) for s, part in found.items()} == {s: sorted(slots) for s, slots in places.items()}
+    for segment, part in found.items():
+        assert not part.block.flags.writeable
+        for slot, start in part.offsets.items():
+            expected = room.content(segment, slot)
+            assert part.block[start : start + len(expected)].tobytes() == expected
+
+
+def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+@pytest.fixture(params=["shared", "gloo"])
+def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+    made = Room(request.param)
+    yield made
+    made.sender.close()
+
+
+@pytest.fixture
+def enter(room: Room) -> Iterator[Callable[[str], Reader]]:
+    with ExitStack() as stack:
+
+        def make(name: str) -> Reader:
+            reader = Reader(room, name)
+            stack.callback(reader.way.close)
+            return reader
+
+        yield make
+
+
+@pytest.fixture
+def steady(room: Room, enter: Callable[[str], Reader]) -> Callable[[str], list[Reader]]:
+    """Readers that share a group with the shard."""
+
+    def make(names: str) -> list[Reader]:
+        readers = [enter(name) for name in names]
+        for serial in range(1000, 1001 + STEADY):
+            assert all_read(readers, room.add(serial)) == ["alone"] * len(readers)
+            room.settle()
+        until(lambda: all(reader.epochs for reader in readers) and room.sender._epochs)
+        return readers
+
+    return make
+
+
+def all_read(readers: Sequence[Reader], places: Slots, timeout: float = 20.0) -> list[str]:
+    """Let all read at once; give how the bytes came."""
+    with ThreadPoolExecutor(len(readers)) as pool:
+        list(pool.map(lambda reader: reader.read(places, timeout), readers))
+    return [reader.how for reader in readers]
+
+
+class TestPair:
+    def test_what_was_asked_for_arrives_with_its_hashes(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader, places = enter("a"), {**room.add(1), **room.add(2, [5, 7]), **room.add(3, [0])}
+        found = reader.read(places, digests=True)
+        tensors = [(f"t{s}{n}", s, n, len(room.content(s, n))) for s, slots in places.items() for n in slots]
+        check_content(tensors, found, "this")
+        found[(0, 2)].digests[0] = "0"  # type: ignore[index]
+        with pytest.raises(CorruptDataError, match="expected content 0"):
+            check_content(tensors, found, "this")
+
+    def test_a_part_of_a_segment_and_nothing(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        places = room.add(1)
+        reader.read({segment: [3, 1] for segment in places})
+        assert reader.read({}) == {}
+
+    def test_the_pair_is_kept(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        for serial in range(4):
+            reader.read(room.add(serial))
+        assert len({answer.pair for answer in reader.calls.answers}) == 1
+        assert len(room.sender._pairs) == 1
+
+    def test_several_threads_of_a_reader_take_turns(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        places = [room.add(serial, [50_000 + serial]) for serial in range(6)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(reader.read, places))
+        assert len({answer.pair for answer in reader.calls.answers}) == 1
+
+    def test_it_is_taken_by_itself_once_it_has_worked(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        assert not reader.way.automatic
+        reader.read(room.add(1))
+        assert reader.way.automatic
+        assert reader.way.brings(0, time.monotonic() + 5)
+
+    def test_what_is_lost_is_lost_and_the_pair_stays(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+        with pytest.raises(ModelLostError, match="not here"):
+            reader.read({(0, 99): [0]})
+        reader.read(room.add(2))
+        assert len({answer.pair for answer in reader.calls.answers}) == 1
+
+    def test_an_error_of_another_kind_is_told(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        def fail() -> None:
+            raise RuntimeError("the disk is on fire")
+
+        room.before_find = fail
+        with pytest.raises(ShardUnavailableError, match="on fire"):
+            enter("a").read(room.add(1))
+
+    def test_an_idle_pair_is_closed_and_made_anew(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+
+        def is_idle_and_closed() -> bool:
+            with room.sender._changed:
+                for pair in room.sender._pairs.values():
+                    pair.used = min(pair.used, time.monotonic() - IDLE_S)
+                room.sender._changed.notify_all()
+                return not room.sender._pairs
+
+        until(is_idle_and_closed)
+        reader.read(room.add(2))
+        assert len({answer.pair for answer in reader.calls.answers}) == 2
+
+    def test_a_way_that_was_closed_opens_again(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+        reader.way.close()
+        reader.read(room.add(2))
+
+
+class TestTroubleWithAPair:
+    """Phase x event."""
+
+    def test_the_reader_is_gone_before_it_connects(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        gone, other = enter("a"), enter("b")
+
+        def vanish(answer: GroupAnswer) -> None:
+            raise KeyboardInterrupt
+
+        gone.calls.event = vanish
+        with pytest.raises(KeyboardInterrupt):
+            gone.read(room.add(1))
+        other.read(room.add(2))
+        room.sender.left("a")
+        assert {member.partition(".")[0] for member in room.sender._pairs} == {"b"}
+
+    def test_the_reader_leaves_while_it_is_sent_to(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+        reader.calls.event = lambda answer: reader.way.close()
+        with pytest.raises(ShardUnavailableError, match="load by a: expected shard 0 to send by"):
+            reader.read(room.add(2))
+        until(lambda: not room.sender._pairs)
+        reader.calls.event = lambda answer: None
+        reader.read(room.add(3))
+
+    def test_the_shards_end_breaks_and_the_pair_is_made_anew(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+        breaks = iter([lambda: room.sender._part(*next(iter(room.sender._pairs.items())))])
+        room.before_find = lambda: next(breaks, lambda: None)()
+        held = next(iter(room.sender._pairs.values())).group
+        assert held is not None
+        reader.calls.event = lambda answer: held.close()
+        reader.read(room.add(2))
+
+    def test_the_shard_starts_again_before(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+        room.sender.close()
+        room.sender = room.start()
+        reader.read(room.add(2))
+        assert len({answer.life for answer in reader.calls.answers}) == 2
+
+    def test_the_shard_ends_before_the_bytes_come(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        reader.read(room.add(1))
+
+        def end(answer: GroupAnswer) -> None:
+            room.sender.close()
+            raise ShardUnavailableError("the shard died")
+
+        reader.calls.event = end
+        with pytest.raises(ShardUnavailableError, match="the shard died"):
+            reader.read(room.add(2))
+
+    def test_a_shard_that_does_not_answer(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader, stuck = enter("a"), threading.Event()
+        room.before_find = lambda: stuck.wait(20) and None
+        began = time.monotonic()
+        with pytest.raises(OperationTimeoutError):
+            reader.read(room.add(1), timeout=0.5)
+        assert time.monotonic() - began < 5
+        stuck.set()
+        room.before_find = lambda: None
+        reader.read(room.add(2))
+
+    def test_a_shard_that_does_not_come_to_the_pair(
+        self, room: Room, enter: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reader = enter("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(room.sender, "_connected", lambda pending, pair: pending.future and _never())
+            with pytest.raises(OperationTimeoutError, match="load by a"):
+                reader.read(room.add(1), timeout=1.0)
+        reader.read(room.add(2))
+
+    def test_an_answer_that_is_none(self, room: Room, enter: Callable[[str], Reader]) -> None:
+        reader = enter("a")
+        wrong = room.add(2)
+        real, room.find = room.find, lambda slots, timeout: room.segments and real(wrong, timeout)  # type: ignore[method-assign]
+        room.sender._find = room.find
+        with pytest.raises(ShardUnavailableError, match=r"expected slots .* found"):
+            reader.read(room.add(1))
+
+
+def _never() -> Any:
+    raise OperationTimeoutError("nobody comes")
+
+
+class TestBroadcast:
+    def test_a_steady_set_shares_broadcasts(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        readers = steady("abc")
+        for serial in range(3):
+            assert all_read(readers, room.add(serial)) == ["together"] * 3
+        until(lambda: room.sender.served_together == 3)
+
+    def test_one_that_joins_later_is_sent_to_alone_and_then_belongs(
+        self, room: Room, steady: Callable[[str], list[Reader]], enter: Callable[[str], Reader]
+    ) -> None:
+        readers = [*steady("ab"), enter("c")]
+        assert all_read(readers, room.add(0)) == ["together", "together", "alone"]
+        for serial in range(1, 1 + STEADY):
+            assert all_read(readers, room.add(serial)) == ["together", "together", "alone"]
+            room.settle()
+        until(lambda: all(2 in reader.epochs for reader in readers) and list(room.sender._epochs) == [2])
+        assert all_read(readers, room.add(100)) == ["together"] * 3
+        assert [reader.epochs for reader in readers] == [[2]] * 3
+
+    def test_one_that_comes_too_late_is_sent_to_alone(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        first, late = steady("ab")
+        places = room.add(0)
+        room.wait_for_others(SHORT_S)
+        first.read(places)
+        assert first.how == "alone"
+        late.read(places)
+        assert late.how == "alone"
+        room.wait_for_others(WINDOW_S)
+        assert all_read([first, late], room.add(1)) == ["together"] * 2
+
+    def test_two_versions_at_once(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        first, second = steady("ab")
+        old, new = room.add(0), room.add(1)
+        room.wait_for_others(SHORT_S)
+        with ThreadPoolExecutor(2) as pool:
+            reads = [pool.submit(first.read, old), pool.submit(second.read, new)]
+            for read in reads:
+                read.result(20)
+        assert [first.how, second.how] == ["alone", "alone"]
+        room.wait_for_others(WINDOW_S)
+        assert all_read([first, second], room.add(2)) == ["together"] * 2
+
+    def test_what_is_lost_is_lost_for_all_and_the_group_stays(
+        self, room: Room, steady: Callable[[str], list[Reader]]
+    ) -> None:
+        readers = steady("ab")
+        with ThreadPoolExecutor(2) as pool:
+            reads = [pool.submit(reader.read, {(0, 77): [0]}) for reader in readers]
+            for read in reads:
+                with pytest.raises(ModelLostError):
+                    read.result(20)
+        assert all_read(readers, room.add(1)) == ["together"] * 2
+
+
+class TestTroubleTogether:
+    """Phase x event. No load fails because another reader did."""
+
+    def test_a_member_leaves_before(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        *others, gone = steady("abc")
+        gone.way.close()
+        room.sender.left("c")
+        assert all_read(others, room.add(0)) == ["alone"] * 2
+
+    def test_a_member_left_and_nobody_knows_yet(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        *others, gone = steady("abc")
+        gone.way.close()
+        room.wait_for_others(SHORT_S)
+        for serial in range(MISSES):
+            assert all_read(others, room.add(serial)) == ["alone"] * 2
+        until(lambda: not room.sender._epochs)
+
+    def test_a_member_leaves_while_it_is_waited_for(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        first, second, _ = steady("abc")
+        room.wait_for_others(6.0)
+        places = room.add(0)
+        with ThreadPoolExecutor(2) as pool:
+            reads = [pool.submit(reader.read, places) for reader in (first, second)]
+            until(lambda: len(room.sender._pending) == 2)
+            began = time.monotonic()
+            room.sender.left("c")
+            for read in reads:
+                read.result(20)
+        assert time.monotonic() - began < 5
+        assert [first.how, second.how] == ["alone"] * 2
+
+    def test_a_member_leaves_during_a_broadcast(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        readers = steady("abc")
+        gone = readers[2]
+        gone.calls.event = lambda answer: gone.way.close()
+        places = room.add(0, [20_000_000])
+        with ThreadPoolExecutor(3) as pool:
+            reads = [pool.submit(reader.read, places, 20.0) for reader in readers]
+            with pytest.raises(ShardUnavailableError):
+                reads[2].result(20)
+            for read in reads[:2]:
+                read.result(20)
+        until(lambda: not room.sender._epochs)
+
+    def test_a_member_falls_silent_during_a_broadcast(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        readers, again = steady("abc"), threading.Event()
+        silent = readers[2]
+        silent.calls.event = lambda answer: again.wait(20) and None
+        places = room.add(0, [20_000_000])
+        with ThreadPoolExecutor(3) as pool:
+            last = pool.submit(silent.read, places, 20.0)
+            for read in [pool.submit(reader.read, places, 4.0) for reader in readers[:2]]:
+                read.result(20)
+            again.set()
+            last.result(20)
+        assert readers[0].how == "alone" or room.backend == "shared"
+
+    def test_the_next_steady_set_makes_the_next_epoch(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        *others, gone = steady("abc")
+        (first,) = gone.epochs
+        gone.way.close()
+        room.sender.left("c")
+        for serial in range(1 + STEADY):
+            assert all_read(others, room.add(serial)) == ["alone"] * 2
+            room.settle()
+        until(lambda: others[0].epochs == others[1].epochs == list(room.sender._epochs) == [first + 1])
+        assert all_read(others, room.add(50)) == ["together"] * 2
+
+    def test_a_member_that_never_joins(
+        self, room: Room, enter: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(group_sender, "JOIN_S", 0.5)
+        readers = [enter(name) for name in "abc"]
+        readers[2].calls.event = lambda answer: readers[2].way._links[0].__setattr__("_join_soon", lambda *seat: None)
+        for serial in range(STEADY + 1):
+            assert all_read(readers, room.add(serial)) == ["alone"] * 3
+            room.settle()
+        until(lambda: not room.sender._gathering._epochs)
+        assert all_read(readers, room.add(50)) == ["alone"] * 3
+
+    def test_the_shard_starts_again(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        readers = steady("ab")
+        room.sender.close()
+        room.sender = room.start()
+        assert all_read(readers, room.add(0)) == ["alone"] * 2
+        assert [reader.epochs for reader in readers] == [[], []]
+
+    def test_no_time_to_wait_for_others(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
+        first, _ = steady("ab")
+        room.wait_for_others(10.0)
+        first.read(room.add(0), timeout=15.0)
+        assert first.how == "alone"
+
+
+class TestParcels:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        sizes=st.lists(
+            st.lists(
+                st.sampled_from([0, 1, 63, 64, 65, 1000, COPIED_BYTES, COPIED_BYTES + 1, SHARED_BYTES]),
+                min_size=1,
+                max_size=5,
+            ),
+            max_size=4,
+        ),
+        data=st.data(),
+    )
+    def test_any_slots_arrive_as_they_are(self, sizes: list[list[int]], data: st.DataObject) -> None:
+        room = Room("shared")
+        try:
+            places: dict[SegmentId, list[int]] = {}
+            for serial, some in enumerate(sizes):
+                for segment, slots in room.add(serial, some).items():
+                    places[segment] = data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True))
+            parcels, messages = packed(room.find(places, 1.0))
+        finally:
+            room.sender.close()
+        check_parcels(parcels, places, "x")
+        assert [n for parcel in parcels for n in parcel.lengths] == [m.nbytes for m in messages]
+        assert all(m.nbytes for m in messages)
+        found: dict[SegmentId, Received] = {}
+        coming = iter(messages)
+        for parcel in parcels:
+            memory = memoryview(bytearray(parcel.nbytes))
+            for part in cut(memory, parcel.lengths):
+                part[:] = next(coming)
+            found |= unpacked(parcel, np.frombuffer(memory.toreadonly(), np.uint8))
+        check(room, found, places)
+
+    def test_large_segments_are_not_copied(self) -> None:
+        block = np.zeros(4 << 20, np.uint8)
+        _, (message,) = packed({(0, 1): Served(block, {0: (0, 2 << 20), 1: (2 << 20, 2 << 20)})})
+        assert np.shares_memory(message, block)
+
+    def test_many_small_segments_are_one_message(self) -> None:
+        served = {(0, n): Served(np.zeros(64, np.uint8), {0: (0, 64)}) for n in range(1000)}
+        parcels, messages = packed(served)
+        assert (len(parcels), len(messages)) == (1, 1)
+
+    @pytest.mark.parametrize(
+        "parcels",
+        [
+            (),
+            (Parcel((Row((0, 1), [0], [5]),), (63,)),),
+            (Parcel((Row((0, 1), [1], [5]),), (64,)),),
+            (Parcel((Row((0, 1), [0], [5]), Row((0, 1), [0], [5])), (128,)),),
+            (Parcel((Row((0, 1), [0], [5]), Row((0, 2), [0], [5])), (128,)),),
+        ],
+    )
+    def test_what_was_not_asked_for_is_refused(self, parcels: tuple[Parcel, ...]) -> None:
+        with pytest.raises(CorruptDataError, match="x: expected slots"):
+            check_parcels(parcels, {(0, 1): [0]}, "x")
+
+
+class TestBackends:
+    def test_they_are_ways(self) -> None:
+        assert set(BACKENDS) <= set(TRANSPORTS)
+        assert is_here("gloo")
+
+    def test_a_back_end_that_cannot_be_used_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+        assert not is_here("nccl")
+        with pytest.raises(ShardUnavailableError, match="shard 3: expected what 'nccl' needs"):
+            load("nccl", "shard 3")
+
+    def test_a_shard_without_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+        room = Room("nccl")
+        monkeypatch.setattr("tensorvine.actors.client.fetch.collective_way.load", lambda backend, where: None)
+        reader = Reader(room, "a")
+        try:
+            with pytest.raises(ShardUnavailableError, match=r"room/0/\w+: expected what 'nccl' needs"):
+                reader.read(room.add(1))
+        finally:
+            room.sender.close()
+
+
+class TestDesk:
+    def test_who_does_not_come_is_named_and_forgotten(self) -> None:
+        desk = Desk()
+        with pytest.raises(OperationTimeoutError, match="1 did not"):
+            desk.exchange("g", 0, 2, {}, 0.01)
+        assert not desk._meetings
+
+    def test_the_same_rank_twice_is_refused(self) -> None:
+        desk = Desk()
+        came: Future[Any]
+        with ThreadPoolExecutor(1) as pool:
+            came = pool.submit(desk.exchange, "g", 0, 2, {"a": 1}, 10.0)
+            until(lambda: desk._meetings)
+            with pytest.raises(ValueError, match="expected one rank 0"):
+                desk.exchange("g", 0, 2, {}, 1.0)
+            assert desk.exchange("g", 1, 2, {"a": 2}, 10.0) == came.result(10) == [{"a": 1}, {"a": 2}]

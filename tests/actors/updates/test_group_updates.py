@@ -1,0 +1,194 @@
+"""Updates by groups on a running repository: what is loaded when, broadcasts, and processes that die."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from tensorvine.actors import Consumer, Repository
+from tensorvine.actors.client.fetch.collective_way import CollectiveWay
+from tensorvine.actors.client.reader import Reader
+from tensorvine.store.errors import ModelLostError, ShardUnavailableError
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ray
+
+NBYTES = (1 << 20) + 56
+
+
+def tensors(value: float) -> dict[str, np.ndarray]:
+    return {"large": np.full(1 << 18, value, np.float32), "small": np.full(7, value)}
+
+
+class Far:
+    """A client that gets bytes by groups."""
+
+    def __init__(self, repository: str) -> None:
+        self.repo = Repository.connect(repository)
+        self.way: Any = self.repo._reader._carrier._ways["gloo"]
+
+    def load(self, ref: str, timeout: float = 60.0) -> float:
+        loaded = self.repo._reader.fetch(ref, transport="gloo", verify=True, timeout=timeout)
+        assert sum(loaded.ways.values()) == NBYTES
+        assert loaded.digests_checked
+        assert len(np.unique(loaded.arrays["large"])) == 1
+        return float(loaded.arrays["small"][3])
+
+    def broadcasts(self) -> int:
+        return self.way.broadcasts
+
+
+@ray.remote(num_cpus=0)
+class FarActor(Far):
+    """The same in a process of its own."""
+
+
+@pytest.fixture(scope="module")
+def repo(cluster: object) -> Iterator[Repository]:
+    with Repository.start("groups", shards=1, store_bytes=64 << 20, preallocate_bytes=0) as started:
+        yield started
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def update(repo: Repository, name: str, readers: list[Far], value: int) -> None:
+    """Save a version, have all load it at once, and retire it: there may be many before one is broadcast."""
+    ref = str(repo.save(name, tensors(value), inherit=None).ref)
+    with ThreadPoolExecutor(len(readers)) as pool:
+        assert list(pool.map(lambda reader: reader.load(ref), readers)) == [value] * len(readers)
+    repo.retire(ref)
+
+
+def update_until_broadcast(repo: Repository, name: str, readers: list[Far]) -> None:
+    """Go on until all have had a broadcast more: it takes as many updates as it takes the machine to be prompt."""
+    before = [reader.broadcasts() for reader in readers]
+    deadline = time.monotonic() + 60
+    value = 100
+    while not all(now > then for now, then in zip((r.broadcasts() for r in readers), before, strict=True)):
+        assert time.monotonic() < deadline
+        value += 1
+        update(repo, name, readers, value)
+
+
+def test_nothing_is_loaded_before_somebody_asks(cluster: object, name: str) -> None:
+    with Repository.start(f"lazy-{name}", shards=1, preallocate_bytes=0) as repo:
+        shard = repo._session.connection(0).hello.pid
+        repo.save(name, tensors(1))
+        far = Far(repo.name)
+        far.repo._session.node = "another"
+        assert set(far.repo._reader.far_ways) == {"socket", "object_store"}
+        far.repo.load(name)
+        assert not has_torch(shard)
+        assert far.load(name) == 1
+        assert has_torch(shard)
+        assert set(far.repo._reader.far_ways) == {"socket", "object_store", "gloo"}
+        far.repo.close()
+
+
+def test_consumers_that_follow_together_share_broadcasts(repo: Repository, name: str) -> None:
+    with ExitStack() as stack:
+        readers = [Far(repo.name) for _ in range(3)]
+        for reader in readers:
+            stack.callback(reader.repo.close)
+        update_until_broadcast(repo, name, readers[:2])
+        update_until_broadcast(repo, name, readers)
+
+
+def test_a_consumer_actor_follows_by_it(repo: Repository, name: str) -> None:
+    class Tagged:
+        def assign(self, arrays: dict[str, np.ndarray]) -> None:
+            self.value = float(arrays["small"][0])
+
+        def __call__(self, batch: object) -> list[float]:
+            return [self.value]
+
+    repo.save(name, tensors(1))
+    with Consumer.start(repo, name, Tagged, transport="gloo") as consumer:
+        repo.save(name, tensors(2), inherit=None)
+        consumer.wait_for(2)
+        assert consumer.infer(None).outputs == [2.0]
+        assert {delivery.way for delivery in consumer.status().deliveries} == {"gloo"}
+
+
+def test_a_member_that_is_killed_fails_no_load_and_the_rest_go_on_together(repo: Repository, name: str) -> None:
+    with ExitStack() as stack:
+        readers = [Far(repo.name) for _ in range(2)]
+        for reader in readers:
+            stack.callback(reader.repo.close)
+        actor = FarActor.remote(repo.name)
+        stack.callback(ray.kill, actor)
+        joined = False
+        value = 0
+        while not joined:  # the actor loads what they load, at the same time
+            value += 1
+            ref = str(repo.save(name, tensors(value), inherit=None).ref)
+            answer = actor.load.remote(ref)
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda reader: reader.load(ref), readers))  # noqa: B023  used up here
+            assert ray.get(answer, timeout=60) == value
+            repo.retire(ref)
+            joined = ray.get(actor.broadcasts.remote(), timeout=60) > 0
+            assert value < 300
+        ref = str(repo.save(name, tensors(value + 1), inherit=None).ref)
+        actor.load.remote(ref)
+        ray.kill(actor)
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda reader: reader.load(ref, 30.0), readers)) == [value + 1] * 2
+        update_until_broadcast(repo, name, readers)
+
+
+class Then(CollectiveWay):
+    """The way by Gloo, and something that happens just before the bytes are asked for."""
+
+    event = staticmethod(lambda: None)
+
+    def blocks(self, *arguments: Any, **options: Any) -> Any:
+        self.event()
+        return super().blocks(*arguments, **options)
+
+
+def test_a_shard_that_is_killed_is_lost_by_name_and_its_next_life_is_met(cluster: object, name: str) -> None:
+    with Repository.start(f"dies-{name}", shards=1, preallocate_bytes=0) as repo:
+        repo.save(name, tensors(1))
+        client = Repository.connect(repo.name)
+        way = Then(client._session, "gloo")
+        reader = Reader(client._session, client._catalog, [way])
+        process = psutil.Process(repo._session.connection(0).hello.pid)
+
+        def die() -> None:
+            process.kill()
+            psutil.wait_procs([process], timeout=20)
+
+        assert reader.fetch(name, transport="gloo").ways == {"gloo": NBYTES}
+        way.event = die
+        with pytest.raises(ModelLostError, match=f"{name}@1 is lost"):
+            reader.fetch(name, transport="gloo", timeout=60)
+        way.event = lambda: None
+        repo.save(name, tensors(2))
+        assert reader.fetch(name, transport="gloo").arrays["small"][0] == 2
+        reader.close()
+        client.close()
+
+
+def test_without_a_gpu_nccl_says_so(repo: Repository, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    repo.save(name, tensors(1))
+    with pytest.raises(ShardUnavailableError, match="'nccl'; from here there is none"):
+        repo.load(name, transport="nccl")

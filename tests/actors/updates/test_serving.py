@@ -1,0 +1,263 @@
+"""The double buffer: whole versions only, refused ones leave the old answering, answers never wait for an update."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors.updates.serving import Serving
+from tensorvine.store.errors import GraphError, OperationTimeoutError, TensorMismatchError, TensorNotFoundError
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.refs import ModelRef
+
+TENSORS = 8
+NONE = ModelGraph(())
+
+
+class Tagged:
+    """A model whose tensors all hold their version; an answer tells which versions it was made of."""
+
+    def assign(self, tensors: dict[str, np.ndarray]) -> None:
+        self.tensors = dict(tensors)
+
+    def __call__(self, batch: Any) -> set[float]:
+        return {float(value) for array in self.tensors.values() for value in array}
+
+
+class InPlace(Tagged):
+    """The same with memory of its own, as frameworks have."""
+
+    def __init__(self) -> None:
+        self.tensors = {f"t{i}": np.zeros(4000) for i in range(TENSORS)}
+
+    def assign(self, tensors: dict[str, np.ndarray]) -> None:
+        for name, array in tensors.items():
+            self.tensors[name][:] = array
+
+
+def version(number: int) -> tuple[ModelRef, dict[str, np.ndarray], ModelGraph]:
+    return ModelRef("m", number), {f"t{i}": np.full(4000, float(number)) for i in range(TENSORS)}, NONE
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    made: list[Serving] = []
+
+    def make(build: Callable[[], Any]) -> Serving:
+        made.append(Serving(build, "m"))
+        return made[-1]
+
+    yield make
+    for serving in made:
+        serving.close()
+
+
+class TestSwap:
+    @pytest.mark.parametrize("model", [Tagged, InPlace])
+    def test_no_answer_is_of_two_versions_while_versions_come_as_fast_as_they_can(self, serve, model):
+        serving = serve(model)
+        serving.take(*version(1))
+        stop, answers, errors = threading.Event(), [], []
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    answers.append(serving.infer(None))
+                except BaseException as exc:  # noqa: BLE001  shown by the test
+                    errors.append(exc)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(2, 120):
+            serving.take(*version(number))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert len(answers) > 50
+        assert all(answer.outputs == {float(answer.ref.version)} for answer in answers)
+        assert serving.infer(None).ref == ModelRef("m", 119)
+
+    def test_an_answer_ends_on_the_version_on_which_it_began(self, serve):
+        began, go_on = threading.Event(), threading.Event()
+
+        class Slow(InPlace):
+            def __call__(self, batch: Any) -> set[float]:
+                if batch == "slow":
+                    began.set()
+                    assert go_on.wait(10)
+                return super().__call__(batch)
+
+        serving = serve(Slow)
+        serving.take(*version(1))
+        found: list[Any] = []
+        slow = threading.Thread(target=lambda: found.append(serving.infer("slow")))
+        slow.start()
+        assert began.wait(10)
+        serving.take(*version(2))
+        assert serving.infer(None).outputs == {2.0}
+        third = threading.Thread(target=lambda: serving.take(*version(3)))
+        third.start()  # it needs the copy on which the slow answer is: it waits, and answers go on
+        assert serving.infer(None).outputs == {2.0}
+        assert third.is_alive()
+        go_on.set()
+        third.join(10)
+        slow.join(10)
+        assert found[0].outputs == {1.0}
+        assert found[0].ref.version == 1
+        assert serving.infer(None).outputs == {3.0}
+
+    def test_the_first_answer_waits_for_the_first_version(self, serve):
+        serving = serve(Tagged)
+        with pytest.raises(OperationTimeoutError, match="first version of 'm'"):
+            serving.infer(None, timeout=0.01)
+        later = threading.Timer(0.05, lambda: serving.take(*version(1)))
+        later.start()
+        assert serving.infer(None, timeout=10).outputs == {1.0}
+        later.join()
+
+    def test_a_wait_for_a_version_ends_when_it_answers(self, serve):
+        serving = serve(Tagged)
+        with pytest.raises(OperationTimeoutError, match="m@2"):
+            serving.wait_for(2, 0.01)
+        serving.take(*version(3))
+        assert serving.wait_for(2, 0.01) == ModelRef("m", 3)
+
+    def test_what_is_no_model_is_refused(self):
+        with pytest.raises(TypeError, match="found dict"):
+            Serving(dict, "m")
+
+    def test_a_model_that_fails_to_take_a_version_leaves_the_one_before(self, serve):
+        class Picky(Tagged):
+            def assign(self, tensors: dict[str, np.ndarray]) -> None:
+                if tensors["t0"][0] == 2:
+                    raise RuntimeError("no twos")
+                super().assign(tensors)
+
+        serving = serve(Picky)
+        serving.take(*version(1))
+        with pytest.raises(RuntimeError, match="no twos"):
+            serving.take(*version(2))
+        assert serving.infer(None).outputs == {1.0}
+        serving.take(*version(3))
+        assert serving.infer(None).outputs == {3.0}
+
+
+class TestTorch:
+    @staticmethod
+    def net(width: int = 8) -> Any:
+        nn = pytest.importorskip("torch").nn
+        return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+
+    @staticmethod
+    def of(net: Any, number: int) -> tuple[ModelRef, dict[str, np.ndarray], ModelGraph]:
+        from tensorvine.store.torch import graph_of, tensors_of
+
+        return ModelRef("m", number), tensors_of(net), graph_of(net)
+
+    def test_it_answers_as_the_model_whose_version_it_took(self, serve):
+        torch = pytest.importorskip("torch")
+        serving, batch = serve(self.net), np.random.default_rng(0).random((5, 4), np.float32)
+        for number in range(1, 4):
+            net = self.net()
+            serving.take(*self.of(net, number))
+            with torch.no_grad():
+                wanted = net.eval()(torch.from_numpy(batch)).numpy()
+            np.testing.assert_array_equal(serving.infer(batch).outputs, wanted)
+
+    @pytest.mark.parametrize(
+        ("spoil", "error"),
+        [
+            (lambda t: t | {"0.weight": t["0.weight"].astype(np.float64)}, TensorMismatchError),
+            (lambda t: t | {"0.weight": t["0.weight"][:3]}, TensorMismatchError),
+            (lambda t: {k: v for k, v in t.items() if k != "3.bias"}, TensorNotFoundError),
+            (lambda t: t | {"9.bias": t["3.bias"]}, TensorNotFoundError),
+        ],
+    )
+    def test_tensors_that_do_not_fit_are_refused_and_nothing_is_written(self, serve, spoil, error):
+        serving, net, batch = serve(self.net), self.net(), np.ones((5, 4), np.float32)
+        serving.take(*self.of(net, 1))
+        before = serving.infer(batch).outputs
+        ref, tensors, _ = self.of(self.net(), 2)
+        with pytest.raises(error):
+            serving.take(ref, spoil(dict(tensors)), NONE)
+        answer = serving.infer(batch)
+        assert answer.ref.version == 1
+        np.testing.assert_array_equal(answer.outputs, before)
+
+    def test_another_architecture_is_refused_and_the_layer_is_named(self, serve):
+        serving = serve(self.net)
+        serving.take(*self.of(self.net(), 1))
+        with pytest.raises(GraphError, match="'out_features': 9"):
+            serving.take(*self.of(self.net(9), 2))
+        assert serving.infer(np.ones((2, 4), np.float32)).ref.version == 1
+
+    def test_outputs_of_several_heads_come_as_they_are(self, serve):
+        torch = pytest.importorskip("torch")
+
+        class Heads(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b = torch.nn.Linear(4, 2), torch.nn.Linear(4, 3)
+
+            def forward(self, x: Any) -> dict[str, Any]:
+                return {"a": self.a(x), "both": (self.a(x), self.b(x))}
+
+        serving = serve(Heads)
+        serving.take(*self.of(Heads(), 1))
+        outputs = serving.infer(np.ones((5, 4), np.float32)).outputs
+        assert outputs["a"].shape == (5, 2)
+        assert [head.shape for head in outputs["both"]] == [(5, 2), (5, 3)]
+
+
+class TestKeras:
+    @staticmethod
+    def net() -> Any:
+        keras = pytest.importorskip("keras")
+        layers = keras.layers
+        return keras.Sequential(
+            [keras.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2, activation="softmax")]
+        )
+
+    @staticmethod
+    def of(net: Any, number: int) -> tuple[ModelRef, dict[str, np.ndarray], ModelGraph]:
+        from tensorvine.store.keras import graph_of, tensors_of
+
+        return ModelRef("m", number), tensors_of(net), graph_of(net)
+
+    def test_it_answers_as_the_model_whose_version_it_took_though_keras_numbers_the_layers_otherwise(self, serve):
+        serving, batch = serve(self.net), np.random.default_rng(0).random((5, 4), np.float32)
+        for number in range(1, 5):
+            net = self.net()
+            serving.take(*self.of(net, number))
+            wanted = net.predict_on_batch(batch)
+            np.testing.assert_allclose(serving.infer(batch).outputs, wanted, rtol=1e-6)
+
+    def test_the_weights_are_filled_in_place(self, serve):
+        from tensorvine.store.keras_memory import WeightMemory
+
+        net = self.net()
+        memory = WeightMemory(net)
+        places = {name: memory.in_place(name) for name in memory.weights}
+        assert all(array is not None for array in places.values())
+        for array in places.values():
+            array[...] = 3
+        assert all(float(np.min(weight.numpy())) == 3 for weight in net.weights)
+        assert all(memory.in_place(name) is array for name, array in places.items())
+
+    def test_a_weight_that_was_trained_meanwhile_gets_new_memory(self):
+        from tensorvine.store.keras_memory import WeightMemory
+
+        net = self.net()
+        memory = WeightMemory(net)
+        name = next(iter(memory.weights))
+        before = memory.in_place(name)
+        memory.weights[name].assign(memory.weights[name] + 1)
+        after = memory.in_place(name)
+        assert after is not before
+        after[...] = 5
+        assert float(np.max(memory.weights[name].numpy())) == 5

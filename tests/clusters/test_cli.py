@@ -1,0 +1,361 @@
+"""The command line: what it prints, its exit codes, and a repository that outlives the command that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tensorvine.actors import Repository
+from tensorvine.clusters.cli import life as cli_life
+from tensorvine.clusters.cli.main import application, main
+from tensorvine.store import Layer, ModelGraph
+from tensorvine.store.errors import RepositoryNotFoundError, StorageError
+from typer.testing import CliRunner
+
+COMMANDS = ("up", "status", "ls", "show", "lineage", "verify", "down")
+WAIT_S = 200.0
+MODEL = ModelGraph(
+    [
+        Layer("in", {"class": "Input", "shape": [4]}),
+        Layer("stem", {"class": "Dense", "units": 8, "name[0]": "[bold]x[/bold]"}, ("in",), ("stem/w",)),
+        Layer("head", {"class": "Dense", "units": 2}, ("stem",), ("head/w",)),
+    ]
+)
+SAVE = """
+import numpy as np
+from tensorvine.actors import Repository
+with Repository.connect() as repo:
+    repo.save("m", {"w": np.ones(500, np.float32), "v": np.ones(3, np.float32)}, quality=0.5)
+    repo.save("m", {"w": np.ones(500, np.float32), "v": np.zeros(3, np.float32)}, quality=0.75)
+"""
+
+
+def command(*words: str) -> tuple[int, str, str]:
+    """Run a command in this process; give its exit code and what it printed."""
+    done = CliRunner().invoke(application(), list(words))
+    return done.exit_code, done.stdout, done.stderr
+
+
+class TestUsage:
+    def test_help_names_every_command(self) -> None:
+        code, out, _ = command("--help")
+        assert code == 0
+        for name in COMMANDS:
+            assert f" {name} " in out
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_command_has_help_on_each_of_its_options(self, name: str) -> None:
+        code, out, _ = command(name, "--help")
+        assert code == 0
+        assert "--name" in out
+        assert "--address" in out
+
+    def test_help_needs_no_engine(self) -> None:
+        program = (
+            "import sys; from tensorvine.clusters.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "finally: print('ray' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
+        assert done.stdout.rstrip().endswith("False")
+
+    @pytest.mark.parametrize(
+        "words",
+        [["nonsense"], ["show"], ["ls", "--nonsense"], ["up", "--shards", "many"], ["up", "--nodes", "0"]],
+        ids=" ".join,
+    )
+    def test_wrong_usage_ends_with_code_2(self, words: list[str]) -> None:
+        code, out, err = command(*words)
+        assert (code, out) == (2, "")
+        assert "Error" in err
+
+    @pytest.mark.parametrize("address", ["nonsense", "host:", ":1", "host:port"])
+    def test_an_address_that_is_none_is_wrong_usage(self, address: str, no_ray: None) -> None:
+        code, _, err = command("ls", "--address", address)
+        assert code == 2
+        assert "HOST:PORT" in err
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This process is attached to no Ray, and none is written down on this machine."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+class TestNoCluster:
+    @pytest.mark.parametrize("words", [["ls"], ["status"], ["show", "m"], ["verify"], ["down"], ["lineage", "m"]])
+    def test_without_a_ray_a_command_says_so_in_one_line(
+        self, words: list[str], no_ray: None, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (1, "")
+        assert err.startswith("tensorvine: expected a Ray")
+        assert err.count("\n") == 1
+
+    def test_nobody_at_the_address_is_said_at_once(self, no_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main(["ls", "--address", f"127.0.0.1:{port}"])
+        assert ended.value.code == 1
+        assert f"nobody answers at 127.0.0.1:{port}" in capsys.readouterr().err
+
+    def test_a_codec_that_is_none_is_said_before_anything_starts(
+        self, no_ray: None, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["up", "--codec", "nonsense"])
+        assert ended.value.code == 1
+        assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.fixture
+def filled(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A repository of three versions; a command that looks at it leaves this process's Ray alone."""
+    from tensorvine.actors.engine import embedded
+
+    monkeypatch.setattr(embedded, "stop", lambda: None)
+    stem, head = np.ones((4, 8), np.float32), np.zeros((8, 2), np.float32)
+    repository.save("net", {"stem/w": stem, "head/w": head}, graph=MODEL, quality=0.5, metadata={"a": [1]})
+    repository.save("net", {"stem/w": stem, "head/w": head + 1}, graph=MODEL, quality=0.75)
+    repository.save("other", {"x": np.ones(3)})
+    return repository
+
+
+@pytest.mark.ray
+class TestLooking:
+    """Commands on a repository in this process's Ray."""
+
+    def on(self, repository: Repository, *words: str) -> tuple[int, str, str]:
+        import ray
+
+        return command(*words, "--name", repository.name, "--address", ray.get_runtime_context().gcs_address)
+
+    def test_ls_lists_versions_with_what_each_wrote(self, filled: Repository) -> None:
+        code, out, _ = self.on(filled, "ls")
+        assert code == 0
+        assert "3 versions" in out
+        (line,) = [line for line in out.splitlines() if "net@2" in line]
+        assert line.split()[:2] == ["net@2", "net@1"]
+        assert line.split()[4:] == ["0.75", "64", "B", "192", "B", "67%"]
+
+    def test_ls_takes_a_prefix_and_gives_json(self, filled: Repository) -> None:
+        code, out, _ = self.on(filled, "ls", "net", "--json")
+        assert code == 0
+        assert [(row["ref"], row["parent"], row["quality"]) for row in json.loads(out)] == [
+            ("net@1", None, 0.5),
+            ("net@2", "net@1", 0.75),
+        ]
+        assert "0 versions" in self.on(filled, "ls", "nothing")[1]
+
+    def test_show_says_who_wrote_each_layer(self, filled: Repository) -> None:
+        code, out, _ = self.on(filled, "show", "net")
+        assert code == 0
+        assert out.startswith("net@2\n")
+        rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+        assert "net@1" in rows["stem"]
+        assert "[bold]x[/bold]" in rows["stem"]
+        assert "net@2" in rows["head"]
+        told = json.loads(self.on(filled, "show", "net@1", "--json")[1])
+        assert told["metadata"] == {"a": [1]}
+        assert told["layers"][1]["tensors"] == {"stem/w": "net@1"}
+        assert json.loads(self.on(filled, "show", "other", "--json")[1])["other_tensors"] == {"x": "other@1"}
+
+    def test_lineage_prints_a_tree_and_draws(self, filled: Repository, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        picture = tmp_path / "net.svg"
+        code, out, err = self.on(filled, "lineage", "net", "--svg", str(picture))
+        assert code == 0
+        assert "net@1  quality 0.5  wrote 1 of 2 tensors: stem" in out
+        assert "net@2  quality 0.75  wrote 1 of 2 tensors: head" in out
+        assert str(picture) in err
+        assert picture.read_text().lstrip().startswith("<?xml")
+        assert json.loads(self.on(filled, "lineage", "net", "--json")[1])["layers"] == {
+            "stem": "net@1",
+            "head": "net@2",
+        }
+
+    def test_status_shows_nodes_and_shards(self, filled: Repository) -> None:
+        code, out, _ = self.on(filled, "status")
+        assert code == 0
+        assert "1 node" in out
+        assert f"repository {filled.name}" in out
+        told = json.loads(self.on(filled, "status", "--json")[1])
+        assert told["models"] == 3
+        assert [node["shards"] for node in told["nodes"]] == [[0]]
+
+    def test_verify_counts_what_it_checked(self, filled: Repository) -> None:
+        code, out, _ = self.on(filled, "verify")
+        assert (code, out.strip()) == (0, "3 versions checked, 0 problems")
+        code, out, _ = self.on(filled, "verify", "net@1")
+        assert (code, out.strip()) == (0, "1 version checked, 0 problems")
+
+    def test_verify_ends_with_code_1_when_something_is_wrong(
+        self, filled: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from tensorvine.actors import Problem
+
+        monkeypatch.setattr(Repository, "verify", lambda self, ref: [Problem(ref, "tensor 'w' is [missing]")])
+        code, out, _ = self.on(filled, "verify", "net@1")
+        assert code == 1
+        assert "net@1: tensor 'w' is [missing]" in out
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["show", "nothing"], "nothing"),
+            (["show", "net@9"], "net@9"),
+            (["lineage", "net@x"], "name@version"),
+            (["verify", "nothing"], "nothing"),
+            (["lineage", "net", "--svg", "net.txt"], "expected a name that ends in .svg"),
+            (["ls", "--name", "nowhere"], "nowhere"),
+            (["down", "--name", "nowhere"], "nowhere"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_an_error_is_one_line(
+        self, filled: Repository, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import ray
+
+        named = [] if "--name" in words else ["--name", filled.name]
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *named, "--address", ray.get_runtime_context().gcs_address])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (1, "")
+        assert err.startswith("tensorvine: ")
+        assert err.count("\n") == 1
+        assert said in err
+
+    def test_up_on_a_running_ray_stays_until_down(self, filled: Repository) -> None:
+        import ray
+
+        address = ["--address", ray.get_runtime_context().gcs_address]
+        code, out, _ = command("up", "--name", "standing", "--shards", "1", *address)
+        assert code == 0
+        assert "Repository standing is up" in out
+        with Repository.connect("standing") as other:
+            other.save("m", {"w": np.ones(3)})
+        assert "1 version" in command("ls", "--name", "standing", *address)[1]
+        code, _, err = command("up", "--name", "standing", "--shards", "2", *address)
+        assert code == 2
+        assert "runs already with" in err
+        code, out, _ = command("down", "--name", "standing", *address)
+        assert (code, out.strip()) == (0, "Repository standing is down")
+        assert command("down", "--name", "standing", *address)[0] == 1
+        assert filled.models("other")
+
+    def test_up_on_a_path_that_cannot_be_used_starts_nothing(
+        self, filled: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import ray
+
+        (tmp_path / "file").write_text("")
+        words = ["--name", "nowhere", "--address", ray.get_runtime_context().gcs_address]
+        with pytest.raises(SystemExit) as ended:
+            main(["up", *words, "--path", str(tmp_path / "file" / "models")])
+        assert ended.value.code == 1
+        assert capsys.readouterr().err.startswith("tensorvine: ")
+        with pytest.raises(RepositoryNotFoundError):
+            Repository.connect("nowhere")
+        assert command("up", *words, "--codec", "zstd(3)")[0] == 2
+
+    def test_up_gives_up_waiting_for_nodes_that_do_not_come(
+        self, filled: Repository, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import ray
+
+        monkeypatch.setattr(cli_life, "NODES_S", 0.5)
+        with pytest.raises(SystemExit) as ended:
+            main(["up", "--name", "nowhere", "--nodes", "7", "--address", ray.get_runtime_context().gcs_address])
+        assert ended.value.code == 1
+        assert "expected 7 nodes" in capsys.readouterr().err
+
+    def test_down_stops_nothing_that_cannot_be_written_unless_it_is_forced(
+        self, filled: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import ray
+
+        address = ["--address", ray.get_runtime_context().gcs_address]
+
+        def full(self: Repository, timeout: float = 0) -> None:
+            raise StorageError("no space left on device")
+
+        assert command("up", "--name", "full", "--shards", "1", "--path", str(tmp_path), *address)[0] == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(Repository, "flush", full)
+            with pytest.raises(SystemExit) as ended:
+                main(["down", "--name", "full", *address])
+            assert ended.value.code == 1
+            assert command("ls", "--name", "full", *address)[0] == 0
+            code, out, err = command("down", "--name", "full", "--force", *address)
+        assert (code, out.strip()) == (0, "Repository full is down")
+        assert "no space left on device" in err
+        assert command("ls", "--name", "full", *address)[0] == 1
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, where Ray keeps what it writes. What still runs with it at the end is killed."""
+    made = Path(tempfile.mkdtemp(prefix="tv", dir="/tmp"))
+    yield made
+    for process in started(made):
+        process.kill()
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def started(folder: Path) -> list[psutil.Process]:
+    """Find the processes whose Ray keeps what it writes there."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAY_TMPDIR") == str(folder):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment = {**kept, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+
+    def tensorvine(*words: str) -> tuple[int, str]:
+        done = run(sys.executable, "-c", "from tensorvine.clusters.cli.main import main; main()", *words)
+        return done.returncode, done.stdout or done.stderr
+
+    code, said = tensorvine("up", "--port", "0", "--shards", "2", "--path", str(folder / "models"))
+    assert code == 0, said
+    assert "Repository default is up" in said
+    saved = run(sys.executable, "-c", SAVE)
+    assert saved.returncode == 0, saved.stderr
+    code, said = tensorvine("ls", "--json")
+    assert [row["ref"] for row in json.loads(said)] == ["m@1", "m@2"]
+    assert tensorvine("verify") == (0, "2 versions checked, 0 problems\n")
+    code, said = tensorvine("down")
+    assert (code, said) == (0, "Repository default is down\nRay is down\n")
+    assert not psutil.wait_procs(started(folder), timeout=15)[1]
+    code, said = tensorvine("down")
+    assert code == 1
+    assert said.startswith("tensorvine: expected a Ray")
+    assert len(list((folder / "models" / "manifests").glob("m@*"))) == 2

@@ -1,0 +1,256 @@
+"""The cluster files: Ray's own checks accept what Ray reads, and the job scripts run with a stand-in launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from click import Command
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "clusters"
+RAY_UP = sorted((FILES / "ray_up").glob("*.yaml"))
+SCRIPTS = sorted((FILES / "batch").glob("*.sh"))
+CLOUDS = ("aws", "gcp")
+WAIT_S = 200.0
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import ray
+from tensorvine.actors import Repository
+with Repository.connect() as repo:
+    repo.save("m", {"w": np.ones(5, np.float32)}, quality=0.5)
+    print("nodes", sum(node["Alive"] for node in ray.nodes()), "shards", len(repo.stats().shards), flush=True)
+if sys.argv[1] == "wait":
+    signal.pause()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+class TestRayUp:
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_ray_accepts_it_as_ray_up_does(self, path: Path) -> None:
+        from ray.autoscaler._private.util import prepare_config, validate_config
+
+        (config,) = read(path)
+        prepared = prepare_config(config)
+        validate_config(prepared)
+        assert prepared["cluster_name"] == f"tensorvine-{path.stem}"
+
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_the_head_starts_the_repository_on_a_path_that_all_nodes_reach(self, path: Path) -> None:
+        (config,) = read(path)
+        up = config["head_start_ray_commands"][-1]
+        assert up.startswith("tensorvine up --path ")
+        assert {"hosts": "/shared/", "aws": "s3://", "gcp": "gs://"}[path.stem] in up
+
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_its_ray_start_commands_have_only_options_that_ray_knows(self, path: Path) -> None:
+        (config,) = read(path)
+        known = options_of_ray_start()
+        for line in [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]:
+            _, found, words = line.partition("ray start ")
+            for option in [word.partition("=")[0] for word in words.split()] if found else ():
+                assert option in known, line
+
+    @pytest.mark.parametrize("cloud", CLOUDS)
+    def test_a_cloud_has_a_head_without_and_workers_with_a_gpu_that_come_and_go(self, cloud: str) -> None:
+        (config,) = read(FILES / "ray_up" / f"{cloud}.yaml")
+        kinds = config["available_node_types"]
+        assert "GPU" not in kinds[config["head_node_type"]]["resources"]
+        (worker,) = [kind for name, kind in kinds.items() if name != config["head_node_type"]]
+        assert worker["resources"]["GPU"] >= 1
+        assert worker["min_workers"] < worker["max_workers"]
+
+    def test_a_wrong_one_is_refused(self) -> None:
+        import jsonschema
+        from ray.autoscaler._private.util import prepare_config, validate_config
+
+        (config,) = read(FILES / "ray_up" / "aws.yaml")
+        with pytest.raises(jsonschema.ValidationError):
+            validate_config(prepare_config({**config, "max_workers": "many"}))
+
+
+def options_of_ray_start() -> set[str]:
+    from ray.scripts.scripts import start
+
+    assert isinstance(start, Command)
+    return {option for parameter in start.params for option in parameter.opts}
+
+
+class TestKubeRay:
+    @pytest.fixture
+    def cluster(self) -> dict[str, Any]:
+        claim, cluster = read(FILES / "kuberay" / "raycluster.yaml")
+        assert claim["kind"] == "PersistentVolumeClaim"
+        return cluster
+
+    def test_rays_autoscaler_derives_its_own_configuration_from_it(self, cluster: dict[str, Any]) -> None:
+        from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+        from ray.autoscaler._private.util import validate_config
+
+        placed = {**cluster, "metadata": {**cluster["metadata"], "namespace": "default"}}
+        config = _derive_autoscaling_config_from_ray_cr(placed)
+        validate_config(config)
+        kinds = config["available_node_types"]
+        assert kinds[config["head_node_type"]]["resources"]["CPU"] == 8
+        assert "GPU" not in {k for k, v in kinds[config["head_node_type"]]["resources"].items() if v}
+        assert kinds["gpu"]["resources"]["GPU"] == 1
+        assert (kinds["gpu"]["min_workers"], kinds["gpu"]["max_workers"]) == (0, 8)
+
+    def test_it_has_what_the_operator_needs(self, cluster: dict[str, Any]) -> None:
+        assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+        spec = cluster["spec"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+            assert {f"--{name}" for name in group["rayStartParams"]} <= options_of_ray_start()
+            pod = group["template"]["spec"]
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            for container in pod["containers"]:
+                assert container["image"]
+                assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+                assert "/models" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+class TestScripts:
+    @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+    def test_bash_can_read_it(self, path: Path) -> None:
+        done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=WAIT_S)  # noqa: S607
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_node_without_a_rank_says_so(self) -> None:
+        done = run_script([str(FILES / "batch" / "node.sh")], {"TENSORVINE_HEAD": "127.0.0.1"})
+        assert done.returncode == 2
+        assert "expected a rank" in done.stderr
+
+    def test_a_worker_without_a_head_gives_up_in_time(self) -> None:
+        settings = {"SLURM_PROCID": "1", "TENSORVINE_HEAD": "127.0.0.1", "TENSORVINE_PORT": str(free_port())}
+        done = run_script([str(FILES / "batch" / "node.sh")], {**settings, "TENSORVINE_START_S": "2"})
+        assert done.returncode == 1
+        assert "nobody answers there" in done.stderr
+
+    def test_a_job_whose_launcher_ends_says_so_and_ends(self, tmp_path: Path) -> None:
+        launcher = tmp_path / "srun"
+        launcher.write_text("#!/bin/sh\nexit 1\n")
+        launcher.chmod(0o755)
+        done = run_script([str(FILES / "batch" / "slurm.sh"), "true"], job_settings(tmp_path, tmp_path))
+        assert done.returncode == 1
+        assert "its launcher ended" in done.stderr
+
+    def test_a_job_without_a_program_is_refused(self, tmp_path: Path) -> None:
+        done = run_script([str(FILES / "batch" / "slurm.sh")], job_settings(tmp_path, tmp_path))
+        assert done.returncode == 1
+        assert "expected the program to run" in done.stderr
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    """A folder with a short path: Ray puts sockets there. What still runs with it at the end is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="tv", dir="/tmp"))
+    (folder / "bin").mkdir()
+    for name in ("srun", "mpiexec"):
+        shutil.copy(ROOT / "tests/support/launcher.sh", folder / "bin" / name)
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "nodes").write_text("here\nthere\n")
+    yield folder
+    for process in started(folder):
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+class TestJobs:
+    """Both scripts, with real Rays: two nodes on this machine."""
+
+    def test_a_pbs_job_has_ray_on_each_node_and_ends_as_its_program_does(self, here: Path) -> None:
+        program = f"{sys.executable} {here / 'program.py'} 3"
+        done = run_script([str(FILES / "batch" / "pbs.sh")], {**job_settings(here, here / "bin"), "PROGRAM": program})
+        assert done.returncode == 3, done.stderr
+        assert "nodes 2 shards 2" in done.stdout
+        assert "Repository default is down" in done.stdout
+        assert list((here / "models" / "manifests").glob("m*"))
+        assert not left(here)
+
+    def test_a_slurm_job_that_is_told_to_end_writes_what_was_saved_and_ends(self, here: Path) -> None:
+        command = ["bash", str(FILES / "batch" / "slurm.sh"), sys.executable, str(here / "program.py"), "wait"]
+        job = subprocess.Popen(command, env=bare(job_settings(here, here / "bin")), stdout=subprocess.PIPE, text=True)
+        assert job.stdout is not None
+        for line in job.stdout:
+            if "nodes 2" in line:
+                break
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=WAIT_S)
+        assert job.returncode == 143
+        assert "Repository default is down" in said
+        assert list((here / "models" / "manifests").glob("m*"))
+        assert not left(here)
+
+
+def job_settings(folder: Path, commands: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TENSORVINE_BATCH": str(FILES / "batch"),
+        "TENSORVINE_PORT": str(free_port()),
+        "TENSORVINE_PATH": str(folder / "models"),
+        "RAY_TMPDIR": str(folder),
+        "SLURM_JOB_NUM_NODES": "2",
+        "PBS_NODEFILE": str(folder / "nodes"),
+        "PBS_O_WORKDIR": str(folder),
+    }
+
+
+def run_script(command: list[str], settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", *command],  # noqa: S607
+        env=bare(settings),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+def bare(settings: dict[str, str]) -> dict[str, str]:
+    """Give an environment that knows of no Ray and no job but these settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PMI"))}
+    return {**kept, "RAY_raylet_start_wait_time_s": "120", **settings}
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def started(folder: Path) -> list[psutil.Process]:
+    """Find the processes that run with this folder as Ray's."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAY_TMPDIR") == str(folder):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def left(folder: Path) -> list[psutil.Process]:
+    """Give the processes that are still there when all have had a while to end."""
+    _, alive = psutil.wait_procs(started(folder), timeout=15)
+    return alive

@@ -1,0 +1,396 @@
+"""The contract of a directory, over local files and an S3-compatible server, and what goes wrong with local files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorvine.store.archive.directory import Directory, open_directory
+from tensorvine.store.errors import StorageError
+
+from tests.support.crash import CALLS, scripted
+from tests.support.s3 import SECRET, S3Server
+
+LARGE = 11 << 20
+"""Bytes; on an object store that is more than one part."""
+_serial = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as started:
+        yield started
+
+
+def put(directory: Directory, name: str, content: bytes) -> int:
+    return directory.write(name, lambda sink: sink.write(content))
+
+
+def content_of(directory: Directory, name: str) -> bytes:
+    return directory.read(name).to_pybytes()
+
+
+class Contract:
+    """What every directory does."""
+
+    @pytest.fixture
+    def uri(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def directory(self, uri: str) -> Directory:
+        return open_directory(uri)
+
+    @pytest.mark.parametrize("name", ["a", "folder/a", "a b/c/d.e/é@1.arrow", "%/%2E"])
+    @pytest.mark.parametrize("content", [b"", b"abc"])
+    def test_what_is_written_is_read(self, directory: Directory, name: str, content: bytes) -> None:
+        assert put(directory, name, content) == len(content)
+        assert content_of(directory, name) == content
+        assert directory.list("") == {name: len(content)}
+
+    def test_a_file_written_in_many_pieces_is_their_sequence(self, directory: Directory) -> None:
+        pieces = [b"a", b"", bytearray(b"bc"), memoryview(np.arange(3, dtype=np.int16)), np.zeros(2, np.uint8)]
+        assert directory.write("a", lambda sink: [sink.write(piece) for piece in pieces]) == 11
+        assert content_of(directory, "a") == b"abc\0\0\1\0\2\0\0\0"
+
+    def test_what_is_appended_is_at_the_end_where_the_file_system_appends(self, directory: Directory) -> None:
+        appends = [directory.append("logs/a", data) for data in (b"ab", b"", b"c")]
+        assert appends in ([True] * 3, [False] * 3)
+        if appends[0]:
+            assert content_of(directory, "logs/a") == b"abc"
+        else:
+            assert directory.list("") == {}
+
+    def test_a_large_file_can_be_read_in_parts(self, directory: Directory) -> None:
+        content = np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
+        assert put(directory, "large", content.data) == LARGE
+        file = directory.open("large")
+        assert file.nbytes == LARGE
+        for offset, nbytes in ((0, 0), (0, 1), (LARGE - 1, 1), (LARGE, 0), (5 << 20, 3 << 20), (0, LARGE)):
+            part = file.part(offset, nbytes)
+            assert np.array_equal(part, content[offset : offset + nbytes])
+            assert not part.flags.writeable
+        file.close()
+
+    def test_a_part_outlives_its_file(self, directory: Directory) -> None:
+        put(directory, "a", b"abc")
+        file = directory.open("a")
+        part = file.part(1, 2)
+        file.close()
+        directory.delete("a")
+        assert part.tobytes() == b"bc"
+
+    @pytest.mark.parametrize(("offset", "nbytes"), [(0, 4), (3, 1), (4, 0), (-1, 1), (1, -1), (1 << 62, 1 << 62)])
+    def test_a_part_outside_is_refused(self, directory: Directory, offset: int, nbytes: int) -> None:
+        put(directory, "a", b"abc")
+        file = directory.open("a")
+        with pytest.raises(StorageError, match="/a: expected"):
+            file.part(offset, nbytes)
+        file.close()
+
+    def test_an_empty_file_can_be_opened(self, directory: Directory) -> None:
+        put(directory, "a", b"")
+        file = directory.open("a")
+        assert file.nbytes == file.part(0, 0).nbytes == 0
+        file.close()
+
+    def test_a_file_is_replaced_whole_and_its_readers_keep_the_old_one_or_fail(self, directory: Directory) -> None:
+        put(directory, "a", b"old" * 100)
+        before = directory.open("a").part(0, 300)
+        put(directory, "a", b"n")
+        assert content_of(directory, "a") == b"n"
+        assert before.tobytes() == b"old" * 100
+        assert directory.list("") == {"a": 1}
+
+    def test_a_folder_is_listed_with_those_below_it(self, directory: Directory) -> None:
+        for name in ("a/1", "a/b/2", "ab/3", "4"):
+            put(directory, name, name.encode())
+        assert directory.list("a") == {"a/1": 3, "a/b/2": 5}
+        assert sorted(directory.list("")) == ["4", "a/1", "a/b/2", "ab/3"]
+        assert directory.list("none") == directory.list("a/none") == {}
+
+    def test_a_deleted_file_is_gone_and_the_others_are_not(self, directory: Directory) -> None:
+        put(directory, "a/1", b"1")
+        put(directory, "a/2", b"2")
+        directory.delete("a/1")
+        directory.delete("a/1")
+        directory.delete("none/1")
+        assert directory.list("a") == {"a/2": 1}
+
+    def test_a_missing_file_is_named(self, directory: Directory) -> None:
+        put(directory, "a/1", b"1")
+        for name in ("none", "a/none", "none/1", "a"):
+            for read in (directory.read, directory.open):
+                with pytest.raises(StorageError, match=f"{name}: expected to"):
+                    read(name)
+
+    def test_a_failing_writer_leaves_nothing(self, directory: Directory) -> None:
+        def fill(sink: object) -> None:
+            sink.write(b"half")  # pyright: ignore[reportAttributeAccessIssue]
+            raise KeyError("writer")
+
+        put(directory, "a/1", b"1")
+        for name in ("a/1", "a/2"):
+            with pytest.raises(KeyError, match="writer"):
+                directory.write(name, fill)
+        assert directory.list("") == {"a/1": 1}
+        assert content_of(directory, "a/1") == b"1"
+
+    def test_one_of_two_writers_wins_whole_and_readers_see_no_mixture(self, directory: Directory) -> None:
+        contents = [bytes([i]) * 200_000 for i in range(4)]
+        put(directory, "a", contents[0])
+        barrier = threading.Barrier(len(contents))
+        seen: list[bytes] = []
+
+        def work(content: bytes) -> None:
+            barrier.wait()
+            for _ in range(5):
+                put(directory, "a", content)
+                seen.append(content_of(directory, "a"))
+
+        threads = [threading.Thread(target=work, args=[content]) for content in contents]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(seen) == 5 * len(contents)
+        assert set(seen) <= set(contents)
+        assert content_of(directory, "a") in contents
+        assert list(directory.list("")) == ["a"]
+
+    def test_what_dead_writers_left_is_swept(self, directory: Directory) -> None:
+        for name in ("a/.0123.tmp", "a/b/.4567.tmp", "a/kept.arrow", "other/.89.tmp"):
+            put(directory, name, b"1")
+        assert sorted(directory.sweep("a")) == ["a/.0123.tmp", "a/b/.4567.tmp"]
+        assert sorted(directory.list("")) == ["a/kept.arrow", "other/.89.tmp"]
+        assert directory.sweep("a") == directory.sweep("none") == []
+
+    def test_it_can_be_opened_again(self, directory: Directory, uri: str) -> None:
+        put(directory, "a", b"1")
+        assert open_directory(uri, create=False).list("") == {"a": 1}
+
+    def test_one_that_is_missing_is_refused_or_made(self, uri: str) -> None:
+        with pytest.raises(StorageError, match="new: expected"):
+            open_directory(_below(uri, "new"), create=False)
+        assert open_directory(_below(uri, "new")).list("") == {}
+
+    def test_a_file_is_no_directory(self, directory: Directory, uri: str) -> None:
+        put(directory, "file", b"1")
+        for create in (True, False):
+            with pytest.raises(StorageError, match=r"file: expected .*irectory"):
+                open_directory(_below(uri, "file"), create)
+
+
+def _below(uri: str, name: str) -> str:
+    path, mark, options = uri.partition("?")
+    return f"{path}/{name}{mark}{options}"
+
+
+class TestLocal(Contract):
+    @pytest.fixture
+    def uri(self, tmp_path: Path) -> str:
+        return str(tmp_path / "some folder" / "é%20")
+
+    def test_a_file_uri_means_the_same(self, tmp_path: Path) -> None:
+        put(open_directory(tmp_path.as_uri()), "a", b"1")
+        assert content_of(open_directory(str(tmp_path)), "a") == b"1"
+
+    @pytest.mark.parametrize("uri", ["", "relative/path", "unknown://host/path", "s3://b/p?no_such_option=1"])
+    def test_what_is_no_path_is_refused(self, uri: str) -> None:
+        with pytest.raises(StorageError, match="expected an absolute path or a URI"):
+            open_directory(uri)
+
+    def test_a_parent_that_is_a_file_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(StorageError, match="file/below: expected"):
+            open_directory(str(tmp_path / "file/below"))
+        directory = open_directory(str(tmp_path))
+        with pytest.raises(StorageError, match="file/below: expected to write it; Not a directory"):
+            put(directory, "file/below", b"")
+        with pytest.raises(StorageError, match="file: expected to list it; Not a directory"):
+            directory.list("file")
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "folder/a", b"")
+        for call in (lambda: put(directory, "folder", b""), lambda: directory.delete("folder")):
+            with pytest.raises(StorageError, match=r"folder: expected to .* it; Is a directory"):
+                call()
+        assert directory.list("") == {"folder/a": 0}
+
+    def test_a_name_that_is_too_long_is_refused(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        with pytest.raises(StorageError, match="name too long"):
+            put(directory, "a" * 256, b"")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
+    @pytest.mark.parametrize("call", CALLS)
+    def test_each_system_call_that_fails_is_named_and_leaves_no_part_of_a_file(
+        self, tmp_path: Path, call: str, number: int
+    ) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "kept", b"old")
+        if call == "unlink":
+            with scripted(tmp_path, call, 0, number), pytest.raises(StorageError, match=os.strerror(number)) as raised:
+                directory.delete("kept")
+            assert str(tmp_path / "kept") in str(raised.value)
+            return
+        for name in ("kept", "folder/new"):
+            if call == "mkdir" and name == "kept":
+                continue
+            with scripted(tmp_path, call, 0, number), pytest.raises(StorageError, match=os.strerror(number)) as raised:
+                put(directory, name, b"new")
+            assert str(tmp_path / name) in str(raised.value)
+            assert not list(tmp_path.rglob("*.tmp"))
+            put(directory, name, b"newer")
+            assert content_of(directory, name) == b"newer"
+
+    def test_a_deleted_file_stays_deleted_or_the_caller_hears_that_it_may_not(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        for name in ("a/1", "a/2", "b/3"):
+            put(directory, name, b"old")
+        with scripted(tmp_path, "fsync folder", 0, errno.EIO), pytest.raises(StorageError, match=r"/a: .*sync it"):
+            directory.delete("a/1", "a/2", "b/3")
+        with scripted(tmp_path, "fsync folder", 9, errno.EIO) as script:
+            directory.delete("a/1", "a/2", "b/3", "never/was")
+        assert script.seen == 2
+        assert directory.list("") == {}
+
+    def test_a_file_larger_than_the_process_may_write_is_refused(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "a", b"old")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            with pytest.raises(StorageError, match="/a: expected to write it; File too large"):
+                put(directory, "a", bytes(2 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert directory.list("") == {"a": 3}
+
+    def test_a_full_file_system_refuses_and_takes_more_when_there_is_room(self, mounted: Path) -> None:
+        directory = open_directory(str(mounted))
+        put(directory, "a", bytes(600_000))
+        for _ in range(2):
+            with pytest.raises(StorageError, match="/b: expected to write it; No space left on device"):
+                put(directory, "b", bytes(600_000))
+            assert directory.list("") == {"a": 600_000}
+        directory.delete("a")
+        assert put(directory, "b", bytes(600_000)) == 600_000
+
+    def test_a_read_only_file_system_gives_what_it_has_and_takes_nothing(self, mounted: Path) -> None:
+        directory = open_directory(str(mounted))
+        put(directory, "a", b"old")
+        subprocess.run(["/bin/mount", "-o", "remount,ro", mounted], check=True)
+        assert content_of(open_directory(str(mounted)), "a") == b"old"
+        for call in (
+            lambda: put(directory, "a", b"new"),
+            lambda: put(directory, "folder/b", b"new"),
+            lambda: directory.delete("a"),
+            lambda: directory.claim("lock"),
+            lambda: open_directory(str(mounted / "new")),
+        ):
+            with pytest.raises(StorageError, match=f"{mounted}/.*: expected .*; Read-only file system"):
+                call()
+        assert content_of(directory, "a") == b"old"
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+    def test_a_folder_without_permission_is_named(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "a", b"old")
+        tmp_path.chmod(0o500)
+        for call in (lambda: put(directory, "a", b"new"), lambda: directory.delete("a")):
+            with pytest.raises(StorageError, match=r"/a: expected .*; Permission denied"):
+                call()
+        assert content_of(directory, "a") == b"old"
+
+    @pytest.fixture
+    def mounted(self, tmp_path: Path) -> Iterator[Path]:
+        """A file system of 1 MiB."""
+        place = tmp_path / "mounted"
+        place.mkdir()
+        command = ["/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place]
+        if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("mounting a file system takes root")
+        yield place
+        subprocess.run(["/bin/umount", "-l", place], check=True)
+
+
+class TestClaim:
+    HOLDER = """
+import sys
+from tensorvine.store.archive.directory import open_directory
+print(open_directory(sys.argv[1]).claim("lock") is not None, flush=True)
+sys.stdin.read()
+"""
+
+    def test_another_process_has_it_until_it_is_killed(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        command = [sys.executable, "-c", self.HOLDER, tmp_path]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "True\n"
+            with pytest.raises(StorageError, match=f"{tmp_path}: .*another repository runs on it"):
+                directory.claim("lock")
+            holder.kill()
+            holder.wait()
+        descriptor = directory.claim("lock")
+        assert descriptor is not None
+        os.close(descriptor)
+
+    def test_a_second_one_of_the_same_process_is_refused_too(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        descriptor = directory.claim("lock")
+        assert descriptor is not None
+        with pytest.raises(StorageError, match="another repository"):
+            directory.claim("lock")
+        os.close(descriptor)
+
+
+class TestS3(Contract):
+    @pytest.fixture
+    def uri(self, server: S3Server) -> str:
+        return server.uri(f"prefix-{next(_serial)}/%C3%A9")
+
+    def test_it_has_no_locks(self, directory: Directory) -> None:
+        assert directory.claim("lock") is None
+
+    def test_a_missing_bucket_is_named(self, server: S3Server, uri: str) -> None:
+        with pytest.raises(StorageError, match="no-such-bucket"):
+            put(open_directory(uri.replace(server.bucket, "no-such-bucket")), "a", b"1")
+
+    def test_messages_name_the_file_and_not_the_secret(self, directory: Directory, uri: str) -> None:
+        with pytest.raises(StorageError, match="/none: expected") as raised:
+            directory.read("none")
+        with pytest.raises(StorageError) as refused:
+            open_directory(uri + "&no_such_option=1")
+        for text in (directory.uri, str(raised.value), str(refused.value)):
+            assert SECRET not in text
+            assert "s3://" in text
+
+    @pytest.mark.parametrize("refused", ["partNumber=2", "uploads", "uploadId"])
+    def test_an_upload_that_breaks_off_leaves_the_old_object(
+        self, server: S3Server, directory: Directory, refused: str
+    ) -> None:
+        put(directory, "a", b"old")
+        server.refuses = lambda environ: environ["REQUEST_METHOD"] != "GET" and refused in environ["QUERY_STRING"]
+        try:
+            for name in ("a", "b"):
+                with pytest.raises(StorageError, match=f"/{name}: expected to write it"):
+                    put(directory, name, bytes(LARGE))
+        finally:
+            server.refuses = lambda _: False
+        assert directory.list("") == {"a": 3}
+        assert content_of(directory, "a") == b"old"

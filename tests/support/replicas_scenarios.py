@@ -1,0 +1,556 @@
+"""Scenarios on three raylets, for `test_replicas`: each in turn, one JSON line of its outcome.
+
+Rules
+- They share one cluster; each has a repository of its own. What ends a node comes last.
+- Faults are set off from within an actor at a call of choice, never by time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+os.environ["RAY_ADDRESS"] = "local"
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from tensorvine.actors import Repository
+from tensorvine.store import Layer, ModelGraph, ModelRef
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
+
+from benchmarks.raylets import _await_room
+from tests.support.processes import stand_still
+
+STORE = 256 << 20
+BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(1 << 20, np.float64)}
+GRAPH = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def eventually(
+    condition: Callable[[], bool], what: str, timeout: float = 40.0, found: Callable[[], object] = lambda: ""
+) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"expected within {timeout} s: {what}; {found()}")
+        threading.Event().wait(0.05)
+
+
+def name_at(repo: Repository, shard: int, tag: str = "m") -> str:
+    return next(n for i in range(1000) if repo._session.home(n := f"{tag}{shard}-{i}") == shard)
+
+
+def node_of(repo: Repository, shard: int) -> str:
+    return repo._session.connection(shard).hello.node
+
+
+def actor(repo: Repository, shard: int) -> Any:
+    return ray.get_actor(f"{repo.name}/shard-{shard}", namespace="tensorvine")
+
+
+def process(repo: Repository, shard: int) -> psutil.Process:
+    repo._session.forget(shard)
+    return psutil.Process(repo._session.connection(shard).hello.pid)
+
+
+def kill(repo: Repository, *shards: int) -> None:
+    processes = [process(repo, shard) for shard in shards]
+    for victim in processes:
+        victim.kill()
+    psutil.wait_procs(processes, timeout=20)
+
+
+def patch(repo: Repository, shard: int, change: Callable[[Any], None]) -> None:
+    """Run something within a shard's process."""
+    ray.get(actor(repo, shard).__ray_call__.remote(change), timeout=30)
+
+
+def buddy_of(repo: Repository, shard: int) -> int:
+    """Give the shard that has the mirror of this one, once it has all of it in its present life."""
+
+    def links(self: Any) -> list[tuple[int, str]]:
+        return [(link.shard, link.shelf) for link in self._mirrors._buddies.links if link.synced]
+
+    def shelf(self: Any) -> str:
+        return self._shelf.name
+
+    def complete() -> bool:
+        repo.stats()  # asks until all answer
+        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(links), timeout=30)
+        if not {buddy for buddy, _ in found} <= set(repo._session.shards):
+            return False
+        shelves = [ray.get(actor(repo, buddy).__ray_call__.remote(shelf), timeout=30) for buddy, _ in found]
+        return bool(found) and shelves == [name for _, name in found]
+
+    found: list[tuple[int, str]] = []
+    eventually(complete, f"the mirror of shard {shard} is complete")
+    return found[0][0]
+
+
+def stat(repo: Repository, shard: int) -> Any:
+    return next(s for s in repo.stats().shards if s.shard == shard)
+
+
+def holder(repo: Repository) -> int:
+    """The shard that takes the bytes that are made here."""
+    return next(s for s in repo._session.shards if node_of(repo, s) == repo._session.node)
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return found.keys() == expected.keys() and all(np.array_equal(found[k], v) for k, v in expected.items())
+
+
+def nothing_left(repo: Repository) -> bool:
+    try:
+        shards = repo.stats().shards
+    except ShardUnavailableError:
+        return False
+    return not any(s.tensors or s.bytes_allocated or s.pins or s.bytes_staged or s.bytes_mirrored for s in shards)
+
+
+def retire_all(repo: Repository) -> None:
+    for ref in repo.models():
+        repo.retire(ref)
+    eventually(lambda: nothing_left(repo), "nothing left", found=lambda: f"found {repo.stats().shards}")
+
+
+@contextmanager
+def repository(name: str, **options: Any) -> Iterator[Repository]:
+    options = {"replicas": 2, "preallocate_bytes": 0, "store_bytes": STORE, **options}
+    with Repository.start(name, **options) as repo:
+        yield repo
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------
+
+
+def start_is_checked(cluster: Cluster) -> None:
+    del cluster
+    for options, message in (
+        ({"replicas": 0}, "replicas: expected at least 1; found 0"),
+        ({"replicas": 4}, "found replicas=4 with 3 living nodes and 3 shards"),
+        ({"replicas": 2, "shards": 1}, "found replicas=2 with 3 living nodes and 1 shards"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Repository.start("checked", **options)
+    with repository("checked"):
+        Repository.start("checked").close()
+        with pytest.raises(ValueError, match="runs already with replicas=2; found replicas=3"):
+            Repository.start("checked", replicas=3)
+
+
+def each_version_is_on_two_nodes(cluster: Cluster) -> None:
+    del cluster
+    with repository("two") as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        repo.save(name, BIG, graph=GRAPH)
+        buddy = buddy_of(repo, here)
+        assert node_of(repo, buddy) != node_of(repo, here)
+        kept = stat(repo, buddy).bytes_mirrored
+        assert kept == stat(repo, here).bytes_allocated > BIG["b"].nbytes, kept
+        repo.save(name, {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
+        assert stat(repo, buddy).bytes_mirrored - kept < BIG["b"].nbytes
+        retire_all(repo)
+
+
+def a_killed_shard_comes_back(cluster: Cluster) -> None:
+    del cluster
+    with repository("killed") as repo:
+        here = holder(repo)
+        name, small = name_at(repo, here), name_at(repo, here, "small")
+        repo.save(name, {"a": BIG["a"]}, metadata={"n": 1})
+        repo.save(name, BIG, graph=GRAPH, quality=0.5, metadata={"n": 2})
+        repo.retire(f"{name}@1")
+        repo.save(small, {"x": np.arange(5), "none": np.zeros((0, 3), np.float16)})
+        before = repo.info(name)
+        kill(repo, here)
+        assert same(repo.load(name), BIG)
+        assert same(repo.load(small), {"x": np.arange(5), "none": np.zeros((0, 3), np.float16)})
+        assert repo.info(name) == before
+        assert repo.graph(name) == GRAPH
+        assert repo.lineage(name) == [ModelRef(name, 2), ModelRef(name, 1)]
+        with repo.longest_prefix(GRAPH) as match:  # pyright: ignore
+            assert match.ref == ModelRef(name, 2)
+        with pytest.raises(ModelNotFoundError, match="was retired"):
+            repo.load(f"{name}@1")
+        assert repo.save(name, BIG).ref == ModelRef(name, 3)
+        for shard in repo._session.shards:
+            repo._session.call(shard, "check")
+        assert not repo.verify(), repo.verify()
+        retire_all(repo)
+
+
+def bytes_of_other_homes_come_back(cluster: Cluster) -> None:
+    del cluster
+    with repository("homes") as repo:
+        here = holder(repo)
+        away = next(s for s in repo._session.shards if s != here)
+        parent, child = name_at(repo, here), name_at(repo, away)
+        repo.save(parent, BIG)
+        repo.save(child, {**BIG, "c": np.ones(3)}, parent=parent)
+        kill(repo, here)
+        repo.stats()  # asks until it answers
+        repo.retire(parent)
+        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
+        kill(repo, here)
+        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
+        kill(repo, away)
+        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
+        retire_all(repo)
+
+
+def many_versions_come_back_again_and_again(cluster: Cluster) -> None:
+    del cluster
+    with repository("many") as repo:
+        here = holder(repo)
+        expected: dict[ModelRef, dict[str, Any]] = {}
+        for i in range(60):
+            tensors = {"a": np.full(10_000 if i % 5 else 100, i), "s": np.arange(i % 7), "b": BIG["a"]}
+            expected[repo.save(f"many/{i % 12}", tensors).ref] = tensors
+            if i % 3 == 0 and i > 6:
+                gone = next(iter(expected))
+                repo.retire(gone)
+                del expected[gone]
+            if i in (20, 40):
+                kill(repo, here if i == 20 else (here + 1) % 3)
+        kill(repo, here)
+        assert repo.models() == sorted(expected)
+        assert all(same(repo.load(ref), tensors) for ref, tensors in expected.items())
+        retire_all(repo)
+
+
+def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
+    del cluster
+    with repository("scaled") as repo:
+        refs = [repo.save(f"scaled/{i}", {**BIG, "a": BIG["a"] + i}).ref for i in range(6)]
+        with pytest.raises(ValueError, match="expected at least one per replica, 2; found 1"):
+            repo.scale(shards=1)
+        for count in (2, 3):
+            repo.scale(shards=count)
+            for shard in list(repo._session.shards):
+                buddy_of(repo, shard)
+                kill(repo, shard)
+                repo.stats()  # asks until it answers
+                for i, ref in enumerate(refs):
+                    assert same(repo.load(ref), {**BIG, "a": BIG["a"] + i}), (count, shard, ref)
+        retire_all(repo)
+
+
+# ---- phase (of the copy) x event -------------------------------------------------------------------------------
+
+
+def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
+    """Make a shard's process end at the first copy of a commit: of its own, or of the one that it is to keep."""
+
+    def change(self: Any) -> None:
+        def die() -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        where, method = (self._peers, "tell_within") if ours else (self._shelf, "_put")
+        real = getattr(where, method)
+
+        async def deadly(*arguments: Any) -> Any:
+            if when == "before":
+                die()
+            if when == "during" and ours:
+                self._peers._engine.call(self._peers._actor(arguments[1]), *arguments[2:])
+                die()
+            if when == "during":
+                room = where._room
+
+                async def last(*given: Any) -> Any:
+                    await room(*given)
+                    die()
+
+                where._room = last
+            answer = await real(*arguments)
+            die()
+            return answer
+
+        setattr(where, method, deadly)
+
+    return change
+
+
+def home_killed(when: str) -> Callable[[Cluster], None]:
+    def scenario(cluster: Cluster) -> None:
+        del cluster
+        with repository(f"home-{when}") as repo:
+            here = holder(repo)
+            name = name_at(repo, here)
+            repo.save(name, {"a": BIG["a"]})
+            patch(repo, here, die_at_put(when, ours=True))
+            with pytest.raises(ShardUnavailableError):
+                repo.save(name, BIG, timeout=30)
+            repo.load(f"{name}@1")
+            known = repo.models()
+            assert known in ([ModelRef(name, 1)], [ModelRef(name, 1), ModelRef(name, 2)]), known
+            assert when != "before" or len(known) == 1, known
+            assert when != "after" or len(known) == 2, known
+            assert len(known) == 1 or same(repo.load(known[1]), BIG)
+            assert repo.save(name, BIG).ref == ModelRef(name, 3)
+            retire_all(repo)
+
+    return scenario
+
+
+def buddy_killed(when: str) -> Callable[[Cluster], None]:
+    def scenario(cluster: Cluster) -> None:
+        del cluster
+        with repository(f"buddy-{when}") as repo:
+            here = holder(repo)
+            name = name_at(repo, here)
+            repo.save(name, {"a": BIG["a"]})
+            patch(repo, buddy_of(repo, here), die_at_put(when, ours=False))
+            assert repo.save(name, BIG, timeout=60).ref == ModelRef(name, 2)
+            buddy_of(repo, here)
+            kill(repo, here)
+            assert same(repo.load(name), BIG)
+            retire_all(repo)
+
+    return scenario
+
+
+def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
+    """The bytes are at one shard, the home is another: the first is killed while the second commits."""
+    del cluster
+    with repository("elsewhere") as repo:
+        here = holder(repo)
+        away = next(s for s in repo._session.shards if s != here)
+        name = name_at(repo, away)
+        patch(repo, here, die_at_put("before", ours=True))
+        with pytest.raises(ShardUnavailableError):
+            repo.save(name, BIG, timeout=30)
+        eventually(lambda: nothing_left(repo), "nothing left of the save")
+        assert repo.models() == []
+        assert same(repo.load(repo.save(name, BIG).ref), BIG)
+        retire_all(repo)
+
+
+def an_idle_buddy_is_killed(cluster: Cluster) -> None:
+    del cluster
+    with repository("idle") as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        repo.save(name, BIG)
+        for _ in range(2):
+            buddy = buddy_of(repo, here)
+            kill(repo, buddy)
+            eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
+        buddy_of(repo, here)
+        kill(repo, here)
+        assert same(repo.load(name), BIG)
+        retire_all(repo)
+
+
+def both_are_killed(cluster: Cluster) -> None:
+    del cluster
+    with repository("both") as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        repo.save(name, BIG)
+        kill(repo, here, buddy_of(repo, here))
+        with pytest.raises(ModelLostError, match=f"^{name}@1 is lost: "):
+            repo.load(name)
+        assert repo.save(name, BIG).ref == ModelRef(name, 2)
+        kill(repo, here)
+        assert same(repo.load(name), BIG)
+        retire_all(repo)
+
+
+def no_buddy_answers(cluster: Cluster) -> None:
+    del cluster
+    with repository("silent") as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        repo.save(name, {"a": BIG["a"]})
+        stopped = [process(repo, s) for s in repo._session.shards if s != here]
+        for victim in stopped:
+            stand_still(victim)
+        message = f"shard {here}: expected copies on other shards before the commit; shard "
+        try:
+            with pytest.raises(ShardUnavailableError, match=message):
+                repo.save(name, BIG, timeout=4)
+        finally:
+            for victim in stopped:
+                victim.resume()
+        assert repo.models(name) == [ModelRef(name, 1)]
+        assert repo.save(name, BIG).ref == ModelRef(name, 3)
+        retire_all(repo)
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------
+
+
+def a_node_is_lost(cluster: Cluster) -> None:
+    """With replicas: a node that is no driver's goes, and another one later; then one comes."""
+    with repository("node") as repo:
+        refs = [repo.save(f"node/{i}", {**BIG, "a": BIG["a"] + i}, graph=GRAPH).ref for i in range(6)]
+        far = holder_on_another_node(repo)
+
+        @ray.remote(num_cpus=1)
+        def made_there() -> None:
+            with Repository.connect("node") as client:
+                client.save("there", {**BIG, "a": BIG["a"] - 1})
+
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node_of(repo, far), soft=False)
+        ray.get(made_there.options(scheduling_strategy=there).remote(), timeout=60)
+        assert stat(repo, far).bytes_memory >= BIG["b"].nbytes
+        end_node(cluster, node_of(repo, far))
+        for i, ref in enumerate(refs):
+            assert same(repo.load(ref, timeout=90), {**BIG, "a": BIG["a"] + i}), ref
+        assert same(repo.load("there", timeout=90), {**BIG, "a": BIG["a"] - 1})
+        assert repo.save("after", BIG, timeout=90).ref == ModelRef("after", 1)
+        assert sorted(repo.models()) == sorted([*refs, ModelRef("there", 1), ModelRef("after", 1)])
+        for shard in repo._session.shards:
+            buddy_of(repo, shard)
+        retire_all(repo)
+
+
+def a_node_is_lost_with_a_path(cluster: Cluster) -> None:
+    """Without replicas, with a path: what is on it survives the node, what was not is lost by name."""
+    with tempfile.TemporaryDirectory() as path, repository("disk", replicas=1, path=path) as repo:
+        far = holder_on_another_node(repo)
+        home = name_at(repo, far)
+        repo.save(home, BIG, durability="disk")
+        repo.save(name_at(repo, far, "flushed"), BIG)
+        repo.flush()
+        end_node(cluster, node_of(repo, far))
+        assert same(repo.load(home, timeout=90), BIG)
+        assert same(repo.load(name_at(repo, far, "flushed"), timeout=90), BIG)
+        assert repo.save(home, BIG, timeout=90).ref == ModelRef(home, 2)
+
+
+def with_a_path_only_what_waits_is_mirrored(cluster: Cluster) -> None:
+    del cluster
+    with tempfile.TemporaryDirectory() as path, repository("both-ways", path=path) as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        repo.save(name, BIG)
+        repo.flush()
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not mirrored")
+        patch(repo, here, hold_the_disk)
+        repo.save(name, {**BIG, "a": BIG["a"] * 2})
+        assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
+        kill(repo, here)
+        assert same(repo.load(f"{name}@1"), BIG)
+        assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
+        repo.flush()
+        assert not repo.verify(), repo.verify()
+        kill(repo, here)
+        assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
+
+
+def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
+    del cluster
+    with tempfile.TemporaryDirectory() as path, repository("between", path=path) as repo:
+        here = holder(repo)
+        name = name_at(repo, here)
+        buddy_of(repo, here)
+        patch(repo, here, hold_manifests)
+        repo.save(name, BIG)
+        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
+        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
+        patch(repo, here, tell_the_mirror)
+        assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
+        kill(repo, here)
+        assert same(repo.load(name), BIG)
+        repo.flush()
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk")
+        assert not repo.verify(), repo.verify()
+
+
+def hold_manifests(self: Any) -> None:
+    """Let no manifest reach the disk any more in this life of a shard."""
+    self._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
+
+
+def tell_the_mirror(self: Any) -> None:
+    """Have the buddies told what may go, now."""
+    for link in self._mirrors._buddies.links:
+        self._mirrors._keep_up(link)
+
+
+def hold_the_disk(self: Any) -> None:
+    """Let nothing reach the disk any more in this life of a shard."""
+    self._history.persister._write = lambda job: threading.Event().wait(3600)
+
+
+def holder_on_another_node(repo: Repository) -> int:
+    """A shard whose node has neither the driver nor the planner: that is another story."""
+    return next(s for s in reversed(repo._session.shards) if node_of(repo, s) != repo._session.node)
+
+
+def end_node(cluster: Cluster, node: str) -> None:
+    """Kill a raylet; its workers go with it. Another node comes in its place."""
+    victim = next(n for n in cluster.list_all_nodes() if n.node_id == node)
+    cluster.remove_node(victim, allow_graceful=False)
+    cluster.add_node(num_cpus=1, object_store_memory=STORE)
+
+
+SCENARIOS: dict[str, Callable[[Cluster], None]] = {
+    "start is checked": start_is_checked,
+    "each version is on two nodes": each_version_is_on_two_nodes,
+    "a killed shard comes back": a_killed_shard_comes_back,
+    "bytes of other homes come back": bytes_of_other_homes_come_back,
+    "many versions come back again and again": many_versions_come_back_again_and_again,
+    "copies follow a change of shards": copies_follow_a_change_of_shards,
+    **{f"home killed {when} its copy": home_killed(when) for when in ("before", "during", "after")},
+    **{f"buddy killed {when} a copy": buddy_killed(when) for when in ("before", "during", "after")},
+    "a holder elsewhere is killed": a_holder_elsewhere_is_killed,
+    "an idle buddy is killed": an_idle_buddy_is_killed,
+    "both are killed": both_are_killed,
+    "no buddy answers": no_buddy_answers,
+    "with a path only what waits is mirrored": with_a_path_only_what_waits_is_mirrored,
+    "a shard is killed between a file and its manifest": a_shard_is_killed_between_a_file_and_its_manifest,
+    "a node is lost": a_node_is_lost,
+    "a node is lost with a path": a_node_is_lost_with_a_path,
+}
+
+
+def main(names: list[str]) -> None:
+    arguments = {"num_cpus": 1, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    try:
+        for _ in range(2):
+            cluster.add_node(**arguments)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes()
+        for row in ray.nodes():
+            _await_room(row["NodeID"])
+        for name in names or SCENARIOS:
+            began = time.monotonic()
+            error = ""
+            try:
+                SCENARIOS[name](cluster)
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - it goes to the test of that name
+                error = traceback.format_exc()
+            seconds = round(time.monotonic() - began, 1)
+            sys.stdout.write(json.dumps({"scenario": name, "seconds": seconds, "error": error}) + "\n")
+            sys.stdout.flush()
+    finally:
+        with suppress(Exception):
+            ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""The rooms of the source: what stands where, who imports how, and what is public is told.
+
+That imports go down only, and in no circle, is held by import-linter (`[tool.importlinter]` of pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ("store", "planner", "actors", "clusters")
+SOURCES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+IDS = [path.relative_to(ROOT).as_posix() for path in SOURCES]
+PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name == "__init__.py"]
+
+
+def test_actors_holds_rooms_only() -> None:
+    entries = [path for path in (ROOT / "actors").iterdir() if path.name not in ("__pycache__", "py.typed")]
+    assert len(entries) <= 14
+    assert {path.name for path in entries if not (path / "__init__.py").exists()} == {"__init__.py"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_room_holds_more_than_fifteen_files_and_each_says_what_it_is_for(package: str) -> None:
+    assert len(list((ROOT / package).glob("*.py"))) <= 15
+    assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+
+
+def test_tests_mirror_the_source() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    beside = {".", "examples", "benchmarks", "simulation", "soak"}
+    assert folders - beside <= set(PACKAGES)
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    listed = re.findall(r'^    "tensorvine\.([\w.]+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(package.replace("/", ".") for package in PACKAGES)
+
+
+def exported(package: str) -> set[str]:
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / package / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert len(names) == len(set(names))
+    return set(names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=IDS)
+def test_packages_import_their_own_relatively(path: Path) -> None:
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    lines = [ast.unparse(node) for node in imports]
+    assert not [line for line in lines if line.startswith(("import tensorvine", "from tensorvine"))]
+
+
+def is_lazy(package: str) -> bool:
+    """Say whether a package imports its names when they are first used: a table of them is what it says this by."""
+    return "\n_MODULES = {" in (ROOT / package / "__init__.py").read_text()
+
+
+@pytest.mark.parametrize("package", [package for package in LAYERS if not is_lazy(package)])
+def test_a_package_only_re_exports_and_lists_all_that_it_does(package: str) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    imported: set[str] = set()
+    for node in tree.body[1:]:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 1
+            imported |= {alias.asname or alias.name for alias in node.names}
+        else:
+            assert isinstance(node, ast.Assign), ast.unparse(node)
+            assert ast.unparse(node.targets[0]) == "__all__"
+    assert imported == exported(package)
+
+
+@pytest.mark.parametrize("package", [package for package in LAYERS if is_lazy(package)])
+def test_a_lazy_package_only_re_exports_and_its_table_says_what_a_type_checker_reads(package: str) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    read: dict[str, str | None] = {}
+    table: dict[str, str] = {}
+    for node in tree.body[1:]:
+        if isinstance(node, ast.If):
+            assert ast.unparse(node.test) == "TYPE_CHECKING"
+            lines = [line for line in node.body if isinstance(line, ast.ImportFrom) and line.level == 1]
+            assert len(lines) == len(node.body)
+            read |= {alias.name: line.module for line in lines for alias in line.names}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
+            table = ast.literal_eval(node.value)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            continue
+        else:
+            assert ast.unparse(node) in (
+                "from __future__ import annotations",
+                "from typing import TYPE_CHECKING",
+                "from ..store.lazy import lazy",
+                "__getattr__, __dir__ = lazy(__name__, _MODULES)",
+            )
+    assert read == table
+    assert set(table) == exported(package)
+
+
+@pytest.mark.skipif(not (ROOT / "docs/api.md").exists(), reason="docs/api.md is not written yet")
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_public_name_is_documented(package: str) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    words = {word for page in pages if page.exists() for word in re.findall(r"\w+", page.read_text())}
+    assert exported(package) <= words, f"not in README.md or docs/: {sorted(exported(package) - words)}"
