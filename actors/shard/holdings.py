@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -103,30 +103,35 @@ class Holdings:
 
     # ---- taking -----------------------------------------------------------------------------------------
 
-    def grant(self, owner: str, sizes: Sequence[int]) -> list[int]:
+    def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
         """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
 
         Call it with the lock held.
+
+        Args:
+            owner: whose it is to be.
+            sizes: bytes of the blocks.
+            least: how many of them; where fewer fit, nothing is granted.
 
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
         self._ended.check(owner)
-        offsets = self._granted(owner, sizes)
+        offsets = self._granted(owner, sizes, least)
         if not offsets and self._freed:
             self._recycle()
-            offsets = self._granted(owner, sizes)
-        if not offsets and sizes and padded(sizes[0]) <= self._capacity:
+            offsets = self._granted(owner, sizes, least)
+        if not offsets and sizes and sum(map(padded, sizes[:least])) <= self._capacity:
             for segment_id in self._state.evictable():
                 if self._evict(segment_id):
-                    offsets = self._granted(owner, sizes)
+                    offsets = self._granted(owner, sizes, least)
                 if offsets:
                     break
         return offsets
 
-    def _granted(self, owner: str, sizes: Sequence[int]) -> list[int]:
+    def _granted(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
         """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
-        offsets = self._arena.grant(owner, [HEADER_BYTES + max(size, ALIGNMENT) for size in sizes])
+        offsets = self._arena.grant(owner, [HEADER_BYTES + max(size, ALIGNMENT) for size in sizes], least)
         return [offset + HEADER_BYTES for offset in offsets]
 
     def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
@@ -142,11 +147,15 @@ class Holdings:
         free = self._arena.capacity - self._arena.used(kept=True) - self._arena.used(kept=False)
         if free < 2 * sum(map(padded, sizes)):
             return []
-        offsets = self._granted(owner, sizes)
-        if len(offsets) == len(sizes):
-            return offsets
-        self.drop_save(owner)
-        return []
+        return self._granted(owner, sizes, len(sizes))
+
+    def let_go(self, segments: Iterable[SegmentId]) -> None:
+        """Let those of these segments leave the memory that are on disk and that nobody reads.
+
+        Call it with the lock held.
+        """
+        for segment_id in segments:
+            self._evict(segment_id)
 
     def _evict(self, segment_id: SegmentId) -> bool:
         """Let a segment leave the memory, unless somebody reads it: then its place would not come back."""
@@ -166,12 +175,12 @@ class Holdings:
         on_disk = next(self._state.evictable(), None) is not None
         return on_disk or bool(self._freed) or bool(self._arena.owners() - {save_id})
 
-    def full(self, save_id: str, nbytes: int) -> StoreFullError:
-        """Make the error of a save for which there is no room."""
+    def full(self, what: str, nbytes: int) -> StoreFullError:
+        """Make the error of a save, or a load, for which there is no room."""
         with self._lock:
             kept, filled = self._bytes_of(KEPT), self.bytes_filling
         return StoreFullError(
-            f"save {save_id}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
+            f"{what}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
             f"{self._capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
             "the repository with more store_bytes"
         )

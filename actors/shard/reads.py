@@ -124,13 +124,12 @@ class ShardReads(ShardParts):
         for _ in range(READ_ROUNDS):
             with self._lock:
                 wanted = places()
-                absent = self._state.absent(wanted)
-                if not absent:
+                if not self._state.absent(wanted):
                     _let_go_soon(kept)
                     return self._found(wanted, local)
-                kept = self._holdings.kept(wanted)  # what has got another place since, in that one only
+            kept = []  # the load keeps it, unless it has to wait for room
             try:
-                kept += await self._disk().load(absent, self._room.granted)
+                kept = await self._disk().load(what, wanted, self._room.taken)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile

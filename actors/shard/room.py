@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ...store.errors import ShardUnavailableError
 from ..rpc.messages import PEER_TIMEOUT_S
@@ -24,6 +25,8 @@ from .local_clients import LocalClients
 
 ROOM = "/"  # no model's name starts with a slash
 """The topic of those who wait."""
+
+Taken = TypeVar("Taken")
 
 
 class Room:
@@ -79,24 +82,43 @@ class Room:
             ShardUnavailableError: the client's process is not watched (any more).
             OperationTimeoutError: the owner is a save that has ended.
         """
-        with self._asking:
-            return await self._granted(owner, sizes, time.monotonic() + timeout, client)
 
-    async def _granted(self, owner: str, sizes: Sequence[int], deadline: float, client: str | None) -> list[int]:
-        while True:
-            with self._lock:
-                if client is not None and not self._clients.watches(client):
-                    raise ShardUnavailableError(
-                        f"save {owner}: expected its client {client} to be connected to the shard; it is not (any more)"
-                    )
-                offsets = self._holdings.grant(owner, sizes)
-                behind = self._persister is not None and self._persister.behind()[0] > 0
-                hope = not offsets and (behind or self._holdings.room_may_come(owner))  # the sweep wakes us, too
-                waiter = self._waiters.join(ROOM) if hope else None
-            if offsets:
-                return offsets
-            if waiter is None or not await self._waiters.woken(ROOM, waiter, deadline):
-                raise self._holdings.full(owner, sizes[0])
+        def grant() -> list[int] | None:
+            if client is not None and not self._clients.watches(client):
+                raise ShardUnavailableError(
+                    f"save {owner}: expected its client {client} to be connected to the shard; it is not (any more)"
+                )
+            return self._holdings.grant(owner, sizes) or None
+
+        return await self.taken(f"save {owner}", owner, sizes[0], grant, timeout)
+
+    async def taken(
+        self, what: str, owner: str, nbytes: int, take: Callable[[], Taken | None], timeout: float = PEER_TIMEOUT_S
+    ) -> Taken:
+        """Take memory, waiting while what others hold may become free.
+
+        Args:
+            what: begins the message where there is no room.
+            owner: whose it is to be.
+            nbytes: how much, for that message.
+            take: takes it, with the lock held; None: there is no room now.
+            timeout: seconds to wait.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+        """
+        deadline = time.monotonic() + timeout
+        with self._asking:
+            while True:
+                with self._lock:
+                    found = take()
+                    behind = self._persister is not None and self._persister.behind()[0] > 0
+                    hope = found is None and (behind or self._holdings.room_may_come(owner))  # the sweep wakes us, too
+                    waiter = self._waiters.join(ROOM) if hope else None
+                if found is not None:
+                    return found
+                if waiter is None or not await self._waiters.woken(ROOM, waiter, deadline):
+                    raise self._holdings.full(what, nbytes)
 
     async def keep_pace(self, what: str, deadline: float) -> None:
         """Wait while too much waits to be written to disk.

@@ -91,7 +91,7 @@ class ShardWrites(ShardParts):
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         """Give the content hashes of segments, waiting for those that are being computed."""
         if self._history is not None:
-            await self._history.digests(segments, self._room.granted)
+            await self._history.digests(segments, self._room.taken)
         for future in self._holdings.hashing(segments):
             await asyncio.wrap_future(future)
         with self._lock:

@@ -34,8 +34,8 @@ class Arena:
     >>> arena.grant("a", [100, 100]), arena.grant("b", [64])
     ([0, 128], [])
     >>> arena.free(0)
-    >>> arena.grant("b", [64])
-    [0]
+    >>> arena.grant("b", [64, 128], least=2), arena.grant("b", [64, 128])
+    ([], [0])
     """
 
     def __init__(self, capacity: int) -> None:
@@ -47,15 +47,22 @@ class Arena:
         """Sum the bytes, padding included, of parts that hold segments, or of those that savers fill."""
         return sum(length for length, owner in self._taken.values() if (owner == KEPT) == kept)
 
-    def grant(self, owner: str, sizes: Sequence[int]) -> list[int]:
-        """Give offsets for as many of `sizes` as fit now, in order; perhaps none."""
+    def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
+        """Give offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
+        wanted = [padded(size) or padded(1) for size in sizes]
+        if sum(wanted[:least]) > sum(end - start for start, end in self._free):
+            return []
         offsets: list[int] = []
-        for size in sizes:
-            offset = self._first_fit(padded(size) or padded(1), owner)
+        for length in wanted:
+            offset = self._first_fit(length, owner)
             if offset is None:
                 break
             offsets.append(offset)
-        return offsets
+        if len(offsets) >= least:
+            return offsets
+        for offset in offsets:
+            self.free(offset)
+        return []
 
     def give(self, offset: int, owner: str) -> None:
         """Hand the part that starts at `offset` to another owner."""

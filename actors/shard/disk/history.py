@@ -16,7 +16,8 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -41,7 +42,7 @@ from ....store.errors import (
 from ....store.recovery import Recovered, recover, relearn
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
-from ....store.segments.segment import ALIGNMENT, SegmentId, Stored
+from ....store.segments.segment import SegmentId, Stored, padded
 from ....store.shard import ShardState
 from ....store.versions.manifest import Header, decode_body
 from ....store.versions.segments import RESTORED
@@ -68,6 +69,13 @@ BLAMES = 16
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
 """How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
 _LOADING = "loading"
+
+Take = Callable[[str, str, int, "Callable[[], _Begun | None]"], "Awaitable[_Begun]"]
+"""Takes memory, waiting for it: `Room.taken`."""
+_Plan = tuple[SegmentId, list[int], int]
+"""A segment to read, the slots, and their bytes in all."""
+_Begun = tuple[list[np.ndarray], "list[Future[np.ndarray | None]]"]
+"""What keeps in the memory what was there, and what is read now."""
 
 
 class History:
@@ -106,7 +114,8 @@ class History:
         codec = from_spec(disk.codec) if disk.codec else None
         self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = Workers(READERS, thread_name_prefix="tensorvine-disk")
-        self._loading: dict[SegmentId, asyncio.Lock] = {}
+        self._loading: dict[SegmentId, Future[np.ndarray | None]] = {}
+        """What is read into the memory now."""
         self._serial = count(1)
         self._blamed: set[str] = set()
         self.recovered: list[str] = []
@@ -201,54 +210,78 @@ class History:
 
     # ---- to memory --------------------------------------------------------------------------------------
 
-    async def load(
-        self, absent: dict[SegmentId, list[int]], grant: Callable[[str, list[int]], Any]
-    ) -> list[np.ndarray]:
-        """Read what is on disk only into the memory; it stays there as long as what is given back lives.
+    async def load(self, what: str, wanted: Mapping[SegmentId, Sequence[int]], take: Take) -> list[np.ndarray]:
+        """Bring segments into the memory, together; they stay there as long as what is given back lives.
+
+        A load takes the room for all that it reads at one time, and keeps nothing while it waits for room: so no two
+        loads wait for each other, and what it has already is in nobody's way.
 
         Args:
-            absent: the slots, by segment.
-            grant: gives a part of the memory to an owner, waiting for room.
+            what: names the load in errors.
+            wanted: the slots, by segment.
+            take: `Room.taken`.
 
         Raises:
             CorruptDataError, StorageError: a file cannot be read; names it.
             StoreFullError: there is no room.
         """
         owner = f"{_LOADING}/{next(self._serial)}"
-        loads = (self._load(segment, slots, grant, owner) for segment, slots in absent.items())
-        return [view for view in await asyncio.gather(*loads) if view is not None]
-
-    async def _load(
-        self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any], owner: str
-    ) -> np.ndarray | None:
-        async with self._loading.setdefault(segment, asyncio.Lock()):
-            try:
-                view = await self._read_in(segment, slots, grant, owner)
-            finally:
-                self._loading.pop(segment, None)
-        self._settle()
-        return view
-
-    async def _read_in(
-        self, segment: SegmentId, slots: Sequence[int], grant: Callable[[str, list[int]], Any], owner: str
-    ) -> np.ndarray | None:
         with self._lock:
-            if segment not in self._state.absent({segment: slots}):
+            nbytes = sum(length for _, _, length in self._plans(wanted))
+        kept, loading = await take(f"load of {what}", owner, nbytes, lambda: self._begun(owner, wanted))
+        views = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in loading))
+        return [*kept, *(view for view in views if view is not None)]
+
+    def _begun(self, owner: str, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:
+        """Take the room for what is on disk only, and begin to read it; None: there is no room now.
+
+        What is in memory already may lie so that the rest finds no room beside it: then that leaves, too, where it
+        may, and all is read again.
+
+        Call it with the lock held.
+        """
+        for again in (False, True):
+            if again:
+                self._holdings.let_go(wanted)
+            kept = self._holdings.kept(wanted)
+            plans = self._plans(wanted)
+            lengths = [length for _, _, length in plans if length > INLINE_BYTES]
+            offsets = self._holdings.grant(owner, lengths, len(lengths))
+            if len(offsets) == len(lengths):
+                break
+            kept.clear()
+        else:
+            return None
+        loading = [self._loading[segment] for segment in self._state.absent(wanted) if segment in self._loading]
+        for segment, chosen, length in plans:
+            part = Part(offsets.pop(0), padded(length)) if length > INLINE_BYTES else None
+            self._loading[segment] = self._workers.submit(self._read_in, segment, chosen, part, owner)
+            loading.append(self._loading[segment])
+        return kept, loading
+
+    def _plans(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[_Plan]:
+        """Say what to read of what is on disk only, unless it is read already; the longest first.
+
+        Call it with the lock held.
+        """
+        absent = {s: slots for s, slots in self._state.absent(wanted).items() if s not in self._loading}
+        return sorted(((s, *self._tiers.plan(s, slots)) for s, slots in absent.items()), key=lambda plan: -plan[2])
+
+    def _read_in(self, segment: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> np.ndarray | None:
+        """Read slots into the memory, in a thread; give what keeps them there."""
+        try:
+            if not self._tiers.load(segment, chosen, part, owner):
                 return None
-        chosen, length = self._tiers.plan(segment, slots)
-        part: Part | None = None
-        if length > INLINE_BYTES:
-            (offset,) = await grant(owner, [length])
-            part = Part(offset, -(-length // ALIGNMENT) * ALIGNMENT)
-        taken = await self._in_thread(self._tiers.load, segment, chosen, part, owner)
-        with self._lock:
-            found = self._state.segment(segment) if taken else None
-            view = self._holdings.view(found) if found is not None else None
-            if taken:
+            with self._lock:
                 self._holdings.hash_later(segment)
-        return view
+                found = self._state.segment(segment)
+                return self._holdings.view(found) if found is not None else None
+        finally:
+            with self._lock:
+                del self._loading[segment]
+            self._settle()
 
-    async def digests(self, segments: Iterable[SegmentId], grant: Callable[[str, list[int]], Any]) -> None:
+    async def digests(self, segments: Iterable[SegmentId], take: Take) -> None:
         """Learn the content hashes of segments that are on disk: from their files, or by reading them."""
         for segment_id in segments:
             with self._lock:
@@ -258,7 +291,7 @@ class History:
                 continue
             known = await self._in_thread(self._tiers.digests, segment_id)
             if known is None:
-                await self.load({segment_id: absent}, grant)
+                await self.load(f"segment {segment_id}", {segment_id: absent}, take)
                 continue
             with self._lock:
                 self._state.set_digests(segment_id, known)

@@ -5,7 +5,6 @@ The disk is real; what it refuses, and when, is scripted. Nothing here waits for
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import threading
@@ -15,35 +14,26 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tensorvine.actors.rpc.messages import Chains, Disk, ShardConfig, Standing, Wanted
+from tensorvine.actors.rpc.messages import Chains, Wanted
 from tensorvine.actors.shard.disk.care import named_here
-from tensorvine.actors.shard.disk.history import History
 from tensorvine.actors.shard.disk.persister import Job, Persister
 from tensorvine.actors.shard.disk.tiers import Tiers
 from tensorvine.actors.shard.handoff.claims import claims_on
 from tensorvine.actors.shard.holdings import Holdings
-from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.directory import LocalDirectory
-from tensorvine.store.archive.encoding import encode_tensors
-from tensorvine.store.archive.manifestfile import Manifest
 from tensorvine.store.errors import CorruptDataError, ModelLostError, StorageError
-from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.recovery import readmit
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES
 from tensorvine.store.segments.segment import SegmentId, Stored
 from tensorvine.store.shard import ShardState
-from tensorvine.store.versions.ledger import Told
 from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
 from tensorvine.store.versions.retention import Candidate, Retention
 
-from tests.support.crash import tensor_of
 from tests.support.disk import MIB, eventually, manifests, segments
-
-CAPACITY = 8 * MIB
-GRAPH = ModelGraph(()).to_json()
+from tests.support.disklife import CAPACITY, GRAPH, Life, note, put
 
 
 class Bench:
@@ -271,66 +261,8 @@ class TestFilesThatAreReplaced:
             bench.tiers.load((0, 1), [0], part, "c/r")
 
 
-class Alone:
-    """The other shards, where there are none."""
-
-    others: tuple[int, ...] = ()
-
-    def __init__(self) -> None:
-        self.topology = Topology("alone", (0,), "starter")
-
-
-class Life:
-    """One life of a shard on a path: what it brings back, and what it does there."""
-
-    def __init__(self, path: Path, again: bool, keep: Retention | None = None) -> None:
-        self.state = ShardState(0, lambda name: 0)
-        self.state.open("c", 0.0)
-        self.lock = threading.RLock()
-        self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
-        self.peers = Alone()
-        config = ShardConfig("alone", 0, (0,), CAPACITY, 0, 60.0)
-        standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
-        parts = (self.state, self.lock, self.holdings, cast("Any", self.peers), self.settle, standing)
-        self.history = History(config, Disk(str(path), None, None, keep), *parts)
-
-    def settle(self) -> None:
-        with self.lock:
-            self.holdings.settle()
-
-    def retire(self, ref: ModelRef) -> None:
-        """Make a version cease to exist in memory, and carry out what follows."""
-        with self.lock:
-            self.state.retire(ref)
-            self.history.tidy()
-        self.history.persister._deleter.submit(int).result(60)  # what was to be deleted is
-
-    def content(self, ref: ModelRef) -> list[bytes]:
-        """Read a version's tensors from disk."""
-        found: list[bytes] = []
-        for segment, slots in self.state.held(ref).items():
-            for slot in slots:
-                array = self.history._tiers._read((segment, slot))
-                assert array is not None
-                found.append(array.tobytes())
-        return found
-
-
 def calm() -> bool:
     return True
-
-
-def put(archive: Archive, segment: SegmentId, arrays: Mapping[int, np.ndarray], generation: int = 0) -> None:
-    """Write a segment's file."""
-    tensors = [tensor_of(slot, f"t{slot}", array) for slot, array in arrays.items()]
-    archive.write_segment(segment, generation, *encode_tensors(None, tensors))
-
-
-def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]]) -> None:
-    """Write a version's manifest: its tensors' (serial, slot, bytes)."""
-    entries = {f"t{s}.{i}": TensorEntry("uint8", (n,), n, None, (0, s), i) for s, i, n in places}
-    header = Header(ref, None, None, "{}", ref.version, b"key", 1, 1)
-    archive.write_manifest(Manifest(header, (GRAPH, None), entries, {}), {})
 
 
 A, B = ModelRef("a", 1), ModelRef("b", 1)
@@ -476,35 +408,6 @@ class TestManifestsThatCannotBeRead:
         assert life.history.care.read_again() == 1
         assert not life.state.knows("b")
         assert len(life.content(B)) == 3
-
-
-class TestReadings:
-    def test_what_was_read_from_disk_is_the_segment_s_before_others_can_push_it_out(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        archive = Archive(str(tmp_path), 1)
-        put(archive, (0, 1), {0: np.full(MIB, 7, np.uint8)})
-        note(archive, A, [(1, 0, MIB)])
-        life = Life(tmp_path, again=False)
-        true = life.history._tiers.load
-
-        def pushed_out(*arguments: Any) -> bool:
-            """Have another save need the room just when the thread that reads is done."""
-            taken = true(*arguments)
-            with life.lock:
-                assert life.state.evict((0, 1))
-                life.holdings.settle()
-                assert life.holdings.grant("c/s1", [MIB])
-            return taken
-
-        monkeypatch.setattr(life.history._tiers, "load", pushed_out)
-
-        async def granted(owner: str, sizes: list[int]) -> list[int]:
-            with life.lock:
-                return life.holdings.grant(owner, sizes)
-
-        assert asyncio.run(life.history.load({(0, 1): [0]}, granted)) == []
-        assert life.holdings.bytes_filling == MIB  # the other save's, still its own
 
 
 class TestOrphans:

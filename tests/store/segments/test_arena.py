@@ -29,18 +29,21 @@ class ByteMap(RuleBasedStateMachine):
     def fill(self, offset: int, length: int, owner: str | None) -> None:
         self.bytes[offset : offset + length] = [owner] * length
 
-    @rule(owner=st.sampled_from(SAVERS), sizes=st.lists(st.integers(0, 6 * UNIT), max_size=4))
-    def grant(self, owner: str, sizes: list[int]) -> None:
-        expected: list[int] = []
+    @rule(owner=st.sampled_from(SAVERS), sizes=st.lists(st.integers(0, 6 * UNIT), max_size=4), least=st.integers(1, 4))
+    def grant(self, owner: str, sizes: list[int], least: int) -> None:
+        before = list(self.bytes)
+        expected: dict[int, tuple[int, str]] = {}
         for size in sizes:
             length = max(-(-size // UNIT), 1) * UNIT
             offset = self.first_fit(length)
             if offset is None:
                 break
             self.fill(offset, length, owner)
-            self.parts[offset] = (length, owner)
-            expected.append(offset)
-        assert self.arena.grant(owner, sizes) == expected
+            expected[offset] = (length, owner)
+        if len(expected) < least:
+            self.bytes, expected = before, {}
+        self.parts |= expected
+        assert self.arena.grant(owner, sizes, least) == list(expected)
 
     @precondition(lambda self: self.parts)
     @rule(data=st.data())

@@ -1,0 +1,93 @@
+"""One shard's memory and disk in this process, without Ray, other shards or clients; and files for it to bring back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from tensorvine.actors.rpc.messages import Disk, ShardConfig, Standing
+from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.shard.disk.history import History
+from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.actors.shard.room import Room
+from tensorvine.planner.topology import Topology
+from tensorvine.store.archive.archive import Archive
+from tensorvine.store.archive.encoding import encode_tensors
+from tensorvine.store.archive.manifestfile import Manifest
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.refs import ModelRef
+from tensorvine.store.segments.segment import SegmentId
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.ledger import Told
+from tensorvine.store.versions.manifest import Header, TensorEntry
+from tensorvine.store.versions.retention import Retention
+
+from tests.support.crash import tensor_of
+from tests.support.disk import MIB
+
+CAPACITY = 8 * MIB
+GRAPH = ModelGraph(()).to_json()
+
+
+class Alone:
+    """The other shards, where there are none."""
+
+    others: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.topology = Topology("alone", (0,), "starter")
+
+
+class Life:
+    """One life of a shard on a path: what it brings back, and what it does there."""
+
+    def __init__(self, path: Path, again: bool, keep: Retention | None = None) -> None:
+        self.state = ShardState(0, lambda name: 0)
+        self.state.open("c", 0.0)
+        self.lock = threading.RLock()
+        self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
+        self.peers = Alone()
+        config = ShardConfig("alone", 0, (0,), CAPACITY, 0, 60.0)
+        standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
+        parts = (self.state, self.lock, self.holdings, cast("Any", self.peers), self.settle, standing)
+        self.history = History(config, Disk(str(path), None, None, keep), *parts)
+
+        self.waiters = Waiters(self.lock)
+        self.room = Room(self.lock, self.holdings, cast("Any", None), self.waiters, self.history.persister)
+
+    def settle(self) -> None:
+        with self.lock:
+            self.holdings.settle()
+
+    def retire(self, ref: ModelRef) -> None:
+        """Make a version cease to exist in memory, and carry out what follows."""
+        with self.lock:
+            self.state.retire(ref)
+            self.history.tidy()
+        self.history.persister._deleter.submit(int).result(60)  # what was to be deleted is
+
+    def content(self, ref: ModelRef) -> list[bytes]:
+        """Read a version's tensors from disk."""
+        found: list[bytes] = []
+        for segment, slots in self.state.held(ref).items():
+            for slot in slots:
+                array = self.history._tiers._read((segment, slot))
+                assert array is not None
+                found.append(array.tobytes())
+        return found
+
+
+def put(archive: Archive, segment: SegmentId, arrays: Mapping[int, np.ndarray], generation: int = 0) -> None:
+    """Write a segment's file."""
+    tensors = [tensor_of(slot, f"t{slot}", array) for slot, array in arrays.items()]
+    archive.write_segment(segment, generation, *encode_tensors(None, tensors))
+
+
+def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]]) -> None:
+    """Write a version's manifest: its tensors' (serial, slot, bytes)."""
+    entries = {f"t{s}.{i}": TensorEntry("uint8", (n,), n, None, (0, s), i) for s, i, n in places}
+    header = Header(ref, None, None, "{}", ref.version, b"key", 1, 1)
+    archive.write_manifest(Manifest(header, (GRAPH, None), entries, {}), {})
