@@ -18,7 +18,8 @@ Rules
   first full plan is made with. After that a curve that does not fall (constant, or rising) gets no updates until the
   prediction changes. Nor do losses that are no longer finite.
 - After a drift, while no falling curve is found in the noise, an update is planned every `SPACING` iterations: the
-  version that answers knows nothing of what the training learns now.
+  version that answers knows nothing of what the training learns now. Not by method "epoch", which has the ends of
+  epochs and nothing else.
 - With no end known, a plan reaches as far ahead as the window reaches back; and never further than `FURTHEST`.
 """
 
@@ -337,7 +338,7 @@ class Stream:
         # A version from before the window answers with what the window began with: the curve is flat before it.
         served = _Served(curve, start, curve(start if self._served is None else self._served))
         schedule = self._made(served, costs, start, until, inferences)
-        if self._drifted and not schedule.iterations:
+        if self._drifted and not schedule.iterations and self.request.method != "epoch":
             most = self._most(costs, until)
             every = max(SPACING, -(-(until - start) // (until if most is None else max(most, 1))))
             schedule = Schedule(tuple(range(start + every, until + 1, every)), every, schedule.predicted_loss)

@@ -335,6 +335,12 @@ class TestTrouble:
         assert curve.used < 250
         assert curve(1300) == pytest.approx(0.1, rel=0.1)
 
+    def test_a_drift_adds_nothing_to_epochs(self) -> None:
+        run = running(request(method="epoch", epoch=400, stop=1350), falling(1000, 0.05))
+        run.train(1.5 * falling(350, 0.05, seed=1, pace=0.01))
+        assert [now for now, _ in run.plans if now > 1200]  # planned anew, after the last end of an epoch
+        assert run.published[1:] == [400, 800, 1200]
+
     def test_a_wild_loss_is_no_drift(self) -> None:
         losses = falling(900, 0.05)
         losses[[600, 650, 651, 700]] = 1000.0
