@@ -229,7 +229,13 @@ class History:
         with self._lock:
             nbytes = sum(length for _, _, length in self._plans(wanted))
         kept, loading = await take(f"load of {what}", owner, nbytes, lambda: self._begun(owner, wanted))
-        views = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in loading))
+        try:
+            views = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in loading))
+        except BaseException:
+            kept.clear()  # whoever keeps the error keeps this frame
+            raise
+        finally:
+            loading.clear()
         return [*kept, *(view for view in views if view is not None)]
 
     def _begun(self, owner: str, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -137,13 +138,28 @@ class TestOneReadingForAll:
     def test_they_all_hear_of_a_file_that_cannot_be_read(self, life: Life, tmp_path: Path) -> None:
         (file,) = tmp_path.glob("segments/*1.0.arrow")
         file.write_bytes(b"no segment")
+        run(life, load(life, TWO))
         errors = run(life, *(load(life, ONE, TWO) for _ in range(3)))
         assert {type(error) for error in errors} == {CorruptDataError}
-        del errors
         assert life.holdings.bytes_filling == 0
         assert not life.history._loading
-        (kept,) = run(life, load(life, TWO, THREE))  # nothing holds memory
-        assert len(kept) == 2
+
+    def test_an_error_that_is_kept_keeps_no_memory(self, life: Life, tmp_path: Path) -> None:
+        (file,) = tmp_path.glob("segments/*1.0.arrow")
+        file.write_bytes(b"no segment")
+        run(life, load(life, TWO))
+        gc.collect()
+        gc.disable()
+        try:
+            errors = run(life, *(load(life, *segments) for segments in ((ONE, TWO), (ONE, THREE))))
+            assert {type(error) for error in errors} == {CorruptDataError}
+            for segment in (TWO, THREE):
+                found = life.state.segment(segment)
+                assert found is not None
+                if found.handle is not None:
+                    assert not life.holdings.memory.is_read(found.handle)
+        finally:
+            gc.enable()
 
     def test_one_that_is_given_up_takes_nothing_with_it(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         begun, go_on = threading.Event(), threading.Event()
