@@ -52,6 +52,7 @@ class Arena:
         wanted = [padded(size) or padded(1) for size in sizes]
         if sum(wanted[:least]) > sum(end - start for start, end in self._free):
             return []
+        before = list(self._free)
         offsets: list[int] = []
         for length in wanted:
             offset = self._first_fit(length, owner)
@@ -60,8 +61,9 @@ class Arena:
             offsets.append(offset)
         if len(offsets) >= least:
             return offsets
+        self._free = before
         for offset in offsets:
-            self.free(offset)
+            del self._taken[offset]
         return []
 
     def give(self, offset: int, owner: str) -> None:
