@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ....planner.topology import Topology
-from ....store.errors import OperationTimeoutError, TensorVineError
+from ....store.errors import OperationTimeoutError, TensorVineError, without_frames
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
 from ....store.shard import ShardState
@@ -220,7 +220,7 @@ class Estate:
         found = await asyncio.gather(*(self._copy(s, after, holder) for s in segments), return_exceptions=True)
         for failure in found:
             if isinstance(failure, BaseException):
-                raise failure
+                raise without_frames(failure)  # this frame has it, and it has this frame
         self._copied.update(segments)
 
     async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
@@ -234,6 +234,7 @@ class Estate:
             offsets, length = segment.arranged(slots)
             before, moved = segment.offsets, replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
         block = await self._holdings.in_thread(_packed, view, before, offsets, moved.sizes, length)
+        del view  # the heir may take long, or refuse
         heir = after.where(segment_id)
         await self._peers.tell_long(heir, "receive", moved, block, holder)
         self._bytes += sum(moved.sizes[slot] for slot in slots)
