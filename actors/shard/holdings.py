@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = SMALLEST_BYTES
 EXPORT_IDLE_S = 30.0
+READ_ROUNDS = 32
+"""How often a read may find that others pushed out again what it had brought into the memory."""
 _COMPACTION = "compaction"
 
 Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
@@ -121,17 +123,24 @@ class Holdings:
         if not offsets and self._freed:
             self._recycle()
             offsets = self._granted(owner, sizes, least)
-        if not offsets and sizes and sum(map(padded, sizes[:least])) <= self._capacity:
-            for segment_id in self._state.evictable():
-                if self._evict(segment_id):
-                    offsets = self._granted(owner, sizes, least)
+        return offsets if offsets or not sizes else self._granted_of_others(owner, sizes, least)
+
+    def _granted_of_others(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
+        """Have others leave the memory until `sizes` are granted; none leaves where all that may would not do."""
+        needed, room, ready = sum(map(_taken, sizes[:least])), self._arena.free_bytes, list[SegmentId]()
+        for segment_id, nbytes in self._leaving():
+            ready.append(segment_id)
+            room += nbytes
+            while room >= needed and ready:
+                self._evict(ready.pop(0))
+                offsets = self._granted(owner, sizes, least)
                 if offsets:
-                    break
-        return offsets
+                    return offsets
+        return []
 
     def _granted(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
         """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
-        offsets = self._arena.grant(owner, [HEADER_BYTES + max(size, ALIGNMENT) for size in sizes], least)
+        offsets = self._arena.grant(owner, list(map(_taken, sizes)), least)
         return [offset + HEADER_BYTES for offset in offsets]
 
     def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
@@ -149,23 +158,38 @@ class Holdings:
             return []
         return self._granted(owner, sizes, len(sizes))
 
-    def let_go(self, segments: Iterable[SegmentId]) -> None:
-        """Let those of these segments leave the memory that are on disk and that nobody reads.
+    def let_go(self, wanted: Mapping[SegmentId, Sequence[int]]) -> bool:
+        """Let segments of which slots are wanted leave the memory, to be read again in one piece.
 
         Call it with the lock held.
-        """
-        for segment_id in segments:
-            self._evict(segment_id)
 
-    def _evict(self, segment_id: SegmentId) -> bool:
-        """Let a segment leave the memory, unless somebody reads it: then its place would not come back."""
-        segment = self._state.segment(segment_id)
-        if segment is None or not isinstance(segment.handle, Part) or self.memory.is_read(segment.handle):
+        Returns:
+            False when that cannot make room for them; then none has left.
+        """
+        leaving = dict(self._leaving())
+        coming = [s for s in self._state.absent(wanted).keys() | (wanted.keys() & leaving.keys()) if wanted[s]]
+        known = [(segment, wanted[s]) for s in coming if (segment := self._state.segment(s)) is not None]
+        needed = sum(_taken(layout([segment.sizes[slot] for slot in slots])[1]) for segment, slots in known)
+        if not wanted.keys() & leaving.keys() or needed > self._arena.free_bytes + sum(leaving.values()):
             return False
-        if not self._state.evict(segment_id):
-            return False
-        self._take_back()
+        for segment_id in wanted.keys() & leaving.keys():
+            self._evict(segment_id)
         return True
+
+    def _leaving(self) -> Iterator[tuple[SegmentId, int]]:
+        """Give what may leave the memory, least recently used first, and the bytes that are free then.
+
+        It is on disk, and nobody reads it: else its place would not come back.
+        """
+        for segment_id in self._state.evictable():
+            segment = self._state.segment(segment_id)
+            part = segment.handle if segment is not None else None
+            if isinstance(part, Part) and not self.memory.is_read(part):
+                yield segment_id, _taken(part.length)
+
+    def _evict(self, segment_id: SegmentId) -> None:
+        self._state.evict(segment_id)
+        self._take_back()
 
     def room_may_come(self, save_id: str) -> bool:
         """Tell whether others hold what may become free by itself. Call it with the lock held.
@@ -432,6 +456,11 @@ class Holdings:
             elif part is not None:
                 self.give_back(part, _COMPACTION)
             self.settle()
+
+
+def _taken(size: int) -> int:
+    """Give the bytes of the arena that a block takes, header included."""
+    return padded(HEADER_BYTES + max(size, ALIGNMENT))
 
 
 def copy_slots(

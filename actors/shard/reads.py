@@ -22,8 +22,8 @@ from ..rpc.messages import Fetched
 from ..transport.desk import Cards
 from ..transport.frames import Slots
 from ..transport.parcels import GroupAnswer, GroupQuestion
+from .holdings import READ_ROUNDS
 from .parts import ShardParts
-from .serving.outlet import READ_ROUNDS
 
 LOCK_S = 0.25
 

@@ -47,10 +47,15 @@ class Arena:
         """Sum the bytes, padding included, of parts that hold segments, or of those that savers fill."""
         return sum(length for length, owner in self._taken.values() if (owner == KEPT) == kept)
 
+    @property
+    def free_bytes(self) -> int:
+        """Sum the bytes that nobody has."""
+        return sum(end - start for start, end in self._free)
+
     def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
         """Give offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
         wanted = [padded(size) or padded(1) for size in sizes]
-        if sum(wanted[:least]) > sum(end - start for start, end in self._free):
+        if sum(wanted[:least]) > self.free_bytes:
             return []
         before = list(self._free)
         offsets: list[int] = []

@@ -49,7 +49,7 @@ from ....store.versions.segments import RESTORED
 from ....store.versions.version import Draft
 from ...memory.workers import Workers
 from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
-from ..holdings import INLINE_BYTES, Holdings
+from ..holdings import INLINE_BYTES, READ_ROUNDS, Holdings
 from ..peers import Peers
 from .care import Care
 from .numbering import Numbering
@@ -74,8 +74,8 @@ Take = Callable[[str, str, int, "Callable[[], _Begun | None]"], "Awaitable[_Begu
 """Takes memory, waiting for it: `Room.taken`."""
 _Plan = tuple[SegmentId, list[int], int]
 """A segment to read, the slots, and their bytes in all."""
-_Begun = tuple[list[np.ndarray], "list[Future[np.ndarray | None]]"]
-"""What keeps in the memory what was there, and what is read now."""
+_Begun = tuple[list[np.ndarray], "list[Future[np.ndarray | None]]", "list[Future[np.ndarray | None]]"]
+"""What keeps in the memory what was there, what is read now, and what others read."""
 
 
 class History:
@@ -214,7 +214,8 @@ class History:
         """Bring segments into the memory, together; they stay there as long as what is given back lives.
 
         A load takes the room for all that it reads at one time, and keeps nothing while it waits for room: so no two
-        loads wait for each other, and what it has already is in nobody's way.
+        loads wait for each other, and what it has already is in nobody's way. What others read now it lets them read,
+        and looks again: they may want less of it, or fail.
 
         Args:
             what: names the load in errors.
@@ -225,18 +226,29 @@ class History:
             CorruptDataError, StorageError: a file cannot be read; names it.
             StoreFullError: there is no room.
         """
-        owner = f"{_LOADING}/{next(self._serial)}"
-        with self._lock:
-            nbytes = sum(length for _, _, length in self._plans(wanted))
-        kept, loading = await take(f"load of {what}", owner, nbytes, lambda: self._begun(owner, wanted))
-        try:
-            views = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in loading))
-        except BaseException:
-            kept.clear()  # whoever keeps the error keeps this frame
-            raise
-        finally:
-            loading.clear()
-        return [*kept, *(view for view in views if view is not None)]
+        for _ in range(READ_ROUNDS):
+            owner = f"{_LOADING}/{next(self._serial)}"
+            with self._lock:
+                nbytes = sum(length for _, _, length in self._plans(wanted))
+            kept, mine, others = await take(
+                f"load of {what}", owner, nbytes, lambda owner=owner: self._begun(owner, wanted)
+            )
+            try:
+                read = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in mine))
+                await asyncio.gather(
+                    *(asyncio.shield(asyncio.wrap_future(future)) for future in others), return_exceptions=True
+                )
+            except BaseException:
+                kept.clear()  # whoever keeps the error keeps this frame
+                raise
+            finally:
+                mine.clear()
+            if not others:
+                return [*kept, *(view for view in read if view is not None)]
+            kept.clear()
+            read.clear()
+            others.clear()
+        raise self._holdings.crowded(what)
 
     def _begun(self, owner: str, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:
         """Take the room for what is on disk only, and begin to read it; None: there is no room now.
@@ -247,10 +259,10 @@ class History:
         Call it with the lock held.
         """
         for again in (False, True):
-            if again:
-                self._holdings.let_go(wanted)
-            kept = self._holdings.kept(wanted)
+            if again and not self._holdings.let_go(wanted):
+                return None
             plans = self._plans(wanted)
+            kept = self._holdings.kept(wanted)
             lengths = [length for _, _, length in plans if length > INLINE_BYTES]
             offsets = self._holdings.grant(owner, lengths, len(lengths))
             if len(offsets) == len(lengths):
@@ -258,12 +270,13 @@ class History:
             kept.clear()
         else:
             return None
-        loading = [self._loading[segment] for segment in self._state.absent(wanted) if segment in self._loading]
+        others = [self._loading[segment] for segment in self._state.absent(wanted) if segment in self._loading]
+        mine: list[Future[np.ndarray | None]] = []
         for segment, chosen, length in plans:
             part = Part(offsets.pop(0), padded(length)) if length > INLINE_BYTES else None
             self._loading[segment] = self._workers.submit(self._read_in, segment, chosen, part, owner)
-            loading.append(self._loading[segment])
-        return kept, loading
+            mine.append(self._loading[segment])
+        return kept, mine, others
 
     def _plans(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[_Plan]:
         """Say what to read of what is on disk only, unless it is read already; the longest first.
@@ -276,12 +289,11 @@ class History:
     def _read_in(self, segment: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> np.ndarray | None:
         """Read slots into the memory, in a thread; give what keeps them there."""
         try:
-            if not self._tiers.load(segment, chosen, part, owner):
-                return None
-            with self._lock:
-                self._holdings.hash_later(segment)
-                found = self._state.segment(segment)
-                return self._holdings.view(found) if found is not None else None
+            view = self._tiers.load(segment, chosen, part, owner)
+            if view is not None:
+                with self._lock:
+                    self._holdings.hash_later(segment)
+            return view
         finally:
             with self._lock:
                 del self._loading[segment]

@@ -233,25 +233,26 @@ class Tiers:
             chosen = sorted(segment.live_slots if here else set(slots) & set(segment.live_slots))
             return chosen, layout([segment.sizes[slot] for slot in chosen])[1]
 
-    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> bool:
+    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> np.ndarray | None:
         """Read slots into a part of the memory that `owner` was granted, or, where they are few bytes, into the heap.
 
         Returns:
-            False when the segment changed meanwhile: the part is given back, as with an error.
+            What keeps the segment in the memory; None when it changed meanwhile: the part is given back, as with an
+            error.
 
         Raises:
             CorruptDataError, StorageError: a file cannot be read; names it.
         """
-        moved = False
+        filled: np.ndarray | None = None
         try:
-            moved = self._filled(segment_id, chosen, part)
+            filled = self._filled(segment_id, chosen, part)
         finally:
             with self._lock:
-                if part is not None and not moved:
+                if part is not None and filled is None:
                     self._holdings.give_back(part, owner)
-        return moved
+        return filled
 
-    def _filled(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> bool:
+    def _filled(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> np.ndarray | None:
         with self._lock:
             segment = self._segment(segment_id)
             offsets, length = segment.arranged(chosen)
@@ -267,7 +268,7 @@ class Tiers:
             else:
                 array = self._read((segment_id, slot))
                 if array is None:
-                    return False
+                    return None
                 found = as_bytes(array)
                 if found.nbytes != sizes[slot]:
                     raise CorruptDataError(
@@ -276,10 +277,11 @@ class Tiers:
                 target[:] = found
         handle = part if part is not None else block.tobytes()
         with self._lock:
-            moved = self._state.move(segment_id, generation, handle, offsets, length)
-            if part is not None and moved:
+            if not self._state.move(segment_id, generation, handle, offsets, length):
+                return None
+            if part is not None:
                 self._holdings.keep(part, segment_id)
-            return moved
+            return self._holdings.view(segment)
 
     def digests(self, segment_id: SegmentId) -> tuple[str, ...] | None:
         """Give a segment's content hashes from its file; None where it has no file, or does not know one."""

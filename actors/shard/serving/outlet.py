@@ -21,10 +21,7 @@ from ....store.segments.segment import GONE, Segment, SegmentId
 from ....store.shard import ShardState
 from ...transport.frames import Digests, Served, Slots
 from ...transport.wire import WireServer
-from ..holdings import Holdings
-
-READ_ROUNDS = 32
-"""How often a read may find that others pushed out again what it had brought into the memory."""
+from ..holdings import READ_ROUNDS, Holdings
 
 
 class Outlet:

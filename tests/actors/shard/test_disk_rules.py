@@ -222,10 +222,10 @@ class TestFilesThatAreReplaced:
 
         monkeypatch.setattr(bench.tiers, "_file", retired_first)
         part = Part(bench.holdings.grant("c/r", [4 * MIB])[0], 4 * MIB)
-        assert not bench.tiers.load(segment, chosen, part, "c/r")
+        assert bench.tiers.load(segment, chosen, part, "c/r") is None
         chosen, _ = bench.tiers.plan(segment, [0])
         part = Part(bench.holdings.grant("c/r", [4 * MIB])[0], 4 * MIB)
-        assert bench.tiers.load(segment, chosen, part, "c/r")
+        assert bench.tiers.load(segment, chosen, part, "c/r") is not None
 
     def test_one_that_meets_it_between_its_look_and_the_file_neither(self, bench: Bench) -> None:
         sizes, segment = [MIB, 3 * MIB], (0, 1)
@@ -245,7 +245,7 @@ class TestFilesThatAreReplaced:
             return real(part)
 
         bench.holdings.memory.part = rewritten_first
-        assert not bench.tiers.load(segment, chosen, part, "c/r")
+        assert bench.tiers.load(segment, chosen, part, "c/r") is None
 
     def test_a_file_that_is_damaged_is_called_so(self, bench: Bench, tmp_path: Path) -> None:
         bench.fill("m@1", (0, 1), [MIB])

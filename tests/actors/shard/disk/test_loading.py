@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.memory.workers import Workers
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import CorruptDataError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 
-from tests.support.disk import MIB
+from tests.support.disk import MIB, eventually
 from tests.support.disklife import CAPACITY, Life, note, put
 
 ONE, TWO, THREE, FOUR = ((0, serial) for serial in range(1, 5))
@@ -53,6 +54,13 @@ def run(life: Life, *loads: Coroutine[Any, Any, Any]) -> list[Any]:
             sweeping.cancel()
 
     return asyncio.run(all_of_them())
+
+
+def parts(life: Life) -> list[Any]:
+    """Give where those segments lie that are in memory."""
+    with life.lock:
+        found = [life.state.segment(segment) for segment in BYTES]
+        return [segment.handle for segment in found if segment is not None and segment.handle is not None]
 
 
 def here(life: Life, *segments: SegmentId) -> bool:
@@ -126,7 +134,7 @@ class TestOneReadingForAll:
         read: list[SegmentId] = []
         true = life.history._tiers.load
 
-        def counted(segment: SegmentId, *arguments: Any) -> bool:
+        def counted(segment: SegmentId, *arguments: Any) -> np.ndarray | None:
             read.append(segment)
             return true(segment, *arguments)
 
@@ -144,20 +152,57 @@ class TestOneReadingForAll:
         assert life.holdings.bytes_filling == 0
         assert not life.history._loading
 
-    def test_an_error_that_is_kept_keeps_no_memory(self, life: Life, tmp_path: Path) -> None:
+    def test_one_that_wants_other_tensors_of_a_file_does_not_hear_of_it(
+        self, life: Life, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+        true = life.history._tiers.load
+
+        def failing_once(*arguments: Any) -> np.ndarray | None:
+            if begun.is_set():
+                return true(*arguments)
+            begun.set()
+            assert go_on.wait(60)
+            life.holdings.give_back(arguments[2], arguments[3])
+            raise CorruptDataError("slot 0")
+
+        monkeypatch.setattr(life.history._tiers, "load", failing_once)
+
+        async def second() -> list[np.ndarray]:
+            assert await asyncio.to_thread(begun.wait, 60)
+            asyncio.get_running_loop().call_soon(go_on.set)
+            return await load(life, ONE)
+
+        error, kept = run(life, load(life, ONE), second())
+        assert isinstance(error, CorruptDataError)
+        assert len(kept) == 1
+        assert here(life, ONE)
+
+    def test_an_error_that_is_kept_keeps_no_memory(
+        self, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (file,) = tmp_path.glob("segments/*1.0.arrow")
         file.write_bytes(b"no segment")
+        three = threading.Event()
+        true = life.history._tiers.load
+
+        def ordered(segment: SegmentId, *arguments: Any) -> np.ndarray | None:
+            if segment == ONE and THREE in life.history._loading:
+                assert three.wait(60)  # it fails when the other is read
+            try:
+                return true(segment, *arguments)
+            finally:
+                if segment == THREE:
+                    three.set()
+
+        monkeypatch.setattr(life.history._tiers, "load", ordered)
         run(life, load(life, TWO))
         gc.collect()
         gc.disable()
         try:
             errors = run(life, *(load(life, *segments) for segments in ((ONE, TWO), (ONE, THREE))))
             assert {type(error) for error in errors} == {CorruptDataError}
-            for segment in (TWO, THREE):
-                found = life.state.segment(segment)
-                assert found is not None
-                if found.handle is not None:
-                    assert not life.holdings.memory.is_read(found.handle)
+            eventually(lambda: not any(map(life.holdings.memory.is_read, parts(life))), "no part is read")
         finally:
             gc.enable()
 
@@ -165,17 +210,18 @@ class TestOneReadingForAll:
         begun, go_on = threading.Event(), threading.Event()
         true = life.history._tiers.load
 
-        def slow(*arguments: Any) -> bool:
+        def slow(*arguments: Any) -> np.ndarray | None:
             begun.set()
             assert go_on.wait(60)
             return true(*arguments)
 
         monkeypatch.setattr(life.history._tiers, "load", slow)
+        monkeypatch.setattr(life.history, "_workers", Workers(1))
 
         async def given_up() -> int:
             loads = [asyncio.create_task(load(life, ONE, TWO)) for _ in range(2)]
             assert await asyncio.to_thread(begun.wait, 60)
-            loads[0].cancel()
+            loads[0].cancel()  # its second segment waits for a thread
             await asyncio.wait(loads[:1])
             go_on.set()
             return len(await loads[1])
@@ -191,15 +237,30 @@ class TestReadings:
     ) -> None:
         true = life.history._tiers.load
 
-        def pushed_out(*arguments: Any) -> bool:
+        def pushed_out(*arguments: Any) -> np.ndarray | None:
             """Have another save need the room just when the thread that reads is done."""
-            taken = true(*arguments)
+            view = true(*arguments)
             with life.lock:
                 assert life.state.evict(ONE)
                 life.holdings.settle()
                 assert life.holdings.grant("c/s1", [MIB])
-            return taken
+            return view
 
         monkeypatch.setattr(life.history._tiers, "load", pushed_out)
-        assert run(life, load(life, ONE)) == [[]]
+        ((view,),) = run(life, load(life, ONE))
+        assert (view == 1).all()
         assert life.holdings.bytes_filling == MIB  # the other save's, still its own
+
+    def test_others_cannot_push_it_out_before_it_is_kept(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+        true = life.history._tiers.load
+
+        def crowded(*arguments: Any) -> np.ndarray | None:
+            view = true(*arguments)
+            with life.lock:
+                assert not life.holdings.grant("c/s1", [CAPACITY - MIB])
+            return view
+
+        monkeypatch.setattr(life.history._tiers, "load", crowded)
+        (kept,) = run(life, load(life, ONE))
+        assert len(kept) == 1
+        assert here(life, ONE)
