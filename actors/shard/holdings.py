@@ -127,7 +127,7 @@ class Holdings:
 
     def _granted_of_others(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
         """Have others leave the memory until `sizes` are granted; none leaves where all that may would not do."""
-        needed, room, ready = sum(map(_taken, sizes[:least])), self._arena.free_bytes, list[SegmentId]()
+        needed, room, ready = sum(map(_arena_bytes, sizes[:least])), self._arena.free_bytes, list[SegmentId]()
         for segment_id, nbytes in self._leaving():
             ready.append(segment_id)
             room += nbytes
@@ -140,7 +140,7 @@ class Holdings:
 
     def _granted(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
         """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
-        offsets = self._arena.grant(owner, list(map(_taken, sizes)), least)
+        offsets = self._arena.grant(owner, list(map(_arena_bytes, sizes)), least)
         return [offset + HEADER_BYTES for offset in offsets]
 
     def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
@@ -153,8 +153,7 @@ class Holdings:
         """
         self._ended.check(owner)
         self._recycle()
-        free = self._arena.capacity - self._arena.used(kept=True) - self._arena.used(kept=False)
-        if free < 2 * sum(map(padded, sizes)):
+        if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
             return []
         return self._granted(owner, sizes, len(sizes))
 
@@ -169,7 +168,7 @@ class Holdings:
         leaving = dict(self._leaving())
         coming = [s for s in self._state.absent(wanted).keys() | (wanted.keys() & leaving.keys()) if wanted[s]]
         known = [(segment, wanted[s]) for s in coming if (segment := self._state.segment(s)) is not None]
-        needed = sum(_taken(layout([segment.sizes[slot] for slot in slots])[1]) for segment, slots in known)
+        needed = sum(_arena_bytes(layout([segment.sizes[slot] for slot in slots])[1]) for segment, slots in known)
         if not wanted.keys() & leaving.keys() or needed > self._arena.free_bytes + sum(leaving.values()):
             return False
         for segment_id in wanted.keys() & leaving.keys():
@@ -185,7 +184,7 @@ class Holdings:
             segment = self._state.segment(segment_id)
             part = segment.handle if segment is not None else None
             if isinstance(part, Part) and not self.memory.is_read(part):
-                yield segment_id, _taken(part.length)
+                yield segment_id, _arena_bytes(part.length)
 
     def _evict(self, segment_id: SegmentId) -> None:
         self._state.evict(segment_id)
@@ -458,7 +457,7 @@ class Holdings:
             self.settle()
 
 
-def _taken(size: int) -> int:
+def _arena_bytes(size: int) -> int:
     """Give the bytes of the arena that a block takes, header included."""
     return padded(HEADER_BYTES + max(size, ALIGNMENT))
 

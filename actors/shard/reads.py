@@ -127,7 +127,7 @@ class ShardReads(ShardParts):
                 if not self._state.absent(wanted):
                     _let_go_soon(kept)
                     return self._found(wanted, local)
-            kept = []  # the load keeps it, unless it has to wait for room
+            kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
                 kept = await self._disk().load(what, wanted, self._room.taken)
             except ModelLostError:

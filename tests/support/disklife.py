@@ -54,7 +54,6 @@ class Life:
         standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
         parts = (self.state, self.lock, self.holdings, cast("Any", self.peers), self.settle, standing)
         self.history = History(config, Disk(str(path), None, None, keep), *parts)
-
         self.waiters = Waiters(self.lock)
         self.room = Room(self.lock, self.holdings, cast("Any", None), self.waiters, self.history.persister)
 

@@ -220,7 +220,7 @@ class Estate:
         found = await asyncio.gather(*(self._copy(s, after, holder) for s in segments), return_exceptions=True)
         for failure in found:
             if isinstance(failure, BaseException):
-                raise without_frames(failure)  # this frame has it, and it has this frame
+                raise without_frames(failure)  # it is in `found`: a cycle, which would keep what those frames hold
         self._copied.update(segments)
 
     async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:

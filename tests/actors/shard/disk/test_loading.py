@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tensorvine.store.errors import CorruptDataError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 
-from tests.support.disk import MIB, eventually
+from tests.support.disk import MIB
 from tests.support.disklife import CAPACITY, Life, note, put
 
 ONE, TWO, THREE, FOUR = ((0, serial) for serial in range(1, 5))
@@ -183,26 +184,28 @@ class TestOneReadingForAll:
     ) -> None:
         (file,) = tmp_path.glob("segments/*1.0.arrow")
         file.write_bytes(b"no segment")
-        three = threading.Event()
+        captured = threading.Event()
         true = life.history._tiers.load
 
-        def ordered(segment: SegmentId, *arguments: Any) -> np.ndarray | None:
-            if segment == ONE and THREE in life.history._loading:
-                assert three.wait(60)  # it fails when the other is read
-            try:
-                return true(segment, *arguments)
-            finally:
-                if segment == THREE:
-                    three.set()
+        def three_first(segment: SegmentId, *arguments: Any) -> np.ndarray | None:
+            """Have the segment that cannot be read fail when the other's view is there."""
+            with life.lock:
+                three = life.history._loading.get(THREE)
+            if segment == ONE and three is not None:
+                captured.set()
+                wait([three], 60)
+            elif segment == THREE:
+                assert captured.wait(60)
+            return true(segment, *arguments)
 
-        monkeypatch.setattr(life.history._tiers, "load", ordered)
+        monkeypatch.setattr(life.history._tiers, "load", three_first)
         run(life, load(life, TWO))
         gc.collect()
         gc.disable()
         try:
-            errors = run(life, *(load(life, *segments) for segments in ((ONE, TWO), (ONE, THREE))))
+            errors = [run(life, load(life, ONE, other))[0] for other in (TWO, THREE)]
             assert {type(error) for error in errors} == {CorruptDataError}
-            eventually(lambda: not any(map(life.holdings.memory.is_read, parts(life))), "no part is read")
+            assert not any(map(life.holdings.memory.is_read, parts(life)))
         finally:
             gc.enable()
 
