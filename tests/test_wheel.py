@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("store", "planner", "actors", "clusters")
+PAGES = ("README.md", "docs/guide.md")
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 WRONG = """
 from tensorvine.actors import Repository
@@ -69,9 +70,9 @@ def test_every_module_is_in_it_and_each_package_is_marked_as_typed(wheel: Path) 
     assert {f"tensorvine/{module}" for module in modules} <= names
 
 
-def test_the_readme_s_examples_are_of_the_types_that_the_wheel_says(python: Path, tmp_path: Path) -> None:
-    examples = EXAMPLE.findall((ROOT / "README.md").read_text())
-    assert len(examples) >= 3
+def test_the_pages_examples_are_of_the_types_that_the_wheel_says(python: Path, tmp_path: Path) -> None:
+    examples = [example for page in PAGES for example in EXAMPLE.findall((ROOT / page).read_text())]
+    assert len(examples) >= 5
     for number, example in enumerate(examples):
         (tmp_path / f"example_{number}.py").write_text(example)
     assert errors_in(tmp_path, python) == []
