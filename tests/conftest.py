@@ -1,8 +1,10 @@
-"""What tests share: one small Ray per session, and a fresh repository on it per test.
+"""What tests share: one small Ray per process of pytest, and a fresh repository on it per test.
 
 Rules
+- There are three tiers. A test that asks for `cluster`, or for what stands on it, is marked `ray` here. One that
+  starts a Ray of its own says `own_cluster`, and is marked `ray` as well. All others are `not ray`, and whatever in
+  their process wants to start or join a Ray is refused.
 - Nothing is started unless a test asks for it, and no framework is imported here.
-- Tests that ask for `cluster` or `repository` are marked `ray`.
 - A Ray that runs on this machine already, such as another test's, is not joined.
 - Property tests draw the same examples everywhere and are not timed, so that what fails in CI fails at home, and a busy
   machine fails nothing. `pytest --hypothesis-profile=default` draws others.
@@ -11,10 +13,12 @@ Rules
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
+from typing import NoReturn
 
 import pytest
+import ray
 from hypothesis import settings
 from tensorvine.actors.client.repository import Repository
 from tensorvine.clusters import LocalCluster
@@ -25,6 +29,28 @@ os.environ.setdefault("RAY_ADDRESS", "local")
 settings.load_profile("ci")
 
 _serial = count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a Ray."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker("own_cluster"):
+            item.add_marker("ray")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Refuse a Ray to tests that are not marked."""
+    if item.get_closest_marker("ray"):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "init", refuse)
+        return (yield)
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    """Stand in for `ray.init`."""
+    pytest.fail("a test that is not marked `ray` starts or joins a Ray: it is to ask for `cluster`")
 
 
 @pytest.fixture(scope="session")

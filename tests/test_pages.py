@@ -25,7 +25,7 @@ with LocalCluster(object_store_bytes=256 << 20, cpus=2):
 """
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("page", "least"), [("README.md", 1), ("docs/guide.md", 4), ("docs/api.md", 2)])
 def test_each_example_prints_what_the_page_says(page: str, least: int) -> None:

@@ -8,7 +8,6 @@ from benchmarks import calls
 from benchmarks.measure import Effort, Sample
 
 
-@pytest.mark.ray
 def test_lines_stand_beside_the_engine_and_the_floor(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(calls.ROUNDS, Effort.QUICK, (5, 1))
     found = calls.run(Effort.QUICK).as_dict()

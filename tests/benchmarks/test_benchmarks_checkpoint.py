@@ -362,7 +362,7 @@ def quick() -> dict[str, Any]:
     return checkpoint.run(Effort.QUICK).as_dict()
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 class TestQuick:
     def test_everybody_is_measured_idle_and_under_load(self, quick: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def test_small_arrays_are_sent_more_often() -> None:
     assert str(Case("broadcast", 1 << 10, 4)) == "broadcast 1 KiB, 4 ranks"
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 def test_the_quick_benchmark_measures_all_back_ends() -> None:
     command = [sys.executable, "-m", "benchmarks", "collective", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)

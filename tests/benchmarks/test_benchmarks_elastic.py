@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import elastic, query_scaling
 from benchmarks.measure import Effort
 from benchmarks.traffic import Served
@@ -16,7 +14,6 @@ def test_what_was_under_way_in_a_span_counts() -> None:
     assert served.between(9.0, 10.0).longest_s == 0.0
 
 
-@pytest.mark.ray
 def test_shards_join_and_drain_under_traffic(cluster: object) -> None:
     grown, shrunk = elastic.run(Effort.QUICK).rows
     for row in (grown, shrunk):
@@ -29,7 +26,6 @@ def test_shards_join_and_drain_under_traffic(cluster: object) -> None:
     assert shrunk.limit_s
 
 
-@pytest.mark.ray
 def test_queries_are_asked_at_each_number_of_callers_and_shards(cluster: object) -> None:
     report = query_scaling.run(Effort.QUICK)
     assert [(row.facts["callers"], row.facts["shards"]) for row in report.rows] == [(1, 1), (4, 1), (1, 2), (4, 2)]

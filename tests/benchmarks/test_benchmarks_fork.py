@@ -229,7 +229,6 @@ def test_docstring_examples(module: Any) -> None:
 # ---- all of it ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_a_training_of_two_ranks_is_cloned_by_all_ways(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fork.PLANS, Effort.QUICK, fork.Plan([(SMALL, (2,))], 1, ("shared",)))
     report = fork.run(Effort.QUICK)

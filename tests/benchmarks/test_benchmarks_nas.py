@@ -87,7 +87,7 @@ def test_a_search_that_does_not_end_well_is_an_error_with_what_it_wrote(tmp_path
         nas.searched(NONE, 0, Size(2, "nothing", (0,)), Effort.QUICK, tmp_path)
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_all_of_it_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(nas.SIZES, Effort.QUICK, Size(6, "wine", (0,)))

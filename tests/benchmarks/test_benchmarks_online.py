@@ -117,13 +117,11 @@ def test_quiet_waits_until_a_shard_begins_to_hash() -> None:
     assert time.monotonic() > committed + quiet.SWEEP_S
 
 
-@pytest.mark.ray
 def test_two_raylets_are_not_started_beside_a_ray_that_runs(cluster: object) -> None:
     with pytest.raises(RuntimeError, match="connected to one"), raylets.two_raylets(1 << 20):
         pass
 
 
-@pytest.mark.ray
 def test_what_came_to_run_on_another_node_is_closed_and_started_again(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +159,6 @@ def test_a_model_of_two_versions_shows_both() -> None:
     assert most > 6.0
 
 
-@pytest.mark.ray
 def test_a_crowd_counts_answers_that_are_not_of_the_version_they_claim(repository: Repository) -> None:
     name = f"crowd-{next(_serial)}"
     tensors = {"a": np.empty((64, 64), np.float32)}
@@ -225,7 +222,7 @@ print(json.dumps(update_latency.run(Effort.QUICK).as_dict()))
 """
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_updates_stand_beside_files_and_floors() -> None:
     """In a process of its own, for it starts two raylets."""
@@ -252,7 +249,6 @@ def test_updates_stand_beside_files_and_floors() -> None:
     assert sum(len(row["goals"]) for row in found["rows"]) == 2 * 3 + 2 * 2
 
 
-@pytest.mark.ray
 def test_who_is_told_stands_beside_who_asks(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(notify.PLANS, Effort.QUICK, notify.Plan(1, 6, 1))
     report = notify.run(Effort.QUICK)
@@ -272,7 +268,6 @@ def test_who_is_told_stands_beside_who_asks(cluster: object, monkeypatch: pytest
     assert "of a core" in text.getvalue()
 
 
-@pytest.mark.ray
 def test_consumers_are_asked_with_updates_and_without(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(consumers.PLANS[Effort.QUICK], counts=(1, 5), side=64, tensors=3, updates=3, iterations=80)
     monkeypatch.setitem(consumers.PLANS, Effort.QUICK, plan)

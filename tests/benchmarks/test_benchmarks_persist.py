@@ -120,7 +120,6 @@ def test_what_is_dropped_from_the_page_cache_is_not_there_any_more(tmp_path: Pat
 # ---- reads of one tensor --------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_a_cold_repository_reads_one_segment_at_a_time_and_starts_anew_after_the_last(
     cluster: object, tmp_path: Path
 ) -> None:
@@ -172,7 +171,6 @@ def test_a_path_of_an_odd_number_of_models_is_refused(models: int, tmp_path: Pat
         recovery.build(tmp_path, models)
 
 
-@pytest.mark.ray
 def test_the_path_that_is_built_is_a_repository_without_faults(cluster: object, tmp_path: Path) -> None:
     refs = recovery.build(tmp_path, 40)
     with disk.start(tmp_path, 64 * MIB, shards=2) as repo:
@@ -193,7 +191,6 @@ def test_the_path_that_is_built_is_a_repository_without_faults(cluster: object, 
 # ---- the benchmark --------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_nothing_is_left_of_a_version_that_was_measured(cluster: object, tmp_path: Path) -> None:
     tensors = synthetic(2 * MIB, 10).tensors()
     with disk.start(tmp_path, 64 * MIB) as repo:
@@ -227,7 +224,6 @@ def quick(cluster: object) -> dict[str, Any]:
         return persist.run(Effort.QUICK).as_dict()
 
 
-@pytest.mark.ray
 @pytest.mark.timeout(400)
 class TestQuick:
     def test_writes_stand_beside_the_floor_and_every_peer(self, quick: dict[str, Any]) -> None:

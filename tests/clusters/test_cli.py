@@ -138,7 +138,6 @@ def filled(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Repositor
     return repository
 
 
-@pytest.mark.ray
 class TestLooking:
     """Commands on a repository in this process's Ray."""
 
@@ -332,7 +331,7 @@ def started(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(400)
 def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: Path) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -96,16 +96,16 @@ def options_of_ray_start() -> set[str]:
 
 class TestKubeRay:
     @pytest.fixture
-    def cluster(self) -> dict[str, Any]:
-        claim, cluster = read(FILES / "kuberay" / "raycluster.yaml")
+    def manifest(self) -> dict[str, Any]:
+        claim, manifest = read(FILES / "kuberay" / "raycluster.yaml")
         assert claim["kind"] == "PersistentVolumeClaim"
-        return cluster
+        return manifest
 
-    def test_rays_autoscaler_derives_its_own_configuration_from_it(self, cluster: dict[str, Any]) -> None:
+    def test_rays_autoscaler_derives_its_own_configuration_from_it(self, manifest: dict[str, Any]) -> None:
         from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
         from ray.autoscaler._private.util import validate_config
 
-        placed = {**cluster, "metadata": {**cluster["metadata"], "namespace": "default"}}
+        placed = {**manifest, "metadata": {**manifest["metadata"], "namespace": "default"}}
         config = _derive_autoscaling_config_from_ray_cr(placed)
         validate_config(config)
         kinds = config["available_node_types"]
@@ -114,9 +114,9 @@ class TestKubeRay:
         assert kinds["gpu"]["resources"]["GPU"] == 1
         assert (kinds["gpu"]["min_workers"], kinds["gpu"]["max_workers"]) == (0, 8)
 
-    def test_it_has_what_the_operator_needs(self, cluster: dict[str, Any]) -> None:
-        assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
-        spec = cluster["spec"]
+    def test_it_has_what_the_operator_needs(self, manifest: dict[str, Any]) -> None:
+        assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayCluster")
+        spec = manifest["spec"]
         for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
             assert all(isinstance(value, str) for value in group["rayStartParams"].values())
             assert {f"--{name}" for name in group["rayStartParams"]} <= options_of_ray_start()
@@ -175,7 +175,7 @@ def here() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 class TestJobs:
     """Both scripts, with real Rays: two nodes on this machine."""

@@ -35,7 +35,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_nodes_join_are_killed_and_come_again_while_the_search_goes_on_and_go_when_it_ends(tmp_path: Path) -> None:
     mark = str(tmp_path)

@@ -19,7 +19,7 @@ RUN = Path(__file__).parents[2] / "examples/edge_consumer/run.py"
 MARK = "TENSORVINE_TEST_EDGE"
 """An environment variable by which the processes that the example started are known."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

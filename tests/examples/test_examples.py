@@ -102,7 +102,7 @@ def outlive(mark: str, seconds: float) -> list[str]:
     return [" ".join(process.cmdline())[:120] for process in alive if process.is_running()]
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_draws_its_picture_and_leaves_no_process(example: str, mark: str, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_example_runs_draws_its_picture_and_leaves_no_process(example: str, m
     assert outlive(mark, seconds=20) == []
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("moment", "group"),

@@ -21,7 +21,7 @@ MARK = "TENSORVINE_TEST_NAS"
 CANDIDATES, KILL_AFTER = 24, 18
 """The first 15 are drawn; then they descend from one another, and those that leave the population are retired."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:

@@ -319,7 +319,7 @@ def test_a_disk_is_in_trouble_below_its_folder_only(tmp_path: Path) -> None:
         assert attempt() == "0 0"
 
 
-@pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(1800)
 def test_a_short_round_of_real_processes_has_no_finding() -> None:
     mode = Mode("short", ("kill client", "stop client", "kill shard"), path=True, store_bytes=64 * MIB, extra=SHORT)

@@ -22,7 +22,6 @@ VERSIONS = {
 }
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_repository_of_81237f6(cluster: object, tmp_path: Path, shards: int) -> None:
     path = shutil.copytree(DATA / "repository-81237f6", tmp_path / "repository")

@@ -14,7 +14,7 @@ from tensorvine.store.errors import CorruptDataError, GraphError, StorageError
 
 from tests.support.disk import chain, same, start, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 GRAPH = chain(["Dense", "Conv"])
 TENSORS = {

@@ -19,8 +19,6 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import GraphError, TensorMismatchError
 from tensorvine.store.keras import graph_of, tensors_of
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture(scope="module")
 def repo(cluster: object) -> Iterator[Repository]:

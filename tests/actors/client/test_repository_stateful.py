@@ -22,8 +22,6 @@ from tensorvine.actors import PrefixMatch, Repository
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelNotFoundError
 
-pytestmark = pytest.mark.ray
-
 NAMES = ["a", "b", "c"]
 KINDS = ["Dense", "Conv"]
 

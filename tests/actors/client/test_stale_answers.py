@@ -26,7 +26,6 @@ def full(value: float) -> np.ndarray:
     return np.full(SIZE, value, np.float32)
 
 
-@pytest.mark.ray
 @pytest.mark.timeout(240)
 class TestTheLatestVersionIsAnotherThanTheClientKnew:
     def test_its_tensors_on_disk_are_read_and_not_what_lies_before_a_block(

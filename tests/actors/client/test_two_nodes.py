@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.own_cluster
 
 SCRIPT = textwrap.dedent("""
     import numpy as np, ray

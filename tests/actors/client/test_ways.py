@@ -31,8 +31,6 @@ from tensorvine.store.errors import (
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 
-pytestmark = pytest.mark.ray
-
 WAYS = ["shared", "socket", "object_store", "gloo", "files"]
 CARRYING = ["socket", "object_store"]
 TENSORS = {

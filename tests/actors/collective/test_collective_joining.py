@@ -92,7 +92,6 @@ def test_there_is_no_rank_beyond_the_size(place: Rendezvous) -> None:
         place.exchange("beyond", 2, 2, {}, 0.1)
 
 
-@pytest.mark.ray
 def test_a_group_without_a_rendezvous_meets_on_the_running_ray(cluster: LocalCluster) -> None:
     def act(rank: int) -> str:
         with connect("on ray", rank, 2, timeout=30) as group:

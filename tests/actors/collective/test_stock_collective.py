@@ -17,7 +17,6 @@ import pytest
 import ray
 from tensorvine.store.errors import PeerLostError
 
-pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMEOUT_S = 60
 _serial = count()

@@ -217,7 +217,6 @@ class EngineContract:
             engine.get(handles, PATIENCE_S, "keeper")
 
 
-@pytest.mark.ray
 class TestRayEngine(EngineContract):
     @pytest.fixture(scope="class")
     @classmethod

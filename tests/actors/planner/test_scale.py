@@ -20,7 +20,6 @@ from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.ray
 _serial = count(1)
 
 

@@ -20,7 +20,7 @@ from tensorvine.store.errors import ModelLostError, OperationTimeoutError, Shard
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 _serial = count(1)
 MODELS = 60
 PATIENCE_S = 200.0

@@ -699,7 +699,6 @@ class TestPlannerCalls:
 # ---- a repository -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_within_a_node_a_repository_is_used_past_the_engine(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     by_engine: list[str] = []
     call = RayEngine.call

@@ -22,8 +22,6 @@ from tensorvine.store.errors import TensorMismatchError
 from tensorvine.store.refs import ModelRef
 from torch import nn
 
-pytestmark = pytest.mark.ray
-
 WIDE = 300
 """Units: the tensors are too many bytes to travel within a message."""
 

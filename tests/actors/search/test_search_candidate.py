@@ -23,7 +23,6 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import GraphError, InvalidNameError, RepositoryNotFoundError, ShardUnavailableError
 from torch import nn
 
-pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 CLASSES = 3

@@ -26,10 +26,7 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import InvalidNameError, ShardUnavailableError
 from torch import nn
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 REPOSITORY = "search-deephyper"

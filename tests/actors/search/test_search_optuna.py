@@ -11,8 +11,6 @@ from tensorvine.actors import Repository
 from tensorvine.actors.search.optuna import Retirement, attach, ref_of
 from tensorvine.store import ModelRef
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture(scope="module")
 def shared(cluster: object) -> Iterator[Repository]:

@@ -11,8 +11,6 @@ from tensorvine.actors.search import Population
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
 
-pytestmark = pytest.mark.ray
-
 GRAPH = ModelGraph([Layer("in", {"class": "Input"}), Layer("a", {"class": "Dense"}, ["in"], ["a/w"])])
 
 

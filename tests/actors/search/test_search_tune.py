@@ -22,7 +22,6 @@ from tensorvine.actors.search.tune import FILE, Retirement, checkpoint_of, ref_o
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import CorruptDataError, StorageError
 
-pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 REPOSITORY = "search-tune"

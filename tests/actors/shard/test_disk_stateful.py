@@ -24,7 +24,7 @@ from tensorvine.store.errors import ModelNotFoundError
 
 from tests.support.disk import MIB, chain, same, start, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NAMES = ["a", "b/c"]
 TENSORS = ["l0/w", "l1/w", "l2/w"]

@@ -24,7 +24,7 @@ from tensorvine.store.errors import (
 
 from tests.support.disk import MIB, manifests, noise, same, segments, start, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 MOUNT, UMOUNT, CHATTR = (shutil.which(tool) or "" for tool in ("mount", "umount", "chattr"))
 

@@ -32,7 +32,7 @@ from tensorvine.store.errors import (
 from tests.support.disk import MIB, eventually, kill_shard, manifests, name_at, noise, same, segments, start, weights
 from tests.support.saver import tensors_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(autouse=True)

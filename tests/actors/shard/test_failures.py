@@ -32,8 +32,6 @@ from tensorvine.store.errors import (
 
 from tests.support.processes import stand_still
 
-pytestmark = pytest.mark.ray
-
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}
 
 
@@ -381,6 +379,7 @@ CLOSED_LATE = textwrap.dedent("""
 """)
 
 
+@pytest.mark.own_cluster
 def test_a_client_that_outlives_its_ray_says_so_and_starts_no_other() -> None:
     run = subprocess.run([sys.executable, "-c", CLOSED_LATE], capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -19,7 +19,6 @@ from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 
-pytestmark = pytest.mark.ray
 _serial = count(1)
 
 

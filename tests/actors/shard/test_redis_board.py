@@ -396,7 +396,6 @@ class TestReading:
         assert len({keys.newest, keys.shards, keys.model("newest"), keys.model("x"), keys.graphs(0)}) == 5
 
 
-@pytest.mark.ray
 class TestStarting:
     @pytest.mark.parametrize("url", ["http://h", "redis://h:port", "redis://h/none"])
     def test_a_wrong_url_is_refused_at_the_start(self, cluster: object, url: str) -> None:

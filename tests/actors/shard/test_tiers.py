@@ -15,7 +15,7 @@ from tensorvine.store.errors import StoreFullError, TensorVineError
 
 from tests.support.disk import MIB, bits, eventually, noise, same, segments, start, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-shard", "two-shards"])

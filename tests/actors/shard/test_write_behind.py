@@ -15,7 +15,7 @@ from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
 from tests.support.disk import MIB, eventually, kill_shard, manifests, name_at, same, segments, start, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SLOW = Shuffle() | Gzip(9)
 """Takes a second for some 10 MiB."""

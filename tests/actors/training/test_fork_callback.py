@@ -193,7 +193,6 @@ class Forker:
         return clone
 
 
-@pytest.mark.ray
 class TestForks:
     def test_a_fit_is_forked_while_it_goes_on(self, forkable: ForkCallback, run: str) -> None:
         forker = Forker(run)

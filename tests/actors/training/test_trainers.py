@@ -132,7 +132,6 @@ def telling(cluster) -> Iterator[Trainers]:
 # ---- several ranks as one --------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_two_ranks_train_as_one_on_the_whole_batch_and_the_same_bits_each_time(cluster):
     found = []
     for count in (1, 2, 2):
@@ -147,7 +146,6 @@ def test_two_ranks_train_as_one_on_the_whole_batch_and_the_same_bits_each_time(c
     assert one == other
 
 
-@pytest.mark.ray
 def test_ranks_tell_what_they_are_while_they_train(pair):
     before = pair.describe()
     pair.train_async(100_000)
@@ -170,7 +168,6 @@ def test_ranks_tell_what_they_are_while_they_train(pair):
         assert late.steps_done - early.steps_done == late.losses - early.losses == len(losses[0])
 
 
-@pytest.mark.ray
 def test_options_change_at_all_ranks_after_the_same_step(telling):
     telling.train_async(1_000_000)
     for rate in (2.0, 3.0, 4.0):
@@ -193,7 +190,6 @@ def test_options_change_at_all_ranks_after_the_same_step(telling):
 # ---- repository ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_a_saved_state_goes_on_bit_for_bit_and_tells_its_parent(pair, repo):
     pair.train(3, WAIT_S)
     saved = pair.save("plane", quality=0.5, metadata={"note": "early"})
@@ -208,7 +204,6 @@ def test_a_saved_state_goes_on_bit_for_bit_and_tells_its_parent(pair, repo):
     assert pair.describe()[0].saved == child.ref
 
 
-@pytest.mark.ray
 def test_a_version_of_one_run_is_gone_on_with_by_another_of_other_size(pair, alone, repo):
     pair.train(2, WAIT_S)
     saved = pair.save("plane")
@@ -220,7 +215,6 @@ def test_a_version_of_one_run_is_gone_on_with_by_another_of_other_size(pair, alo
     assert all(np.array_equal(loaded[name], mine[name]) for name in ("w", "w/momentum", "b", "large"))
 
 
-@pytest.mark.ray
 def test_a_save_in_a_train_is_the_state_between_two_steps(alone, repo):
     alone.train_async(1_000_000)
     saved = alone.save("beside")
@@ -235,7 +229,6 @@ def test_a_save_in_a_train_is_the_state_between_two_steps(alone, repo):
     assert alone.train(again + 1, WAIT_S)[0][:again] == losses[start : start + again]
 
 
-@pytest.mark.ray
 def test_a_version_that_does_not_fit_is_refused_and_changes_nothing(alone, repo):
     plain = repo.save("plain", {"w": np.zeros(6)}).ref
     other = repo.save("other", {"w": np.zeros(7), "b": np.zeros(1)}, metadata={"training": {}}).ref
@@ -249,7 +242,6 @@ def test_a_version_that_does_not_fit_is_refused_and_changes_nothing(alone, repo)
     assert np.array_equal(repo.load(alone.save("kept").ref)["w"], before)
 
 
-@pytest.mark.ray
 def test_a_run_without_a_repository_says_so(telling):
     with pytest.raises(ValueError, match=r"expected start_trainers\(repository=...\)"):
         telling.save("x")
@@ -260,7 +252,6 @@ def test_a_run_without_a_repository_says_so(telling):
 # ---- trouble ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_a_step_that_fails_at_one_rank_is_raised_and_the_actors_live_on(cluster):
     with start_trainers(regression, 2, name="failing", options={"fails": (4, 1)}) as trainers:
         with pytest.raises(KeyError, match="labels"):
@@ -271,7 +262,6 @@ def test_a_step_that_fails_at_one_rank_is_raised_and_the_actors_live_on(cluster)
             trainers.train(1, WAIT_S)
 
 
-@pytest.mark.ray
 def test_a_single_rank_trains_on_after_a_step_that_failed(cluster):
     with start_trainers(regression, options={"fails": (2, 0)}) as trainers:
         with pytest.raises(KeyError, match="labels"):
@@ -281,7 +271,6 @@ def test_a_single_rank_trains_on_after_a_step_that_failed(cluster):
         assert trainers.describe()[0].steps_done == 4
 
 
-@pytest.mark.ray
 def test_a_rank_that_dies_is_named_by_the_other_and_to_the_starter(cluster):
     with start_trainers(regression, 2, name="mortal") as trainers:
         futures = trainers.train_async(1_000_000)
@@ -295,21 +284,18 @@ def test_a_rank_that_dies_is_named_by_the_other_and_to_the_starter(cluster):
             trainers.describe()
 
 
-@pytest.mark.ray
 def test_a_build_that_fails_is_raised_and_no_actor_stays(cluster):
     with pytest.raises(LookupError, match="no data for rank 1"):
         start_trainers(failing, 2, name="stillborn")
     until(lambda: not actors_of("stillborn"), "no actor to stay")
 
 
-@pytest.mark.ray
 def test_what_no_node_has_is_an_error_in_time_and_no_actor_stays(cluster):
     with pytest.raises(OperationTimeoutError, match="rank 0 of 'greedy': start"):
         start_trainers(regression, name="greedy", cpus=1000.0, timeout=1.0)
     until(lambda: not actors_of("greedy"), "no actor to stay")
 
 
-@pytest.mark.ray
 def test_ranks_end_with_who_started_them(cluster):
     @ray.remote(num_cpus=0)
     class Starter:
@@ -328,7 +314,6 @@ def test_ranks_end_with_who_started_them(cluster):
 # ---- where they run --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
 def test_ranks_are_placed_in_the_bundles_of_a_placement_group(cluster):
     group = placement_group([{"CPU": 0.5}] * 3)
     try:
@@ -339,7 +324,6 @@ def test_ranks_are_placed_in_the_bundles_of_a_placement_group(cluster):
         remove_placement_group(group)
 
 
-@pytest.mark.ray
 def test_ranks_are_placed_on_the_nodes_that_are_named(cluster):
     here = engine_here().this_node()
     with start_trainers(telling_rate, nodes=[here]) as trainers:
@@ -348,7 +332,6 @@ def test_ranks_are_placed_on_the_nodes_that_are_named(cluster):
         start_trainers(telling_rate, nodes=["elsewhere"])
 
 
-@pytest.mark.ray
 def test_closing_ends_the_actors_and_may_be_done_twice(cluster):
     trainers = start_trainers(telling_rate, 2, name="closed")
     pids = [report.pid for report in trainers.describe()]

@@ -139,7 +139,6 @@ def engine(cluster: LocalCluster) -> Engine:
     return RayEngine()
 
 
-@pytest.mark.ray
 class TestPostbox:
     """A process carries out what comes to its post."""
 
@@ -313,7 +312,6 @@ def clones(cluster: LocalCluster) -> list[Any]:
     return [started.remote(rank, 2) for rank in range(2)]
 
 
-@pytest.mark.ray
 class TestDdp:
     """Ranks of a DDP training are found by name, and forked from outside."""
 
@@ -385,7 +383,6 @@ class TestForkableRank:
         with pytest.raises(ValueError, match="expected a rank below 2"):
             ForkableRank("run", 2, 2, model, sgd(model.parameters()))
 
-    @pytest.mark.ray
     def test_a_step_that_failed_was_none(self, engine: Engine) -> None:
         model = MODELS["Plain"]()
         optimizer = sgd(model.parameters())
@@ -402,7 +399,6 @@ class TestForkableRank:
             assert (forkable.steps_done, step) == (5, 5)
             assert {spec.name for spec in forkable.specs()} == {spec.name for spec in make("Plain", sgd).specs()}
 
-    @pytest.mark.ray
     def test_a_loop_that_ends_with_the_step_that_is_forked(self, engine: Engine) -> None:
         def build(context: RankContext) -> Any:
             torch.set_num_threads(1)
@@ -465,7 +461,6 @@ def loop_of_ray_train(config: dict[str, Any]) -> None:
         Path(config["losses"]).write_text(json.dumps(losses))
 
 
-@pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Train uses what Ray Data has deprecated
 def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, engine: Engine, tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="ray[train] is not installed", exc_type=ImportError)

@@ -13,8 +13,6 @@ from tensorvine.planner import PlanRequest
 from tensorvine.store.errors import InvalidNameError
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.ray
-
 ROWS, BATCH, EPOCHS = 60, 10, 4
 STEPS = ROWS // BATCH
 

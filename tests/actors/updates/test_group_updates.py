@@ -21,8 +21,6 @@ from tensorvine.actors.client.reader import Reader
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.ray
-
 NBYTES = (1 << 20) + 56
 
 

@@ -23,7 +23,6 @@ from tensorvine.planner import PlanRequest
 from tensorvine.store.errors import InvalidNameError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.refs import ModelRef
 
-pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test's module
 
 SHAPE = (50_000,)

@@ -15,7 +15,7 @@ import ray
 from tensorvine.actors import Repository
 
 serve = pytest.importorskip("ray.serve")
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Serve's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Serve's own
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PORT = 18_423
