@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.simulation import oracle as oracle_rules
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
 
@@ -164,3 +166,15 @@ def test_contents_check_themselves() -> None:
     assert not oracle.broken
     oracle.read("a load", None, "m", {"t": np.zeros_like(array)}, True)
     assert [rule for rule, _ in oracle.broken] == ["R1"]
+
+
+def test_the_rules_that_it_checks_stand_in_the_design() -> None:
+    checked = re.findall(r"^- (R\d): ", oracle_rules.__doc__ or "", re.MULTILINE)
+    assert checked == [f"R{number}" for number in range(1, 9)]
+    design = ROOT / "docs/design"
+    promised = (design / "repository.md").read_text()
+    assert re.findall(r"^\| (R\d) \|", promised, re.MULTILINE) == checked
+    named = set(re.findall(r"\b[DLM]\d+\b", promised))
+    said = "".join((design / page).read_text() for page in ("memory.md", "ledger.md", "persistence.md"))
+    defined = set(re.findall(r"^\| (M\d) \||\*\*([DL]\d+)[ ,]", said, re.MULTILINE))
+    assert named <= {one or other for one, other in defined}
