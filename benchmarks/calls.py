@@ -58,7 +58,7 @@ def run(effort: Effort) -> Report:
 
 
 def rows(what: str, samples: dict[str, Sample]) -> Iterator[Row]:
-    """Give the rows of one pace."""
+    """Return the rows of one pace."""
     floor_s = samples[FLOOR].median
     goal = Goal("times faster than Ray's call", samples[ENGINE].median / samples[OURS].median, at_least=3.0)
     yield Row(f"a call {what}", samples[OURS], 0, ENGINE, samples[ENGINE], FLOOR, floor_s, (goal,))

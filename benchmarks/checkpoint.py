@@ -185,12 +185,12 @@ class Figures:
         return int(self.median_of("nbytes") or 0)
 
     def median_of(self, name: str) -> float | None:
-        """Give the median of a part of the timings, None where it is not known."""
+        """Return the median of a part of the timings, None where it is not known."""
         values = [getattr(timing, name) for timing in self.timings]
         return None if not values or None in values else median(values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the medians as JSON values; times in seconds."""
+        """Return the medians as JSON values; times in seconds."""
         parts = ("stall_s", "total_s", "snapshot_s", "quantise_s", "compress_s", "write_s", "nbytes")
         return {
             "model": self.model,
@@ -209,7 +209,7 @@ class CheckpointReport(Report):
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report, and the variants under `variants`."""
+        """Return the report, and the variants under `variants`."""
         return super().as_dict() | {"variants": [each.as_dict() for each in self.figures], "notes": self.notes}
 
     def print(self, console: Console) -> None:
@@ -264,7 +264,7 @@ class _Loop:
             variant.finish()
 
     def state(self) -> State:
-        """Give the tensors of a checkpoint: views of what the training changes."""
+        """Return the tensors of a checkpoint: views of what the training changes."""
         return self._run.weights() | self._run.optimizer_state()
 
     def measure(self, condition: str) -> list[Figures]:

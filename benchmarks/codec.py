@@ -124,7 +124,7 @@ def _decoding(encoded: Mapping[str, Encoded], bases: Mapping[str, Any] | None = 
 
 
 def _error_share(codec: Codec, encoded: Mapping[str, Encoded], tensors: Tensors) -> float:
-    """Give the largest error of a tensor as a share of its bound; 0 for what is not quantised per tensor.
+    """Return the largest error of a tensor as a share of its bound; 0 for what is not quantised per tensor.
 
     The bound is half a step, and half a unit in the last place of the largest float32.
     """

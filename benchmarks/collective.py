@@ -105,7 +105,7 @@ class _Members:
             self._ask("check", ranks, self.name(party), ranks, collectives=party != RAW)
 
     def name(self, party: str) -> str:
-        """Give what the members call a party."""
+        """Return what the members call a party."""
         return f"{party} {self._size}" if party in self.backends else party
 
     def time(self, party: str, case: Case) -> float:

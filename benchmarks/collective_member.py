@@ -28,7 +28,7 @@ class Member:
         self._server = socket.create_server(("127.0.0.1", 0))
 
     def port(self) -> int:
-        """Give the port of the raw socket."""
+        """Return the port of the raw socket."""
         return int(self._server.getsockname()[1])
 
     def join(self, party: str, backend: str, rank: int, size: int, port: int) -> None:

@@ -75,7 +75,7 @@ class ConsumersReport(Report):
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report and its notes."""
+        """Return the report and its notes."""
         return super().as_dict() | {"notes": self.notes}
 
     def print(self, console: Console) -> None:

@@ -35,7 +35,7 @@ class Asked:
     """Answers that were not of the one version that they were said to be."""
 
     def rate(self, spans: Sequence[tuple[float, float]]) -> float:
-        """Give the answers per second within some spans of time.
+        """Return the answers per second within some spans of time.
 
         >>> Asked(np.array([0.5, 1.5, 1.6, 9.0]), 0).rate([(1.0, 2.0), (8.0, 11.0)])
         0.75
@@ -61,7 +61,7 @@ class Tagged:
         self._tensors = tensors
 
     def __call__(self, batch: object) -> tuple[float, float]:
-        """Give the least and the greatest number of which the model is made."""
+        """Return the least and the greatest number of which the model is made."""
         del batch
         least, most = np.inf, -np.inf
         for tensor in self._tensors.values():
@@ -98,7 +98,7 @@ class _Crowd:
             follower.wait_for(version, ANSWER_TIMEOUT_S)
 
     def own_bytes(self) -> int:
-        """Give the memory that this process has to itself."""
+        """Return the memory that this process has to itself."""
         import psutil
 
         return int(psutil.Process().memory_full_info().uss)
@@ -122,7 +122,7 @@ class _Crowd:
         return at, mixed
 
     def swapped(self) -> list[list[tuple[int, float]]]:
-        """Give (version, when it began to answer) of each consumer's deliveries."""
+        """Return (version, when it began to answer) of each consumer's deliveries."""
         found = [follower.status().deliveries for follower in self._followers]
         return [[(each.ref.version, each.swapped_at) for each in deliveries] for deliveries in found]
 
@@ -168,7 +168,7 @@ class Crowd:
         self._all("wait_for", version, timeout=START_TIMEOUT_S)
 
     def own_bytes(self) -> int:
-        """Give the memory that the largest of their processes has to itself."""
+        """Return the memory that the largest of their processes has to itself."""
         return max(self._all("own_bytes"))
 
     def begin(self, period_s: float = 0.0) -> None:
@@ -181,7 +181,7 @@ class Crowd:
         return Asked(np.sort(np.concatenate([np.array(at) for at, _ in found])), sum(mixed for _, mixed in found))
 
     def answered_from(self, versions: Sequence[int]) -> list[float]:
-        """Give when the last consumer began to answer with each version, or with a newer one that came in its place."""
+        """Return when the last consumer began to answer with each version, or with a newer one in its place."""
         each = [delivered for part in self._all("swapped") for delivered in part]
         return [max(min(at for found, at in one if found >= version) for one in each) for version in versions]
 

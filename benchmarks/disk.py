@@ -157,7 +157,7 @@ class Orbax(Peer):
 
 
 def disk_peers() -> tuple[list[Peer], list[str]]:
-    """Give one of each peer that writes tensors as they are and reads single ones, and lines about them."""
+    """Return one of each peer that writes tensors as they are and reads single ones, and lines about them."""
     peers: list[Peer] = [H5py(), Safetensors(), Torch(), Dcp()]
     try:
         return [*peers, Orbax()], [f"Orbax: orbax-checkpoint {version('orbax-checkpoint')}, jax {version('jax')}"]

@@ -128,7 +128,7 @@ def _change(repo: Repository, refs: list[ModelRef], shards: int, theirs_s: float
 
 
 def _rates(what: str, served: Served, start: float, begin: float, end: float) -> dict[str, float]:
-    """Give requests a second before and during a change."""
+    """Return requests a second before and during a change."""
     before, during = served.between(start, begin), served.between(begin, end)
     return {
         f"{what}_per_s_before": len(before.took_s) / (begin - start),

@@ -144,17 +144,17 @@ class Post:
 
 
 def standing(run: str, rank: int) -> str:
-    """Give the key under which a clone tells that it has the memory to receive a fork."""
+    """Return the key under which a clone tells that it has the memory to receive a fork."""
     return f"standing/{run}/{rank}"
 
 
 def noted(key: str, rank: int) -> str:
-    """Give the key under which a rank tells its notes."""
+    """Return the key under which a rank tells its notes."""
     return f"noted/{key}/{rank}"
 
 
 def object_of(key: str, rank: int) -> str:
-    """Give the key of a rank's object."""
+    """Return the key of a rank's object."""
     return f"{key}/{rank}"
 
 
@@ -228,7 +228,7 @@ class Rank:
         return loss
 
     def memory(self, name: str) -> Any:
-        """Give the memory that a fork's tensor is received into; tells when all was asked for."""
+        """Return the memory that a fork's tensor is received into; tells when all was asked for."""
         memory = self._training.memory(name)
         if name == self._specs[-1].name:
             self._post.leave(standing(self._run, self._rank), True)

@@ -48,15 +48,15 @@ class Case:
         return f"{self.net}, {self.ranks} {'ranks' if self.ranks > 1 else 'rank'}"
 
     def sample(self, way: str, value: Callable[[Measures], float]) -> Sample:
-        """Give one measure of a way, each at least `RESOLUTION_S`."""
+        """Return one measure of a way, each at least `RESOLUTION_S`."""
         return Sample(tuple(max(value(each), RESOLUTION_S) for each in self.ways[way]))
 
     def medians(self, way: str) -> dict[str, float]:
-        """Give the median of each measure, in seconds."""
+        """Return the median of each measure, in seconds."""
         return {part.name: median(getattr(each, part.name) for each in self.ways[way]) for part in fields(Measures)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all as JSON values."""
+        """Return all as JSON values."""
         head = {"net": self.net, "ranks": self.ranks, "size_bytes": self.nbytes, "tensors": self.tensors}
         floors = {"copy_s": self.copy_s, "loopback_s": self.loopback_s}
         ways = {
@@ -67,7 +67,7 @@ class Case:
         return head | floors | {"ways": ways, "first": None if self.first is None else asdict(self.first)}
 
     def row(self, way: str) -> Row:
-        """Give readiness by ours beside HDF5's, with the goals."""
+        """Return readiness by ours beside HDF5's, with the goals."""
         readiness = self.sample(way, lambda each: each.readiness_s)
         theirs = self.sample(FILE, lambda each: each.readiness_s)
         overhead = self.sample(FILE, lambda each: each.overhead_s).median
@@ -99,7 +99,7 @@ class ForkReport(Report):
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report, and the cases under `cases`."""
+        """Return the report, and the cases under `cases`."""
         return super().as_dict() | {"cases": [each.as_dict() for each in self.cases], "notes": self.notes}
 
     def print(self, console: Console) -> None:

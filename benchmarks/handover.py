@@ -86,7 +86,7 @@ class Runs:
     """Versions that answered at least once."""
 
     def mean(self) -> float:
-        """Give the mean loss."""
+        """Return the mean loss."""
         return float(np.mean(self.losses))
 
 
@@ -129,7 +129,7 @@ class Trainer:
         into.served.append(len({answer.version for answer in taken} - {first}))
 
     def truth(self) -> dict[int, float]:
-        """Give the held-out loss at some iterations, from a training that nobody watches."""
+        """Return the held-out loss at some iterations, from a training that nobody watches."""
         _tell(self._repo, _orders(self._case), end=np.array(1))
         found = self._hear()
         return dict(zip(found["iterations"].tolist(), found["losses"].tolist(), strict=True))
@@ -164,7 +164,7 @@ class Trainer:
 
 
 def answers_of(answers: Sequence[Answer], began: float, every: float, count: int) -> list[Answer]:
-    """Give the answer to each of `count` inferences at a fixed rate: the last that was asked for until it was due.
+    """Return the answer to each of `count` inferences at a fixed rate: the last that was asked for until it was due.
 
     Args:
         answers: in order of time.
@@ -309,7 +309,7 @@ def _timed(publisher: Publisher, run: Learner, case: Case, iterations: Sequence[
 
 
 def _true_losses(run: Learner, case: Case) -> dict[str, Any]:
-    """Give the held-out loss of every version that any schedule could publish, or of every few."""
+    """Return the held-out loss of every version that any schedule could publish, or of every few."""
     every = max(1, (case.stop - case.start) // 200)
     iterations, losses = [case.start], [run.held_out_loss()]
     for iteration in range(case.start + 1, case.stop + 1):

@@ -49,7 +49,7 @@ class Learner(ABC):
         return loss.item()
 
     def state(self) -> Any:
-        """Give a copy of all that training changes."""
+        """Return a copy of all that training changes."""
         return copy.deepcopy((self.model.state_dict(), self._optimizer.state_dict()))
 
     def restore(self, state: Any) -> None:
@@ -60,7 +60,7 @@ class Learner(ABC):
 
     @abstractmethod
     def held_out_loss(self) -> float:
-        """Give the loss on the samples held out, as a consumer has it: without dropout."""
+        """Return the loss on the samples held out, as a consumer has it: without dropout."""
 
     @abstractmethod
     def _loss(self, iteration: int) -> Tensor: ...
@@ -160,11 +160,11 @@ class _Patterns(PtychoNN):
     """PtychoNN whose batches are drawn once."""
 
     def draw(self, count: int) -> list[Any]:
-        """Give the next batches of the scan."""
+        """Return the next batches of the scan."""
         return [next(self._batches) for _ in range(count)]
 
     def error(self, batch: Any) -> Tensor:
-        """Give the mean absolute error of amplitude and phase."""
+        """Return the mean absolute error of amplitude and phase."""
         return self._loss(batch)
 
 

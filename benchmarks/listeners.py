@@ -35,11 +35,11 @@ class _Listening:
         self._thread.start()
 
     def heard(self) -> dict[int, float]:
-        """Give when each version was first known, in seconds since the epoch."""
+        """Return when each version was first known, in seconds since the epoch."""
         return dict(self._heard)
 
     def cpu_s(self) -> float:
-        """Give the processor time that this process took."""
+        """Return the processor time that this process took."""
         times = psutil.Process().cpu_times()
         return times.user + times.system
 
@@ -92,11 +92,11 @@ class Listener:
         self._call("heard", START_TIMEOUT_S)
 
     def heard(self) -> dict[int, float]:
-        """Give when it first knew of each version, in seconds since the epoch."""
+        """Return when it first knew of each version, in seconds since the epoch."""
         return self._call("heard")
 
     def cpu_s(self) -> float:
-        """Give the processor time that its process took so far."""
+        """Return the processor time that its process took so far."""
         return self._call("cpu_s")
 
     def close(self) -> None:

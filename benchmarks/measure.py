@@ -145,7 +145,7 @@ class Row:
         return None if self.limit_s is None else self.ours.median / self.limit_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the row as JSON values; times in seconds."""
+        """Return the row as JSON values; times in seconds."""
         return {
             "case": self.case,
             "ours_s": self.ours.median,
@@ -181,7 +181,7 @@ class Report:
             self.headline = row
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the headline's fields, the machine and all rows as JSON values."""
+        """Return the headline's fields, the machine and all rows as JSON values."""
         head = self.headline or self.rows[0]
         return {
             "benchmark": self.benchmark,

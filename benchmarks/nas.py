@@ -106,7 +106,7 @@ class Search:
         return max(one.space_bytes for one in self.candidates)
 
     def time_to(self, target: float) -> float | None:
-        """Give when a quality was first reached, in seconds."""
+        """Return when a quality was first reached, in seconds."""
         return next((one.at for one in self.candidates if (one.quality or 0.0) >= target), None)
 
 

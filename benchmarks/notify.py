@@ -94,7 +94,7 @@ class Times:
     """What the listener took of one core, in each turn."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Give medians and 99th percentiles as JSON values."""
+        """Return medians and 99th percentiles as JSON values."""
         facts: dict[str, Any] = {"versions": len(self.visible_s)}
         for part in ("visible_s", "acknowledged_s", "path_s"):
             facts[part] = _percentile(getattr(self, part), 50)
@@ -109,7 +109,7 @@ class NotifyReport(Report):
     ways: dict[str, Times] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report, and the ways under `ways`."""
+        """Return the report, and the ways under `ways`."""
         return super().as_dict() | {"ways": {name: times.as_dict() for name, times in self.ways.items()}}
 
     def print(self, console: Console) -> None:

@@ -80,7 +80,7 @@ def _asked(consumer: Consumer) -> Iterator[None]:
 
 
 def _pairs(repo: Repository, run: Learner, iterations: int, pairs: int) -> list[tuple[float, float, PublishReport]]:
-    """Give (seconds with, seconds without, what was published) of each pair."""
+    """Return (seconds with, seconds without, what was published) of each pair."""
     start = run.state()
     found: list[tuple[float, float, Any]] = []
     for turn in range(1 + pairs):

@@ -187,7 +187,7 @@ class Torch(Peer):
 
 
 def file_peers(*, large: bool = False) -> list[Peer]:
-    """Give one of each.
+    """Return one of each.
 
     Args:
         large: leave out those that hold a second copy of the tensors, for models that do not fit in

@@ -77,7 +77,7 @@ class PersistReport(Report):
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report, and the notes."""
+        """Return the report, and the notes."""
         return super().as_dict() | {"notes": self.notes}
 
     def print(self, console: Console) -> None:

@@ -129,7 +129,7 @@ class Synchronous(Variant):
         self._paths.append(path)
 
     def finish(self) -> list[Timing]:
-        """Give the timings: nothing is under way."""
+        """Return the timings: nothing is under way."""
         _remove(self._paths)
         timings, self._timings = self._timings, []
         return timings
@@ -285,7 +285,7 @@ class Parallel(Variant):
 
 
 def variants(folder: Path, *, keras: bool) -> list[Variant]:
-    """Give the paper's variants, the baseline first; `keras` adds Keras' own, which brings TensorFlow."""
+    """Return the paper's variants, the baseline first; `keras` adds Keras' own, which brings TensorFlow."""
     return [
         TorchSave(folder),
         *([KerasSave(folder)] if keras else []),
@@ -340,7 +340,7 @@ def quantised(value: NDArray[Any], bounds: tuple[float, float] | None = None) ->
 
 
 def bytes_with_one_scale(state: State) -> int:
-    """Give the size of a QZ checkpoint with one minimum and maximum for the whole model.
+    """Return the size of a QZ checkpoint with one minimum and maximum for the whole model.
 
     Algorithm 1 can be read so: its first loop goes over all parameters before the scale is set. A few large
     values then leave the same code to most others, which gzip makes vanish; so does the model's accuracy.

@@ -79,14 +79,14 @@ def started_on(node: str, start: Callable[[], Started], actor_of: Callable[[Star
 
 
 def node_of(actor: Any) -> str:
-    """Give the id of the node on which an actor runs."""
+    """Return the id of the node on which an actor runs."""
     import ray
 
     return ray.get(actor.__ray_call__.remote(_this_node), timeout=START_TIMEOUT_S)
 
 
 def actor_named(name: str) -> Any:
-    """Give Ray's handle of an actor of ours."""
+    """Return Ray's handle of an actor of ours."""
     import ray
 
     return ray.get_actor(name, namespace="tensorvine")

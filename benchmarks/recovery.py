@@ -58,7 +58,7 @@ class Design:
 
     @staticmethod
     def of(graph: ModelGraph) -> Design:
-        """Give a graph's design."""
+        """Return a graph's design."""
         text = graph.to_json()
         layers = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
         return Design(text, blake2b(f"{text}\0None".encode(), digest_size=16).digest(), layers)

@@ -54,7 +54,7 @@ class Names:
         self._count = 0
 
     def fresh(self) -> str:
-        """Give the next name."""
+        """Return the next name."""
         self._count += 1
         return f"{self._prefix}/{self._count}"
 
@@ -66,7 +66,7 @@ def retire(repo: Repository, ref: ModelRef, bytes_left: int = 0) -> None:
 
 
 def quality_of(place: int) -> float:
-    """Give the model at a place of a sequence a quality; many models share one, so that ties occur."""
+    """Return the model at a place of a sequence a quality; many models share one, so that ties occur."""
     return place % 997 / 997
 
 

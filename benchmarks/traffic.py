@@ -29,7 +29,7 @@ class Served:
     """What those that failed said."""
 
     def between(self, begin_s: float, end_s: float) -> Served:
-        """Give the requests that were under way at any time of a span."""
+        """Return the requests that were under way at any time of a span."""
         pairs = [(b, t) for b, t in zip(self.began_s, self.took_s, strict=True) if b < end_s and b + t > begin_s]
         return Served(tuple(b for b, _ in pairs), tuple(t for _, t in pairs), self.failed)
 

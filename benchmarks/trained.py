@@ -43,12 +43,12 @@ PERTURBATION = 1e-3
 
 
 def recipe_of(name: Task, *, quick: bool = False) -> Recipe:
-    """Give the recipe that a name stands for; `quick` is a narrower network, trained for seconds."""
+    """Return the recipe that a name stands for; `quick` is a narrower network, trained for seconds."""
     return (QUICK if quick else FULL)[name]
 
 
 def trained_weights(name: Task, *, quick: bool = False) -> Tensors:
-    """Give a trained network's weights, from the cache or by training it (up to a minute and a half).
+    """Return a trained network's weights, from the cache or by training it (up to a minute and a half).
 
     Args:
         name: `resnet` (11.2 M parameters), `ptychonn` (1.15 M) or `words` (8.6 M, nearly all in one table).
@@ -61,7 +61,7 @@ def trained_weights(name: Task, *, quick: bool = False) -> Tensors:
 
 
 def trained_state(name: Task, *, quick: bool = False) -> Tensors:
-    """Give the weights, and the optimizer's tensors under `optimizer/KIND/PARAMETER`."""
+    """Return the weights, and the optimizer's tensors under `optimizer/KIND/PARAMETER`."""
     recipe = recipe_of(name, quick=quick)
     path = _cached(recipe, "state")
     if not path.exists():
@@ -70,7 +70,7 @@ def trained_state(name: Task, *, quick: bool = False) -> Tensors:
 
 
 def fine_tuning(name: Task, versions: int, *, quick: bool = False) -> list[Tensors]:
-    """Give the weights at consecutive versions of a fine-tuning, ten batches apart, oldest first.
+    """Return the weights at consecutive versions of a fine-tuning, ten batches apart, oldest first.
 
     The first is `trained_weights`. The network goes on with data that it has not seen: `resnet` with five of
     the ten digits and its first half frozen, `ptychonn` with another object and its encoder frozen; `words`

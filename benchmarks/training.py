@@ -88,11 +88,11 @@ class Training(ABC):
         self._batches = self._stream(np.random.default_rng(self.recipe.seed + 1), first=False)
 
     def weights(self) -> Tensors:
-        """Give what `state_dict` has as arrays that share its memory."""
+        """Return what `state_dict` has as arrays that share its memory."""
         return {name: value.detach().numpy() for name, value in self.model.state_dict().items()}
 
     def optimizer_state(self) -> Tensors:
-        """Give the optimizer's tensors as arrays that share its memory, named `optimizer/KIND/PARAMETER`."""
+        """Return the optimizer's tensors as arrays that share its memory, named `optimizer/KIND/PARAMETER`."""
         import torch
 
         return {
@@ -140,7 +140,7 @@ class ResNet(Training):
     frozen = ("stem", "stages.0", "stages.1")
 
     def score(self) -> float:
-        """Give the share of digits that are read correctly, all ten of them."""
+        """Return the share of digits that are read correctly, all ten of them."""
         import torch
 
         self.model.eval()
@@ -177,7 +177,7 @@ class PtychoNN(Training):
     frozen = ("encoder",)
 
     def score(self) -> float:
-        """Give the negative mean absolute error on the object that is scanned first."""
+        """Return the negative mean absolute error on the object that is scanned first."""
         import torch
 
         self.model.eval()
@@ -216,7 +216,7 @@ class Words(Training):
     """Rows that n-grams are hashed to."""
 
     def score(self) -> float:
-        """Give the negative loss on the first part of the text."""
+        """Return the negative loss on the first part of the text."""
         import torch
 
         with torch.no_grad():
@@ -343,7 +343,7 @@ def _ptychonn(width: int) -> nn.Module:
 
 @cache
 def _photographs() -> NDArray[np.float32]:
-    """Give scikit-learn's two sample images: (2, 427, 640, 3), 0 to 1."""
+    """Return scikit-learn's two sample images: (2, 427, 640, 3), 0 to 1."""
     from sklearn.datasets import load_sample_images
 
     return np.stack(load_sample_images().images).astype(np.float32) / np.float32(255)
@@ -351,7 +351,7 @@ def _photographs() -> NDArray[np.float32]:
 
 @cache
 def _handwriting() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Give scikit-learn's digits: (1797, 8, 8), 0 to 1, and their labels."""
+    """Return scikit-learn's digits: (1797, 8, 8), 0 to 1, and their labels."""
     from sklearn.datasets import load_digits
 
     found: Any = load_digits()
@@ -401,7 +401,7 @@ def _diffraction(rng: np.random.Generator, count: int, *, exchanged: bool) -> tu
 
 @cache
 def _text() -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Give the words of Python's `pydoc` topics as numbers, and the vocabulary that they count in."""
+    """Return the words of Python's `pydoc` topics as numbers, and the vocabulary that they count in."""
     import re
     from pydoc_data.topics import topics
 
@@ -412,7 +412,7 @@ def _text() -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def _grams(word: str, rows: int) -> NDArray[np.int64]:
-    """Give the rows of a word and of its pieces of three to six characters."""
+    """Return the rows of a word and of its pieces of three to six characters."""
     import xxhash
 
     padded = f"<{word}>"

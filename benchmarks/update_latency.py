@@ -189,7 +189,7 @@ class _Measured:
 
 
 def _room(need: int) -> int:
-    """Give the bytes of memory that may be used, after a wait for what the block before had where they are too few."""
+    """Return the bytes of memory that may be used; where too few, first wait for what the block before had."""
     end = time.monotonic() + FREED_S
     spare = int(SPARED * psutil.virtual_memory().total)
     while (room := psutil.virtual_memory().available - spare) < need and time.monotonic() < end:

@@ -34,7 +34,7 @@ class Mapped:
         self._tensors = tensors
 
     def __call__(self, place: int) -> dict[str, float]:
-        """Give the value at a place of each tensor."""
+        """Return the value at a place of each tensor."""
         return {name: float(array.flat[place % array.size]) for name, array in self._tensors.items()}
 
 
@@ -94,7 +94,7 @@ class Ours(Party):
             expect(found == wanted, self.name)
 
     def _delivery(self, version: int) -> Delivery:
-        """Give the delivery of a version; the model may answer with it a moment before it is noted."""
+        """Return the delivery of a version; the model may answer with it a moment before it is noted."""
         found: list[Delivery] = []
 
         def noted() -> bool:

@@ -36,11 +36,11 @@ class Figure:
         return Sample(tuple(each.total_s for each in self.counted))
 
     def medians(self) -> dict[str, float]:
-        """Give the median of each part, in seconds."""
+        """Return the median of each part, in seconds."""
         return {part.name: median(getattr(each, part.name) for each in self.counted) for part in fields(Parts)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the medians as JSON values."""
+        """Return the medians as JSON values."""
         head = {"network": self.network, "party": self.party, "versions": len(self.counted)}
         times = {"cold_s": self.cold.total_s, "min_s": self.sample.low, "max_s": self.sample.high}
         return head | times | self.medians()
@@ -54,7 +54,7 @@ class UpdateReport(Report):
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report, and the parties under `parties`."""
+        """Return the report, and the parties under `parties`."""
         return super().as_dict() | {"parties": [each.as_dict() for each in self.figures], "notes": self.notes}
 
     def print(self, console: Console) -> None:

@@ -73,7 +73,7 @@ def attach(address: str | None) -> None:
 
 
 def console(stderr: bool = False) -> Console:
-    """Give where to print: as wide as the terminal, or wide enough for a table where there is none.
+    """Return where to print: as wide as the terminal, or wide enough for a table where there is none.
 
     Brackets in names are printed as they are: nothing in a text is taken for markup.
     """

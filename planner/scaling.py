@@ -63,7 +63,7 @@ class ScalePolicy:
                 raise ValueError(f"{where}: {text}")
 
     def bound(self, nodes: int) -> int:
-        """Give the most shards there may be on so many nodes."""
+        """Return the most shards there may be on so many nodes."""
         return max(self.most if self.most is not None else nodes, self.least)
 
 
@@ -130,7 +130,7 @@ class Scaler:
         return count
 
     def _needed(self, shards: Mapping[int, ShardLoad], rate: float, part: float) -> int:
-        """Give how many shards carry it all, each at most that part of what it should."""
+        """Return how many shards carry it all, each at most that part of what it should."""
         held = sum(load.bytes_held for load in shards.values())
         room = part * self._policy.full * sum(load.capacity for load in shards.values()) / len(shards)
         by_bytes = math.ceil(held / room) if room else 1
@@ -138,7 +138,7 @@ class Scaler:
         return max(self._policy.least, by_bytes, by_requests)
 
     def _rate(self, now_s: float, shards: Mapping[int, ShardLoad]) -> float:
-        """Give requests a second since the last observation; a shard that began anew counts from 0."""
+        """Return requests a second since the last observation; a shard that began anew counts from 0."""
         if self._last is None or now_s <= self._last[0]:
             return 0.0
         before_s, before = self._last
@@ -150,7 +150,7 @@ class Scaler:
 
 
 def _since(since: float | None, now_s: float, holds: bool) -> float | None:
-    """Give since when something holds: None where it does not."""
+    """Return since when something holds: None where it does not."""
     if not holds:
         return None
     return now_s if since is None else since

@@ -69,15 +69,15 @@ class Topology:
         return tuple(sorted({*self.shards, *self.former}))
 
     def home(self, name: str) -> int:
-        """Give the shard that is to keep the metadata of `name`."""
+        """Return the shard that is to keep the metadata of `name`."""
         return home_of(name, self.shards)
 
     def former_home(self, name: str) -> int:
-        """Give the shard that kept it before the change that is under way; the home where none is."""
+        """Return the shard that kept it before the change that is under way; the home where none is."""
         return home_of(name, self.former or self.shards)
 
     def where(self, segment: SegmentId) -> int:
-        """Give the shard that holds a segment."""
+        """Return the shard that holds a segment."""
         shard = segment[0]
         while shard in self.gone:
             shard = keeper_of(segment, self.gone[shard])
@@ -97,7 +97,7 @@ class Topology:
         return drawn // self._first * self._first + shard
 
     def maker(self, serial: int) -> int:
-        """Give the shard that a segment's serial number names."""
+        """Return the shard that a segment's serial number names."""
         tag = serial >> SERIAL_BITS
         found = next((shard for shard, known in self.tags.items() if known == tag), None) if tag else None
         return found if found is not None else serial % self._first
@@ -105,7 +105,7 @@ class Topology:
     # ---- changes ----------------------------------------------------------------------------------------
 
     def grown(self, tags: Sequence[int]) -> Topology:
-        """Give what it becomes when a shard joins for each of `tags`, random numbers above 0 of `TAG_BITS` bits."""
+        """Return what it becomes when a shard joins for each of `tags`, random numbers above 0 of `TAG_BITS` bits."""
         fresh = range(self.next, self.next + len(tags))
         return self._next(
             shards=(*self.shards, *fresh),
@@ -114,11 +114,11 @@ class Topology:
         )
 
     def warned(self, leaving: Sequence[int]) -> Topology:
-        """Give it with the word that shards are about to drain, or, with none, that they stay."""
+        """Return it with the word that shards are about to drain, or, with none, that they stay."""
         return self._next(leaving=tuple(leaving))
 
     def shrunk(self, leaving: Sequence[int]) -> Topology:
-        """Give what it becomes when shards drain.
+        """Return what it becomes when shards drain.
 
         Raises:
             ValueError: none would be left.
@@ -130,7 +130,7 @@ class Topology:
         return self._next(shards=left, former=self.shards, gone=gone, leaving=())
 
     def settled(self) -> Topology:
-        """Give it as it is when all names have arrived."""
+        """Return it as it is when all names have arrived."""
         return self._next(former=())
 
     # ---- as text ----------------------------------------------------------------------------------------

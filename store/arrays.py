@@ -39,7 +39,7 @@ _EXPECTED = "an array of numbers or booleans"
 
 
 def as_numpy(value: object, where: str) -> Array:
-    """Give `value` as a NumPy array of native byte order, sharing its memory where that is possible.
+    """Return `value` as a NumPy array of native byte order, sharing its memory where that is possible.
 
     NumPy arrays, PyTorch tensors on the CPU and TensorFlow tensors on the CPU are not copied. A TensorFlow or
     Keras variable gives a snapshot: later assignments to the variable do not change it, because TensorFlow
@@ -161,7 +161,7 @@ def from_bytes(buffer: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Se
 
 
 def checked(tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
-    """Give `tensors` as NumPy arrays, if every one is known and has the dtype and shape expected of it.
+    """Return `tensors` as NumPy arrays, if every one is known and has the dtype and shape expected of it.
 
     Args:
         tensors: name -> array.
@@ -308,7 +308,7 @@ def _bound(
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Give a signature; that of a method is read once for all objects of its class."""
+    """Return a signature; that of a method is read once for all objects of its class."""
     if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
         return _signature_of_method(function.__func__)
     return inspect.signature(function)

@@ -39,7 +39,7 @@ class TensorVineError(Exception):
     """Base of all errors that TensorVine raises on purpose."""
 
     def __str__(self) -> str:
-        """Give the plain message; KeyError would put it in quotes."""
+        """Return the plain message; KeyError would put it in quotes."""
         return str(self.args[0]) if len(self.args) == 1 else super().__str__()
 
 
@@ -126,7 +126,7 @@ class MovedError(TensorVineError, LookupError):
         self.version = version
 
     def __str__(self) -> str:
-        """Give the plain message."""
+        """Return the plain message."""
         return str(self.args[0])
 
 

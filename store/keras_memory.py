@@ -39,7 +39,7 @@ class VariableMemory:
         self._buffers: dict[str, Array] = {}
 
     def in_place(self, name: str) -> Array | None:
-        """Give the writable memory of a variable; None where it has none that NumPy could write to.
+        """Return the writable memory of a variable; None where it has none that NumPy could write to.
 
         Whoever calls this writes all of it: a buffer that is given for the first time holds anything.
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Give a package's `__getattr__` and `__dir__`.
+    """Return a package's `__getattr__` and `__dir__`.
 
     Args:
         package: its `__name__`.

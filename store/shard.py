@@ -107,7 +107,7 @@ class ShardState(VersionTable):
         )
 
     def census(self) -> dict[ModelRef, Fact]:
-        """Give the versions of this home that live, are lost, or are named in a lineage: parent, and which of both."""
+        """Return this home's versions that live, are lost, or stand in a lineage: the parent, and whether it exists."""
         return {
             ref: (parent, ref in self._records or ref in self.unread or ref.version in known.lost)
             for name, known in self._names.items()
@@ -131,7 +131,7 @@ class ShardState(VersionTable):
         return answers
 
     def offspring(self, refs: Iterable[ModelRef]) -> list[tuple[ModelRef, bool]]:
-        """Give all descendants of `refs` that can be reached through this shard's versions, and whether each lives."""
+        """Return all descendants of `refs` that this shard's versions lead to, and whether each lives."""
         return [(ref, ref in self._records) for ref in self.lineage.offspring(refs)]
 
     # ---- an earlier life --------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class ShardState(VersionTable):
         return name in self._names
 
     def table_bytes(self, name: str) -> int:
-        """Give the bytes of the tables of a name's live versions."""
+        """Return the bytes of the tables of a name's live versions."""
         known = self._names[name]
         return sum(len(self._records[ModelRef(name, version)].body) for version in known.live)
 

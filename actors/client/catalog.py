@@ -59,14 +59,14 @@ class Catalog:
         self._graphs: _Recent[bytes, ModelGraph] = _Recent(ARCHITECTURES)
 
     def known(self, name: str, version: int | None) -> ModelRef | None:
-        """Give the version whose table is here: the one asked for, or for None the newest that was met."""
+        """Return the version whose table is here: the one asked for, or for None the newest that was met."""
         ref = ModelRef(name, version) if version is not None else self._latest.get(name)
         if ref is None or (self._tables.get(ref) is None and self._bodies.get(ref) is None):
             return None
         return ref
 
     def table(self, ref: ModelRef, body: bytes | None) -> Mapping[str, TensorEntry]:
-        """Give a version's table: from `body`, or where that is None from the cache or the version's home.
+        """Return a version's table: from `body`, or where that is None from the cache or the version's home.
 
         Raises:
             ModelNotFoundError: the version was retired meanwhile.
@@ -79,7 +79,7 @@ class Catalog:
         return table
 
     def graph(self, ref: ModelRef, key: bytes) -> ModelGraph:
-        """Give the graph of key `key`, which the home of `ref` keeps."""
+        """Return the graph of key `key`, which the home of `ref` keeps."""
         graph = self._graphs.get(key)
         if graph is None:
             text, _ = self.architecture(ref, key)
@@ -91,7 +91,7 @@ class Catalog:
         self._keys.put(ref, key)
 
     def graph_of(self, ref: ModelRef) -> ModelGraph:
-        """Give a version's graph."""
+        """Return a version's graph."""
         key = self._keys.get(ref)
         if key is None:
             question = ("header", self._session.client, ref.name, ref.version)
@@ -101,7 +101,7 @@ class Catalog:
         return self.graph(ref, key)
 
     def graph_from(self, key: bytes, text: str) -> ModelGraph:
-        """Give the graph of key `key`, reading `text` if it was never met."""
+        """Return the graph of key `key`, reading `text` if it was never met."""
         graph = self._graphs.get(key)
         if graph is None:
             graph = ModelGraph.from_json(text)

@@ -18,7 +18,7 @@ _OPTIMIZER = "optimizer/"
 
 
 def adapter_of(model: Any) -> Any:
-    """Give `store.keras` or `store.torch`, whichever `model` belongs to.
+    """Return `store.keras` or `store.torch`, whichever `model` belongs to.
 
     Raises:
         GraphError: it is a model of neither.
@@ -36,13 +36,13 @@ def adapter_of(model: Any) -> Any:
 
 
 def recipe_of(model: Any) -> str | None:
-    """Give what rebuilds a Keras model; None for a torch module, which only its code can rebuild."""
+    """Return what rebuilds a Keras model; None for a torch module, which only its code can rebuild."""
     recipe = getattr(adapter_of(model), "recipe_of", None)
     return recipe(model) if recipe is not None else None
 
 
 def optimizer_tensors_of(model: Any) -> dict[str, np.ndarray]:
-    """Give the state of a Keras model's optimizer.
+    """Return the state of a Keras model's optimizer.
 
     Raises:
         GraphError: a torch module does not know its optimizer.
@@ -85,7 +85,7 @@ def fill(model: Any, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> No
 
 
 def _renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelGraph) -> dict[str, np.ndarray] | None:
-    """Give the tensors under the names that `target` has for them; None unless the architectures are equal."""
+    """Return the tensors under the names that `target` has for them; None unless the architectures are equal."""
     if graph.fingerprint != target.fingerprint:
         return None
     return {
@@ -123,7 +123,7 @@ class Source:
         return self._model is model
 
     def tensors(self, model: Any) -> Mapping[str, Any]:
-        """Give the tensors as they are now, without a copy where the framework allows it."""
+        """Return the tensors as they are now, without a copy where the framework allows it."""
         if self._weights is not None:
             return self._adapter.snapshot(self._weights)
         held = self._held(model)

@@ -124,7 +124,7 @@ def launch(
 
 
 def running(engine: Engine, repository: str, shards: Sequence[int]) -> Launched:
-    """Give what a running repository consists of, to stop it although another process started it."""
+    """Return what a running repository consists of, to stop it although another process started it."""
     return Launched(
         engine, repository, [*(actor_name(repository, shard) for shard in shards), planner_name(repository)]
     )

@@ -100,7 +100,7 @@ class PlannerCalls:
             line.close()
 
     def _open_line(self) -> Line | None:
-        """Give the line; ask for it, or take the answer, where there is none yet. Does not wait."""
+        """Return the line; ask for it, or take the answer, where there is none yet. Does not wait."""
         with self._lock:
             if self._line is not None:
                 return self._line

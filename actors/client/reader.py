@@ -168,7 +168,7 @@ class Reader:
     def mapped(
         self, entries: Mapping[str, TensorEntry], blocks: Mapping[SegmentId, Block]
     ) -> dict[str, np.ndarray] | None:
-        """Give tensors whose places a shard has just told; None when some are there no more.
+        """Return tensors whose places a shard has just told; None when some are there no more.
 
         Args:
             entries: name -> which.
@@ -214,7 +214,7 @@ class Reader:
     # ---- without a message ------------------------------------------------------------------------------
 
     def _planned(self, key: Key) -> Loaded | None:
-        """Give the arrays of a load that was planned before, if its plan still holds."""
+        """Return the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
             plan = self._plans.get(key)
         if plan is None or not self._shared.shows(plan.home, plan.epoch):
@@ -386,7 +386,7 @@ def _selection(
 
 
 def _lacking(held: _Held, needed: Slots) -> dict[SegmentId, Sequence[int]]:
-    """Give those segments of which not all slots that are needed lie in a block that is held."""
+    """Return those segments of which not all slots that are needed lie in a block that is held."""
     return {s: slots for s, slots in needed.items() if s not in held or not held[s][0].covers(slots)}
 
 

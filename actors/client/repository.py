@@ -402,16 +402,16 @@ class Repository:
     # ---- questions about one model ----------------------------------------------------------------------
 
     def graph(self, model: Model) -> ModelGraph:
-        """Give a version's architecture; without layers when it was saved without a graph."""
+        """Return a version's architecture; without layers when it was saved without a graph."""
         header = self._header(model)
         return self._catalog.graph(header.ref, header.graph_key)
 
     def info(self, model: Model) -> ModelInfo:
-        """Give what is known of a version."""
+        """Return what is known of a version."""
         return ModelInfo.of(self._header(model))
 
     def owners(self, model: Model) -> dict[str, ModelRef]:
-        """Give the owner map: tensor -> the most recent ancestor, or the version itself, that wrote it."""
+        """Return the owner map: tensor -> the most recent ancestor, or the version itself, that wrote it."""
         ref, table = self._table(model)
         return {name: entry.owner or ref for name, entry in table.items()}
 
@@ -423,7 +423,7 @@ class Repository:
         return written
 
     def lineage(self, model: Model) -> list[ModelRef]:
-        """Give the version itself, its parent, and so on to the root; retired ancestors are named too."""
+        """Return the version itself, its parent, and so on to the root; retired ancestors are named too."""
         chain = [self._header(model).ref]
         while True:
             last = chain[-1]
@@ -433,7 +433,7 @@ class Repository:
             chain += more[1:]
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
-        """Give the qualities that versions were saved with, those of retired ones too.
+        """Return the qualities that versions were saved with, those of retired ones too.
 
         A quality of a retired version is known for as long as the process of its home lives, or the path has it.
 
@@ -452,7 +452,7 @@ class Repository:
         return found
 
     def descendants(self, model: Model) -> list[ModelRef]:
-        """Give all live versions that derive from this one, through however many generations, sorted."""
+        """Return all live versions that derive from this one, through however many generations, sorted."""
         seen: dict[ModelRef, bool] = {}
         frontier = [self._header(model).ref]
         while frontier:
@@ -465,7 +465,7 @@ class Repository:
         return sorted(ref for ref, live in seen.items() if live)
 
     def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
-        """Give the most recent version that both derive from, or that is one of them; None if there is none."""
+        """Return the most recent version that both derive from, or that is one of them; None if there is none."""
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
 

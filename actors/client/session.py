@@ -67,7 +67,7 @@ class Connection:
     """For short calls; None when it is on another node, or has none."""
 
     def epoch(self) -> int | None:
-        """Give the shard's epoch; None when its board cannot be seen or its process has ended."""
+        """Return the shard's epoch; None when its board cannot be seen or its process has ended."""
         return self.view.epoch() if self.view is not None else None
 
     def is_of(self, hello: Hello) -> bool:
@@ -137,7 +137,7 @@ class Session:
         return [shard for shard in topology.shards if shard not in topology.leaving]
 
     def home(self, name: str) -> int:
-        """Give the shard that keeps the metadata of `name`; on its way, the one that did not refuse it last."""
+        """Return the shard that keeps the metadata of `name`; on its way, the one that did not refuse it last."""
         topology = self.topology
         home = topology.home(name)
         if not topology.former:
@@ -146,11 +146,11 @@ class Session:
         return home if self._refused.get(name) == former else former
 
     def maker(self, serial: int) -> int:
-        """Give the shard that made a segment of this serial number."""
+        """Return the shard that made a segment of this serial number."""
         return self.topology.maker(serial)
 
     def near(self, home: int, deadline: float = math.inf) -> int:
-        """Give the shard that should hold bytes made here: the home if it is on this node, else one that is."""
+        """Return the shard that should hold bytes made here: the home if it is on this node, else one that is."""
         staying = self.staying
         if home in staying and self.connection(home, deadline).hello.node == self.node:
             return home
@@ -209,13 +209,13 @@ class Session:
                 self.moved(name, shard, exc, deadline)
 
     def connected(self, shard: int) -> Connection | None:
-        """Give the connection to a shard's present life, if there is one. Does not wait."""
+        """Return the connection to a shard's present life, if there is one. Does not wait."""
         with self._lock:
             known = self._connections.get(shard)
         return known if known is not None and known.is_of(known.hello) else None
 
     def connection(self, shard: int, deadline: float = math.inf) -> Connection:
-        """Give the connection to a shard's present life, made anew when its process has ended.
+        """Return the connection to a shard's present life, made anew when its process has ended.
 
         Args:
             shard: its index.
@@ -480,7 +480,7 @@ class Session:
 
 
 def time_left(deadline: float, what: str) -> float:
-    """Give the seconds until `deadline`.
+    """Return the seconds until `deadline`.
 
     Raises:
         OperationTimeoutError: there are none; names `what`.

@@ -26,7 +26,7 @@ class Problem:
     """What and where: the file, the tensor, what was expected and what was found."""
 
     def __str__(self) -> str:
-        """Give it as a sentence.
+        """Return it as a sentence.
 
         >>> str(Problem(ModelRef("m", 1), "tensor 'w' is missing"))
         "m@1: tensor 'w' is missing"

@@ -307,7 +307,7 @@ def label_of(name: str, epoch: int) -> str:
 
 
 def again(error: TensorVineError) -> TensorVineError:
-    """Give an error that can be raised once more; raised twice, one would show the traces of both."""
+    """Return an error that can be raised once more; raised twice, one would show the traces of both."""
     kind = PeerLostError if isinstance(error, _LeftError) else type(error)
     return kind(str(error))
 

@@ -39,7 +39,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def address() -> str:
-    """Give the address by which other machines reach this one; no packet is sent to find it."""
+    """Return the address by which other machines reach this one; no packet is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route is looked up

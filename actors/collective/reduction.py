@@ -85,7 +85,7 @@ class Reduction:
 
 
 def _wide(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Give the dtype in which numbers are combined; NumPy knows little of those that are not its own."""
+    """Return the dtype in which numbers are combined; NumPy knows little of those that are not its own."""
     if dtype.kind in "biufc" and name != "float16":
         return dtype
     kinds = {"float": np.float32, "bfloat": np.float32, "uint": np.uint8, "int": np.int8}

@@ -71,7 +71,7 @@ class StockGroup(BaseGroup):
 
     @classmethod
     def backend(cls) -> str:
-        """Give the name that Ray knows it by."""
+        """Return the name that Ray knows it by."""
         return f"TENSORVINE_{cls.carrier.upper()}"
 
     @classmethod
@@ -105,7 +105,7 @@ class StockGroup(BaseGroup):
     def allgather(
         self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = types.AllGatherOptions
     ) -> None:
-        """Give all members all members' tensors."""
+        """Return all members all members' tensors."""
         parts, seconds = self._each(tensor_list), _seconds(allgather_options)
         _fill(parts[self.rank], _only(tensor))
         works = [self._group.ibroadcast(part, root, timeout=seconds) for root, part in enumerate(parts)]
@@ -113,7 +113,7 @@ class StockGroup(BaseGroup):
             work.wait()
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = types.BroadcastOptions) -> None:
-        """Give all members the root's tensor."""
+        """Return all members the root's tensor."""
         self._group.broadcast(_only(tensor), broadcast_options.root_rank, timeout=_seconds(broadcast_options))
 
     def reducescatter(
@@ -152,7 +152,7 @@ class AutoGroup(StockGroup):
 
     @classmethod
     def backend(cls) -> str:
-        """Give the name that Ray knows it by."""
+        """Return the name that Ray knows it by."""
         return "TENSORVINE"
 
 
@@ -181,7 +181,7 @@ def _only(given: list[Any]) -> Any:
 
 
 def _seconds(options: Any) -> float | None:
-    """Give the time of an option; None: the group's."""
+    """Return the time of an option; None: the group's."""
     limit: timedelta = getattr(options, "timeout_ms", types.unset_timeout_ms)
     return None if limit == types.unset_timeout_ms else limit.total_seconds()
 

@@ -161,7 +161,7 @@ class EdgeConsumer:
             pause = min(2 * pause, longest)
 
     def info(self, model: ModelRef | str | None = None) -> ModelInfo:
-        """Give what is known of a version; arguments and errors as in `load`, but no shard is asked."""
+        """Return what is known of a version; arguments and errors as in `load`, but no shard is asked."""
         name, version = split_ref(model if model is not None else self.name)
         tries = LOST_TRIES if version is None else 0
         while True:

@@ -54,7 +54,7 @@ class RedisReader:
         self._graphs: dict[str, ModelGraph] = {}
 
     def newest(self, name: str) -> Newest:
-        """Give the newest version of `name`.
+        """Return the newest version of `name`.
 
         Raises:
             RepositoryNotFoundError: no repository of this name ever started.
@@ -64,7 +64,7 @@ class RedisReader:
         return Newest(start, int(version or 0))
 
     def posted(self, ref: ModelRef) -> tuple[Posted, dict[int, Address]]:
-        """Give a version's manifest, and where the shards are.
+        """Return a version's manifest, and where the shards are.
 
         Raises:
             ModelNotFoundError: there is no such live version.
@@ -78,7 +78,7 @@ class RedisReader:
         return read_manifest(text, ref), {int(shard): Address.from_json(at) for shard, at in shards.items()}
 
     def graph(self, posted: Posted) -> ModelGraph:
-        """Give a version's architecture; errors as in `posted`."""
+        """Return a version's architecture; errors as in `posted`."""
         key = posted.header.graph_key.hex()
         graph = self._graphs.get(key)
         if graph is None:

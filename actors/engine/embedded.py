@@ -53,7 +53,7 @@ def attach(address: str | None = None) -> None:
 
 
 def running() -> str | None:
-    """Give the address of the Ray that RAY_ADDRESS names or `ray start` started on this machine; None: there is none.
+    """Return the address of the Ray that RAY_ADDRESS names or `ray start` started on this machine; None: there is none.
 
     One that a process embedded is not told: it ends with that process.
     """
@@ -70,7 +70,7 @@ def running() -> str | None:
 
 
 def default_engine() -> Engine:
-    """Give the engine of the running Ray.
+    """Return the engine of the running Ray.
 
     Raises:
         RepositoryNotFoundError: no Ray runs.

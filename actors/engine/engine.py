@@ -83,11 +83,11 @@ class Engine(Protocol):
         ...
 
     def this_node(self) -> str:
-        """Give the id of the node that this process runs on."""
+        """Return the id of the node that this process runs on."""
         ...
 
     def address(self) -> str:
-        """Give the address of this process's machine, as the others of the cluster reach it."""
+        """Return the address of this process's machine, as the others of the cluster reach it."""
         ...
 
     def spawn(
@@ -121,7 +121,7 @@ class Engine(Protocol):
         ...
 
     def kept(self, prefix: str) -> dict[str, bytes]:
-        """Give what is kept under names that begin so; errors as in `keep`."""
+        """Return what is kept under names that begin so; errors as in `keep`."""
         ...
 
     def call(self, actor: Actor, method: str, *arguments: Any) -> Future:

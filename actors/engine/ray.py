@@ -53,11 +53,11 @@ class RayEngine:
         return sorted(alive, key=lambda node: (node.id != here, node.id))
 
     def this_node(self) -> str:
-        """Give the id of this process's node."""
+        """Return the id of this process's node."""
         return ray.get_runtime_context().get_node_id()
 
     def address(self) -> str:
-        """Give the IP address of this process's node."""
+        """Return the IP address of this process's node."""
         return ray.util.get_node_ip_address()
 
     def spawn(
@@ -112,7 +112,7 @@ class RayEngine:
                 internal_kv._internal_kv_put(name, value, overwrite=True, namespace=NAMESPACE)
 
     def kept(self, prefix: str) -> dict[str, bytes]:
-        """Give what is kept there."""
+        """Return what is kept there."""
         _check_running(prefix)
         with _stored(prefix):
             names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)

@@ -41,7 +41,7 @@ class Buffers:
         self._lock = threading.RLock()  # a finalizer may run in the middle of `take`
 
     def take(self, nbytes: int) -> memoryview:
-        """Give memory to write to. It comes back after `block`, or is let go.
+        """Return memory to write to. It comes back after `block`, or is let go.
 
         Raises:
             MemoryError: the system has not so much.

@@ -55,7 +55,7 @@ _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def size_for(capacity: int) -> int:
-    """Give the bytes of memory that hold blocks of `capacity` bytes together, each with its header."""
+    """Return the bytes of memory that hold blocks of `capacity` bytes together, each with its header."""
     return capacity + (capacity // SMALLEST_BYTES + 1) * HEADER_BYTES
 
 
@@ -95,7 +95,7 @@ class SharedMemory:
         self._board[0] = epoch
 
     def part(self, part: Part) -> np.ndarray:
-        """Give a part's bytes."""
+        """Return a part's bytes."""
         return self._pages.part(part)
 
     def label(self, part: Part, header: bytes) -> None:
@@ -107,7 +107,7 @@ class SharedMemory:
         self._header(part)[:] = np.frombuffer(CLEARED, np.uint8)
 
     def read(self, part: Part) -> np.ndarray:
-        """Give a part's bytes, kept in place for as long as the array or a view on it lives."""
+        """Return a part's bytes, kept in place for as long as the array or a view on it lives."""
         view = self.part(part)[:]
         return self._readers.guard(np.frombuffer(view.data, np.uint8), part)
 
@@ -150,15 +150,15 @@ class MemoryView:
         self._alive = process_watch(self._pidfd)
 
     def epoch(self) -> int | None:
-        """Give the shard's epoch; None when its process has ended."""
+        """Return the shard's epoch; None when its process has ended."""
         return int(self._board[0]) if self._alive() else None
 
     def part(self, part: Part) -> np.ndarray:
-        """Give a granted part, to write to."""
+        """Return a granted part, to write to."""
         return self._pages.part(part)
 
     def read(self, part: Part, header: bytes) -> np.ndarray | None:
-        """Give a block's bytes, read-only, locked in place for as long as the array or a view on it lives.
+        """Return a block's bytes, read-only, locked in place for as long as the array or a view on it lives.
 
         None: what lies in the part is not, or is no longer, the block with this header.
         """

@@ -88,12 +88,12 @@ class Planner:
 
     @group("ctl", line=False)
     async def line(self, node: str) -> LineAddress | None:
-        """Give where shards of this machine may call by line."""
+        """Return where shards of this machine may call by line."""
         return self._door.address() if node == self._engine.this_node() else None
 
     @group("ctl")
     async def topology(self) -> Topology:
-        """Give the shape of the repository."""
+        """Return the shape of the repository."""
         await asyncio.wrap_future(self._ready)
         return self._topology
 
@@ -158,7 +158,7 @@ class Planner:
 
     @group("ctl")
     async def streams(self) -> dict[str, Advice]:
-        """Give what is known of each model that is published: its curve, costs and schedule."""
+        """Return what is known of each model that is published: its curve, costs and schedule."""
         return await self._aside(self._streams.advice)
 
     async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:

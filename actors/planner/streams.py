@@ -150,7 +150,7 @@ class Streams:
         return selector.choose(told.ways, told.nbytes)
 
     def advice(self) -> dict[str, Advice]:
-        """Give what is known of each stream."""
+        """Return what is known of each stream."""
         return {name: _advice(kept) for name, kept in self._streams.items()}
 
     def _plan(self, name: str, kept: _Kept, now: int) -> None:

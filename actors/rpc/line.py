@@ -239,7 +239,7 @@ def first_of(buffer: bytearray) -> tuple[int, bytes] | None:
 
 
 def outcome_of(message: bytes) -> Any:
-    """Give an answer, or raise what the method raised."""
+    """Return an answer, or raise what the method raised."""
     done, found = pickle.loads(message)  # noqa: S301  of the same user
     if not done:
         raise found
@@ -258,5 +258,5 @@ def check_server(connection: Any, address: LineAddress) -> None:
 
 
 def credentials(connection: Any) -> tuple[int, int, int]:
-    """Give process, user and group of who is at the other end."""
+    """Return process, user and group of who is at the other end."""
     return _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

@@ -41,7 +41,7 @@ class LineDoor:
         self._refused = False
 
     def address(self) -> LineAddress | None:
-        """Give where the line is; None where there can be none. To be called in the loop of the group `ctl`."""
+        """Return where the line is; None where there can be none. To be called in the loop of the group `ctl`."""
         if self._server is None and not self._refused:
             try:
                 self._server = LineServer(self._actor, methods_by_line(type(self._actor)))

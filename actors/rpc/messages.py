@@ -105,7 +105,7 @@ class Standing:
     """Names that have arrived at their new home, where a change is under way."""
 
     def home(self, name: str) -> int:
-        """Give the shard that answers for a name now."""
+        """Return the shard that answers for a name now."""
         former = self.topology.former_home(name)
         return self.topology.home(name) if former in self.finished else self.arrived.get(name, former)
 
@@ -248,7 +248,7 @@ def planner_name(repository: str) -> str:
 
 
 def check_transport(transport: str, where: str) -> str:
-    """Give `transport` if it is one.
+    """Return `transport` if it is one.
 
     Raises:
         ValueError: it is not; `where` begins the message.

@@ -38,7 +38,7 @@ class Keys:
         return f"tensorvine:{self.repository}:updates:{name}"
 
     def of(self, start: str) -> StartKeys:
-        """Give the keys of one start."""
+        """Return the keys of one start."""
         return StartKeys(f"tensorvine:{self.repository}:{start}")
 
 

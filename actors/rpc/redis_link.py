@@ -125,7 +125,7 @@ class Subscription:
 
 
 def where_is(url: str, who: str) -> str:
-    """Give a Redis URL as messages may show it: without user, password and options.
+    """Return a Redis URL as messages may show it: without user, password and options.
 
     Raises:
         ValueError: it is none; the message does not show it, for it may hold a password.
@@ -170,7 +170,7 @@ def enter_start(url: str, repository: str, start: str) -> None:
 
 
 def present_start(url: str, repository: str) -> str | None:
-    """Give the id of the start that Redis knows of a repository; errors as of `enter_start`."""
+    """Return the id of the start that Redis knows of a repository; errors as of `enter_start`."""
     with RedisLink(url, "Repository.start") as link:
         (found,) = link.run([("GET", Keys(repository).start)])
     return found.decode() if found is not None else None

@@ -35,7 +35,7 @@ class Registry:
             self._engine.keep(name, None)
 
     def topology(self) -> Topology | None:
-        """Give the topology that was decided last; None: none ever was."""
+        """Return the topology that was decided last; None: none ever was."""
         found = self._engine.kept(self._own + _TOPOLOGY)
         return Topology.from_json(next(iter(found.values())).decode()) if found else None
 
@@ -44,21 +44,21 @@ class Registry:
         self._engine.keep(self._own + _TOPOLOGY, topology.to_json().encode())
 
     def raise_floor(self) -> int:
-        """Give a floor of version numbers above all that any name has used in this repository."""
+        """Return a floor of version numbers above all that any name has used in this repository."""
         found = self._engine.kept(self._own + _FLOOR)
         floor = FLOOR + max(map(int, found.values()), default=0)
         self._engine.keep(self._own + _FLOOR, str(floor).encode())
         return floor
 
     def count_restart(self, shard: int) -> int:
-        """Give how often a shard has started again, this time included."""
+        """Return how often a shard has started again, this time included."""
         name = f"{self._own}{_RESTARTS}{shard}"
         restarts = 1 + int(self._engine.kept(name).get(name, b"0"))
         self._engine.keep(name, str(restarts).encode())
         return restarts
 
     def restarts(self) -> dict[int, int]:
-        """Give how often each shard has started again."""
+        """Return how often each shard has started again."""
         found = self._engine.kept(self._own + _RESTARTS)
         return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
 
@@ -67,5 +67,5 @@ class Registry:
         self._engine.keep(f"{self._own}{_BEHIND}{shard}", b"" if owing else None)
 
     def owing(self) -> set[int]:
-        """Give the shards that have."""
+        """Return the shards that have."""
         return {int(name.rpartition("/")[2]) for name in self._engine.kept(self._own + _BEHIND)}

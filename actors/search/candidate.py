@@ -192,7 +192,7 @@ class Candidate:
             log.info("the save of %s could not be announced, it takes a message more: %s", self.name, exc)
 
     def _to_freeze(self, graph: ModelGraph) -> set[str]:
-        """Give the tensors that must not change: all that were taken over, but for a model that could not learn."""
+        """Return the tensors that must not change: all that were taken over, but for a model that could not learn."""
         if self._taken.keys() < set(graph.tensors):
             return set(self._taken)
         followed: set[str] = set()
@@ -205,7 +205,7 @@ class Candidate:
         return set(self._taken) - outputs
 
     def _unchanged(self, graph: ModelGraph, now: Mapping[str, np.ndarray]) -> dict[str, str]:
-        """Give the layers that were taken over and whose tensors are the ancestor's still, bit for bit."""
+        """Return the layers that were taken over and whose tensors are the ancestor's still, bit for bit."""
         same = {name for name, array in self._taken.items() if same_bytes(now[name], array)}
         return {mine: its for mine, its in self.layers.items() if same.issuperset(graph.by_name[mine].tensors)}
 
@@ -221,7 +221,7 @@ class Candidate:
 def _fitting(
     match: PrefixMatch, graph: ModelGraph, stored: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
 ) -> dict[str, str]:
-    """Give the matching layers whose tensors fit the ancestor's; what follows one that does not fit is left out too."""
+    """Return the matching layers whose tensors fit the ancestor's; what follows one that does not is left out too."""
     ancestor = match._ancestor()
     fits: dict[str, str] = {}
     for name, source in match.layers.items():

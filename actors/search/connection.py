@@ -11,7 +11,7 @@ _lock = threading.Lock()
 
 
 def connected(name: str) -> Repository:
-    """Give this process's connection to a repository, which lasts as long as the process, or until `disconnect`.
+    """Return this process's connection to a repository, which lasts as long as the process, or until `disconnect`.
 
     Raises:
         RepositoryNotFoundError: no repository of that name runs.

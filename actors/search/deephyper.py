@@ -207,7 +207,7 @@ def _ref_of(name: str, text: str | None) -> ModelRef:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON can hold in the place of NumPy's scalars."""
+    """Return what JSON can hold in the place of NumPy's scalars."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -31,7 +31,7 @@ def attach(trial: optuna.Trial, ref: ModelRef) -> None:
 
 
 def ref_of(trial: FrozenTrial | optuna.Trial) -> ModelRef | None:
-    """Give the version that a trial saved; None if it saved none."""
+    """Return the version that a trial saved; None if it saved none."""
     text = trial.user_attrs.get(ATTRIBUTE)
     return None if text is None else ModelRef.parse(text)
 
@@ -77,7 +77,7 @@ class Retirement:
 
 
 def _value(trial: FrozenTrial) -> float:
-    """Give the objective of a complete trial."""
+    """Return the objective of a complete trial."""
     value = trial.value
     if value is None:
         raise ValueError(f"trial {trial.number}: expected a value, since it is complete; found none")

@@ -41,7 +41,7 @@ class ModelParts:
         """Name -> the framework's own tensor, which stays the same while it is trained."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Give the tensors as they are now, without a copy where the framework allows it."""
+        """Return the tensors as they are now, without a copy where the framework allows it."""
         return self._adapter.snapshot(self._tensors) if self._keras else self._adapter.tensors_of(self._model)
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:

@@ -38,7 +38,7 @@ def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
 
 @contextmanager
 def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
-    """Give a checkpoint that stands for a version; its directory goes at the end of the `with` block."""
+    """Return a checkpoint that stands for a version; its directory goes at the end of the `with` block."""
     with tempfile.TemporaryDirectory(prefix="tensorvine-") as directory:
         write_ref(directory, ref)
         yield tune.Checkpoint(directory, LocalFileSystem())
@@ -65,13 +65,13 @@ def report(metrics: Mapping[str, Any], ref: ModelRef) -> None:
 
 
 def resumed() -> ModelRef | None:
-    """Give the version that this trial is to go on from: its own, or who it exploits; None at its beginning."""
+    """Return the version that this trial is to go on from: its own, or who it exploits; None at its beginning."""
     checkpoint = tune.get_checkpoint()
     return None if checkpoint is None else ref_of(checkpoint)
 
 
 def ref_of(checkpoint: Any) -> ModelRef:
-    """Give the version that a checkpoint stands for.
+    """Return the version that a checkpoint stands for.
 
     Args:
         checkpoint: a `tune.Checkpoint`, of any file system, or the path of its directory.

@@ -176,7 +176,7 @@ class Holdings:
         return True
 
     def _leaving(self) -> Iterator[tuple[SegmentId, int]]:
-        """Give what may leave the memory, least recently used first, and the bytes that are free then.
+        """Return what may leave the memory, least recently used first, and the bytes that are free then.
 
         It is on disk, and nobody reads it: else its place would not come back.
         """
@@ -366,7 +366,7 @@ class Holdings:
     # ---- to other nodes ---------------------------------------------------------------------------------
 
     def view(self, segment: Segment) -> np.ndarray | None:
-        """Give a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
+        """Return a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
         if segment.handle is None:
             return None
         if isinstance(segment.handle, Part):
@@ -458,7 +458,7 @@ class Holdings:
 
 
 def _arena_bytes(size: int) -> int:
-    """Give the bytes of the arena that a block takes, header included."""
+    """Return the bytes of the arena that a block takes, header included."""
     return padded(HEADER_BYTES + max(size, ALIGNMENT))
 
 

@@ -161,7 +161,7 @@ class ShardParts:
         return self._config.index in topology.leaving or self._config.index in topology.gone
 
     def _only_in_memory(self) -> Set[ModelRef]:
-        """Give the live versions that are not on disk. Call it with the lock held."""
+        """Return the live versions that are not on disk. Call it with the lock held."""
         if self._history is None:
             return self._state.live
         return self._state.live & self._history.persister.waiting()

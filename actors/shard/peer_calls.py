@@ -131,7 +131,7 @@ class ShardPeers(ShardParts):
 
     @group("ctl")
     async def stored(self, segment: SegmentId) -> Stored:
-        """Give the file of a segment of this shard."""
+        """Return the file of a segment of this shard."""
         return self._disk().stored(segment)
 
     @group("data")

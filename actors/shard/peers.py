@@ -95,7 +95,7 @@ class Peers:
             log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
 
     def restarts(self) -> dict[int, int]:
-        """Give how often each shard has started again, as far as that counts here: not, before this one has."""
+        """Return how often each shard has started again, as far as that counts here: not, before this one has."""
         return self._registry.restarts() if self._restarts else {}
 
     def forget_earlier(self, kept: Iterable[str]) -> None:

@@ -28,35 +28,35 @@ class ShardQueries(ShardParts):
 
     @group("ctl")
     async def header(self, client: str, name: str, version: int | None) -> Header:
-        """Give what is known of a version without its table."""
+        """Return what is known of a version without its table."""
         with self._lock:
             self._elastic.check(name)
             return self._state.record(name, version, client).header
 
     @group("ctl")
     async def body(self, client: str, ref: ModelRef) -> bytes:
-        """Give a version's table of tensors."""
+        """Return a version's table of tensors."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.record(ref.name, ref.version, client).body
 
     @group("ctl")
     async def architecture(self, client: str, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
-        """Give the graph's JSON text of a version, and the framework's recipe for it."""
+        """Return the graph's JSON text of a version, and the framework's recipe for it."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.architecture(ref, key, client)
 
     @group("ctl")
     async def chain(self, ref: ModelRef) -> list[ModelRef]:
-        """Give a version and its ancestors, as far as this shard knows."""
+        """Return a version and its ancestors, as far as this shard knows."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.lineage.chain(ref)
 
     @group("ctl")
     async def qualities(self, name: str, versions: Sequence[int]) -> dict[ModelRef, float]:
-        """Give the qualities of versions of a name, retired ones included."""
+        """Return the qualities of versions of a name, retired ones included."""
         with self._lock:
             self._elastic.check(name)
             return self._state.lineage.qualities(ModelRef(name, version) for version in versions)
@@ -103,7 +103,7 @@ class ShardQueries(ShardParts):
             return Matches(found, graphs, {match.ref: self._in_memory(match.ref) for match in models if places})
 
     def _in_memory(self, ref: ModelRef) -> Fetched:
-        """Give a live version's manifest, and its blocks that lie in the memory here; with the lock held."""
+        """Return a live version's manifest, and its blocks that lie in the memory here; with the lock held."""
         record, held = self._state.record(ref.name, ref.version, ""), self._state.held(ref)
         present = held.keys() - self._state.absent(held).keys()
         return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.epoch)
@@ -116,7 +116,7 @@ class ShardQueries(ShardParts):
 
     @group("ctl")
     async def offspring(self, refs: Sequence[ModelRef]) -> list[tuple[ModelRef, bool]]:
-        """Give descendants, as far as this shard knows, and whether each lives."""
+        """Return descendants, as far as this shard knows, and whether each lives."""
         with self._lock:
             return self._state.offspring(refs)
 

@@ -44,7 +44,7 @@ class ShardReads(ShardParts):
         wanted: Slots,
         whole: bool,
     ) -> Fetched:
-        """Give a version's manifest, unless it is `known`, and where blocks are.
+        """Return a version's manifest, unless it is `known`, and where blocks are.
 
         What is on disk only is read first. Blocks are for clients that map this shard's memory.
 
@@ -72,13 +72,13 @@ class ShardReads(ShardParts):
 
     @group("ctl")
     async def blocks(self, wanted: Slots) -> dict[SegmentId, Block]:
-        """Give blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
+        """Return blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
         blocks, _, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
         return blocks
 
     @group("ctl", line=False)
     async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
-        """Give blocks as in `blocks`, but such as the engine carries."""
+        """Return blocks as in `blocks`, but such as the engine carries."""
         blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
         return await self._holdings.in_thread(self._holdings.exported, blocks, views)
 
@@ -137,7 +137,7 @@ class ShardReads(ShardParts):
         raise self._holdings.crowded(what)
 
     def _found(self, wanted: Slots, local: bool) -> _Found:
-        """Give what is wanted, all of which is in memory; for others than `local` clients, kept there.
+        """Return what is wanted, all of which is in memory; for others than `local` clients, kept there.
 
         Call it with the lock held.
         """

@@ -60,7 +60,7 @@ class Room:
         return bool(self._asking)
 
     def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
-        """Give what a client may be granted of `sizes` to fill: nothing where its process is not watched.
+        """Return what a client may be granted of `sizes` to fill: nothing where its process is not watched.
 
         Call it with the lock held, and grant with it held still.
         """

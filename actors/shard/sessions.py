@@ -47,7 +47,7 @@ class ShardSessions(ShardParts):
 
     @group("ctl", line=False)
     async def line(self, node: str) -> LineAddress | None:
-        """Give where other shards of this machine may call by line."""
+        """Return where other shards of this machine may call by line."""
         return self._door.address() if node == self._engine.this_node() else None
 
     @group("ctl")

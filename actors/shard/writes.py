@@ -89,7 +89,7 @@ class ShardWrites(ShardParts):
 
     @group("ctl")
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
-        """Give the content hashes of segments, waiting for those that are being computed."""
+        """Return the content hashes of segments, waiting for those that are being computed."""
         if self._history is not None:
             await self._history.digests(segments, self._room.taken)
         for future in self._holdings.hashing(segments):

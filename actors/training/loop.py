@@ -240,7 +240,7 @@ class TrainingLoop:
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """Give an error that a coroutine can raise (as PEP 479 does)."""
+    """Return an error that a coroutine can raise (as PEP 479 does)."""
     if not isinstance(error, (StopIteration, StopAsyncIteration)):
         return error
     raised = RuntimeError(f"a training raised {error!r}: data that has come to its end?")

@@ -53,7 +53,7 @@ class StepContext:
         return self._training.random
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Give an array of the state, read-only; in a clone's first step, as soon as it is there."""
+        """Return an array of the state, read-only; in a clone's first step, as soon as it is there."""
         self._training.await_tensor(name)
         return self._training.views[name]
 
@@ -119,7 +119,7 @@ class StepContext:
             self._hooks.updated(name, training.state[name])
 
     def update(self, name: str, value: Any) -> None:
-        """Give an array of the state its value at the end of the step; errors as in `changing`.
+        """Return an array of the state its value at the end of the step; errors as in `changing`.
 
         Raises:
             TensorMismatchError: another shape, or a kind of numbers that the array cannot hold.
@@ -273,17 +273,17 @@ class NumpyTraining:
         return list(self.state)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Give a tensor, read-only, without a copy."""
+        """Return a tensor, read-only, without a copy."""
         return self.views[name]
 
     def facts(self) -> Facts:
-        """Give steps done, the random generator's state, and the options that are numbers or texts."""
+        """Return steps done, the random generator's state, and the options that are numbers or texts."""
         state = None if self.random is None else _plain(self.random.bit_generator.state)
         options = {name: _plain(value) for name, value in self.options.items() if isinstance(value, _TRAVELS)}
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
-        """Give a tensor's own memory."""
+        """Return a tensor's own memory."""
         return self.state[name]
 
     def filled(self, name: str) -> None:

@@ -65,6 +65,6 @@ class RankReport:
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:
-    """Give how many steps take about so many seconds, by the slowest rank; `least` where no step has ended yet."""
+    """Return how many steps take about so many seconds, by the slowest rank; `least` where no step has ended yet."""
     step_s = max(report.step_s for report in reports)
     return max(math.ceil(seconds / max(step_s, LEAST_STEP_S)), least) if step_s else least

@@ -302,7 +302,7 @@ def start_trainers(
 
 
 def engine_here() -> Engine:
-    """Give the engine of the running Ray.
+    """Return the engine of the running Ray.
 
     Raises:
         RepositoryNotFoundError: no Ray runs.
@@ -313,7 +313,7 @@ def engine_here() -> Engine:
 def _places(
     engine: Engine, count: int, nodes: Sequence[str] | None, placement_group: Any, where: str
 ) -> list[tuple[str | None, tuple[Any, int] | None]]:
-    """Give each rank's node and bundle."""
+    """Return each rank's node and bundle."""
     if placement_group is not None:
         return [(None, (placement_group, rank)) for rank in range(count)]
     if nodes is None:

@@ -155,7 +155,7 @@ class TrainerActor(ForkCalls):
 
     @group("ctl")
     async def recipe(self) -> Recipe:
-        """Give what another rank like this one is made of."""
+        """Return what another rank like this one is made of."""
         return self._recipe
 
     # ---- training ---------------------------------------------------------------------------------------

@@ -112,15 +112,15 @@ class Training(Protocol):
         ...
 
     def tensor(self, name: str) -> Any:
-        """Give a tensor's present value, without a copy where that is possible."""
+        """Return a tensor's present value, without a copy where that is possible."""
         ...
 
     def facts(self) -> Facts:
-        """Give what is no tensor: steps done, schedule, random state."""
+        """Return what is no tensor: steps done, schedule, random state."""
         ...
 
     def memory(self, name: str) -> Any:
-        """Give the contiguous memory that a clone's tensor is received into, all of which will be written.
+        """Return the contiguous memory that a clone's tensor is received into, all of which will be written.
 
         It is the tensor's own where that is possible, otherwise scratch that `filled` assigns from.
         """

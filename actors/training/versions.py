@@ -82,7 +82,7 @@ class Versions:
         return pending
 
     def restore(self, training: Training, model: ModelRef | str) -> ModelRef:
-        """Give a training the state of a version.
+        """Return a training the state of a version.
 
         Args:
             training: it stands between two steps.

@@ -83,7 +83,7 @@ class FilesWay:
         return Received(dict(zip(slots, offsets, strict=True)), self._buffers.block(memory))
 
     def _file(self, segment: SegmentId, slots: Sequence[int] = ()) -> SegmentFile:
-        """Give the file of a segment that has these slots."""
+        """Return the file of a segment that has these slots."""
         with self._lock:
             file = self._opened(segment)
             if file is None or not file.rows.keys() >= set(slots):

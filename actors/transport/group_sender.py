@@ -203,7 +203,7 @@ class GroupSender:
                 pair.used = time.monotonic()
 
     def _paired(self, pending: _Pending) -> _Pair:
-        """Give the pair that the reader has, if it is ours; or a new one, which is to be connected."""
+        """Return the pair that the reader has, if it is ours; or a new one, which is to be connected."""
         with self._changed:
             known = self._pairs.get(pending.member)
             theirs = pending.question.pair if pending.question.life == self.life else None

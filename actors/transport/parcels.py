@@ -111,7 +111,7 @@ def check_parcels(parcels: Sequence[Parcel], asked: Slots, what: str) -> None:
 
 
 def cut(memory: memoryview, lengths: Sequence[int]) -> Iterator[Bytes]:
-    """Give the part of a parcel's memory that each of its messages fills."""
+    """Return the part of a parcel's memory that each of its messages fills."""
     start = 0
     for length in lengths:
         yield np.frombuffer(memory[start : start + length], np.uint8)

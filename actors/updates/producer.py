@@ -52,7 +52,7 @@ class ProducerActor:
 
     @group("watch")
     async def result(self, timeout: float) -> tuple[bool, Any]:
-        """Give (whether it ended, what it gave); raises what it raised."""
+        """Return (whether it ended, what it gave); raises what it raised."""
         ended = await asyncio.get_running_loop().run_in_executor(None, self._ended.wait, timeout)
         if self._error is not None:
             raise self._error

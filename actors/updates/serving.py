@@ -174,7 +174,7 @@ _Sides = tuple[Callable[[Any], Any], Callable[[Mapping[str, np.ndarray], ModelGr
 
 
 def _sides(model: Any, helper: ThreadPoolExecutor) -> _Sides:
-    """Give how a model answers, how it is filled, and whether it compiles at its first answer."""
+    """Return how a model answers, how it is filled, and whether it compiles at its first answer."""
     roots = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     if not roots & {"keras", "torch"}:
         if isinstance(model, Servable):

@@ -30,27 +30,27 @@ class Answers(Protocol):
     """What a report asks a repository; `actors.Repository` answers it."""
 
     def info(self, model: ModelRef | str) -> ModelInfo:
-        """Give what is known of a version."""
+        """Return what is known of a version."""
         ...
 
     def graph(self, model: ModelRef | str) -> ModelGraph:
-        """Give a version's architecture."""
+        """Return a version's architecture."""
         ...
 
     def owners(self, model: ModelRef | str) -> dict[str, ModelRef]:
-        """Give who wrote each tensor."""
+        """Return who wrote each tensor."""
         ...
 
     def lineage(self, model: ModelRef | str) -> list[ModelRef]:
-        """Give a version and its ancestors, root last."""
+        """Return a version and its ancestors, root last."""
         ...
 
     def descendants(self, model: ModelRef | str) -> list[ModelRef]:
-        """Give all live versions that derive from a version."""
+        """Return all live versions that derive from a version."""
         ...
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
-        """Give the qualities of versions, retired ones too."""
+        """Return the qualities of versions, retired ones too."""
         ...
 
 
@@ -121,7 +121,7 @@ class Lineage:
         return [relative for relative in self.ancestors if relative.tensors]
 
     def steps(self) -> list[Relative | Gap]:
-        """Give the ancestors, root first, with those in one where several in a row wrote nothing of the version."""
+        """Return the ancestors, root first, with those in one where several in a row wrote nothing of the version."""
         steps: list[Relative | Gap] = []
         idle: list[Relative] = []
         for relative in self.ancestors:
@@ -134,11 +134,11 @@ class Lineage:
         return steps
 
     def children(self, ref: ModelRef) -> list[Relative]:
-        """Give a version's children among the descendants."""
+        """Return a version's children among the descendants."""
         return [relative for relative in self.descendants if relative.parent == ref]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON values."""
+        """Return it as JSON values."""
         return {
             "model": str(self.ref),
             "tensors": self.tensors,
@@ -227,7 +227,7 @@ def _layers_by_tensor(graph: ModelGraph) -> dict[str, str]:
 
 
 def _in_order(owners: Iterable[str], layer_of: Mapping[str, str]) -> list[str]:
-    """Give tensors in the order of the graph; those of no layer come last."""
+    """Return tensors in the order of the graph; those of no layer come last."""
     places = {tensor: place for place, tensor in enumerate(layer_of)}
     return sorted(owners, key=lambda tensor: (places.get(tensor, len(places)), tensor))
 

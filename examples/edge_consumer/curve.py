@@ -13,7 +13,7 @@ POINTS = 256
 
 
 def truth(x: np.ndarray) -> np.ndarray:
-    """Give the curve that is to be learned."""
+    """Return the curve that is to be learned."""
     return np.sin(3 * x) + 0.5 * np.cos(7 * x)
 
 
@@ -25,7 +25,7 @@ class Wave:
         self._tensors = dict(tensors)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Give the curve at `x`, of shape (n,)."""
+        """Return the curve at `x`, of shape (n,)."""
         return cosines(x, self._tensors) @ self._tensors["weights"]
 
 
@@ -51,5 +51,5 @@ class Training:
 
 
 def cosines(x: np.ndarray, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Give all cosines at `x`: shape (n, COSINES)."""
+    """Return all cosines at `x`: shape (n, COSINES)."""
     return np.cos(np.outer(x, tensors["frequencies"]) + tensors["phases"]) * np.float32(np.sqrt(2 / COSINES))

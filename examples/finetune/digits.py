@@ -27,7 +27,7 @@ class Task:
     test: tuple[np.ndarray, np.ndarray]
 
     def accuracy(self, predictions: np.ndarray) -> float:
-        """Give the share of test images whose most likely class is right."""
+        """Return the share of test images whose most likely class is right."""
         return float(np.mean(predictions.argmax(axis=1) == self.test[1]))
 
 
@@ -89,5 +89,5 @@ def train(
 
 
 def predict(model: keras.Model, task: Task) -> np.ndarray:
-    """Give the probabilities of the classes for each test image."""
+    """Return the probabilities of the classes for each test image."""
     return np.asarray(model(task.test[0], training=False))

@@ -53,12 +53,12 @@ class Outcome:
     """On the test samples."""
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give steps, and the loss after each."""
+        """Return steps, and the loss after each."""
         losses = np.array(self.losses[0])
         return np.arange(self.steps - len(losses) + 1, self.steps + 1), losses
 
     def loss(self, step: int) -> float | None:
-        """Give the loss after a step; None: it was not trained here."""
+        """Return the loss after a step; None: it was not trained here."""
         place = step - self.curve()[0][0]
         return self.losses[0][place] if place >= 0 else None
 

@@ -40,7 +40,7 @@ class Samples:
 
 
 def load_samples() -> tuple[Samples, Samples]:
-    """Give samples to train on, and others to test with."""
+    """Return samples to train on, and others to test with."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -51,7 +51,7 @@ def load_samples() -> tuple[Samples, Samples]:
 
 
 def perturbed(samples: Samples, options: Mapping[str, Any]) -> Samples:
-    """Give samples as the options want them.
+    """Return samples as the options want them.
 
     Args:
         samples: as they are.
@@ -106,7 +106,7 @@ class Tested(TorchTraining):
 
 
 def cross_entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Give the mean cross-entropy over a batch of images and digits."""
+    """Return the mean cross-entropy over a batch of images and digits."""
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -116,7 +116,7 @@ def build(train: Samples, test: Samples, context: RankContext) -> Tested:
 
 
 def accuracy(tensors: Mapping[str, np.ndarray], test: Samples) -> float:
-    """Give the share of test images that a stored version is right about.
+    """Return the share of test images that a stored version is right about.
 
     Args:
         tensors: its state, as a trainer saved it.

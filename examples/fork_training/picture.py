@@ -80,7 +80,7 @@ def _draw_progress(axes: Axes, outcomes: Sequence[Outcome], forked_at: int, prog
 
 
 def _style(place: int) -> dict[str, object]:
-    """Give the style of a line; the control is dashed above the original."""
+    """Return the style of a line; the control is dashed above the original."""
     style: dict[str, object] = {"color": LINES[place], "linewidth": 1.4, "zorder": 2}
     if place == 0:
         style |= {"linewidth": 3.2}

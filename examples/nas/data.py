@@ -31,7 +31,7 @@ class Data:
         return self.train[0].shape[1]
 
     def quality(self, predicted: NDArray[np.int64]) -> float:
-        """Give the mean over the classes of the share of test samples that are right.
+        """Return the mean over the classes of the share of test samples that are right.
 
         For classes of equal size it is the accuracy; where 3.6% are positive, plain accuracy says nothing.
         """

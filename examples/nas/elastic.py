@@ -107,7 +107,7 @@ class ElasticCluster:
         ray.init(address=self.address, log_to_driver=False, configure_logging=False)
 
     def workers(self) -> list[str]:
-        """Give the ids of the nodes beside the head."""
+        """Return the ids of the nodes beside the head."""
         return [row["NodeID"] for row in ray.nodes() if row["Alive"] and row["Resources"].get("CPU")]
 
     def kill(self, node: str) -> None:
@@ -117,7 +117,7 @@ class ElasticCluster:
                 process.kill()
 
     def processes(self) -> list[psutil.Process]:
-        """Give the processes that this cluster started and that run."""
+        """Return the processes that this cluster started and that run."""
         return [process for process in psutil.process_iter() if _environment_of(process).get(MARK) == self._folder.name]
 
     def close(self) -> None:

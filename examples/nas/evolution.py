@@ -77,7 +77,7 @@ class Evolution:
         return tuple(self._open.values())
 
     def ask(self) -> Asked:
-        """Give the next candidate."""
+        """Return the next candidate."""
         if len(self.members) < self.size:
             parent, candidate = None, draw(self.space, self._random)
         else:

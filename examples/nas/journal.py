@@ -100,7 +100,7 @@ def read(path: Path) -> tuple[Plan, list[Asked | Told]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Give the lines that are whole."""
+    """Return the lines that are whole."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

@@ -36,7 +36,7 @@ class CellModule(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, anchors: list[Tensor]) -> Tensor:
-        """Give the cell's output from the sub-graph's anchors."""
+        """Return the cell's output from the sub-graph's anchors."""
         output = anchors[-1]
         if self.dense is not None:
             output = self.dense(output)
@@ -64,7 +64,7 @@ class AttnModel(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Give the classes' scores (N, classes) for features (N, F)."""
+        """Return the classes' scores (N, classes) for features (N, F)."""
         anchors = [features]
         for place, cell in enumerate(self.cells):
             if place % CELLS == 0:

@@ -48,7 +48,7 @@ class Plan:
     """Of the search: its candidates are saved as `NAME/NUMBER`."""
 
     def trainer(self) -> Trainer:
-        """Give what builds and trains the candidates.
+        """Return what builds and trains the candidates.
 
         Raises:
             ValueError: there is no such space, or no such data set.
@@ -63,7 +63,7 @@ class Plan:
         return Trainer(space, self.data, self.samples, self.seed)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the plan as JSON values."""
+        """Return the plan as JSON values."""
         return asdict(self)
 
     @staticmethod

@@ -58,7 +58,7 @@ class Results:
         return max((one.space_bytes for one in self.told), default=0)
 
     def climb(self) -> tuple[list[float], list[float]]:
-        """Give when the best quality rose, in seconds, and to what."""
+        """Return when the best quality rose, in seconds, and to what."""
         at: list[float] = []
         best: list[float] = []
         for one in self.told:
@@ -69,16 +69,16 @@ class Results:
         return at, best
 
     def time_to(self, target: float) -> float | None:
-        """Give when a candidate first reached a quality, in seconds; None: none did."""
+        """Return when a candidate first reached a quality, in seconds; None: none did."""
         return next((at for at, quality in zip(*self.climb(), strict=True) if quality >= target), None)
 
     def best(self, count: int) -> list[Told]:
-        """Give the best candidates, the best first; of equals, the one found earlier."""
+        """Return the best candidates, the best first; of equals, the one found earlier."""
         done = [one for one in self.told if one.outcome.quality is not None]
         return sorted(done, key=lambda one: (-(one.outcome.quality or 0.0), one.at))[:count]
 
     def lineage(self, told: Told) -> list[Told]:
-        """Give a candidate, whom it inherited from, and so on; of other searches' candidates nothing is known here."""
+        """Return a candidate, whom it inherited from, and so on; other searches' candidates are not known here."""
         known = {one.outcome.ref: one for one in self.told if one.outcome.ref is not None}
         chain = [told]
         while (parent := known.get(chain[-1].outcome.ancestor or "")) is not None:
@@ -87,5 +87,5 @@ class Results:
 
 
 def results_of(plan: Plan, events: Sequence[Asked | Told], deaths: int = 0) -> Results:
-    """Give the results of what a journal holds."""
+    """Return the results of what a journal holds."""
     return Results(plan, [event for event in events if isinstance(event, Told)], deaths)

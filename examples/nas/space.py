@@ -101,7 +101,7 @@ class AttnSpace:
         self.decisions = tuple(decisions)
 
     def cells(self, candidate: Candidate) -> Iterator[Cell]:
-        """Give the cells of a candidate, from the input on; a sub-graph is `CELLS` of them."""
+        """Return the cells of a candidate, from the input on; a sub-graph is `CELLS` of them."""
         chosen = iter(chosen_of(self, candidate))
         for _ in range(self.subgraphs):
             for cell in range(CELLS):
@@ -164,7 +164,7 @@ class Nt3Space:
         )
 
     def parts(self, candidate: Candidate) -> tuple[Stage, Stage, Dense]:
-        """Give what a candidate is made of."""
+        """Return what a candidate is made of."""
         first, second, last = (chosen_of(self, candidate)[i : i + 3] for i in (0, 3, 6))
         return Stage(*first), Stage(*second), Dense(*last)
 
@@ -182,7 +182,7 @@ class Nt3Space:
 
 
 def chosen_of(space: Space, candidate: Candidate) -> tuple[Any, ...]:
-    """Give the options that a candidate chose.
+    """Return the options that a candidate chose.
 
     Raises:
         GraphError: it has too few or too many, or a number that names no option.

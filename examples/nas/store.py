@@ -57,7 +57,7 @@ class Keeper:
         """Who lives, where nothing is retired."""
 
     def name_of(self, number: int, attempt: int) -> str:
-        """Give the name as which a candidate is saved when it is evaluated for the `attempt`-th time, from 1."""
+        """Return the name as which a candidate is saved when it is evaluated for the `attempt`-th time, from 1."""
         return f"{self.name}/{number:06d}" + (f"-{attempt}" if attempt > 1 else "")
 
     def add(self, ref: ModelRef) -> None:
@@ -99,7 +99,7 @@ class Keeper:
             self._store.flush()
 
     def space(self) -> int:
-        """Give the bytes of tensors that are stored: in the repository's memory, or in the baseline's files."""
+        """Return the bytes of tensors that are stored: in the repository's memory, or in the baseline's files."""
         if isinstance(self._store, Repository):
             return self._store.stats().bytes_memory
         return 0 if self._store is None else self._store.bytes_stored()

@@ -76,7 +76,7 @@ class Trainer:
 
 
 def judge(model: nn.Module, data: Data) -> float:
-    """Give a model's quality on the test samples.
+    """Return a model's quality on the test samples.
 
     Raises:
         TrainingError: it answers with what is no number.

@@ -29,7 +29,7 @@ class Questions(Protocol):
     """What consumers are asked. Both methods are called from several threads."""
 
     def batch(self, number: int) -> np.ndarray:
-        """Give the inputs of question `number`, from 0."""
+        """Return the inputs of question `number`, from 0."""
         ...
 
     def loss(self, number: int, outputs: Any) -> float:
@@ -82,11 +82,11 @@ class Answering:
         return answers
 
     def so_far(self) -> tuple[Answer, ...]:
-        """Give the answers that are there, in the order of the questions."""
+        """Return the answers that are there, in the order of the questions."""
         return tuple(sorted((answer for own in self._answers for answer in list(own)), key=lambda found: found.number))
 
     def versions(self) -> list[int | None]:
-        """Give which version answered last, for each consumer."""
+        """Return which version answered last, for each consumer."""
         return [own[-1].version if own else None for own in self._answers]
 
     def __enter__(self) -> Answering:
@@ -117,7 +117,7 @@ class Answering:
 
 
 def bearable(costs: UpdateCosts | None, period_s: float) -> float:
-    """Give a time for an iteration that leaves the cores time for the answers too.
+    """Return a time for an iteration that leaves the cores time for the answers too.
 
     Args:
         costs: what was measured in the warm-up; None: nothing was.

@@ -179,7 +179,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _fits(run: Run) -> list[tuple[int, int, Fitted]]:
-    """Give the fits that the planner had: from which iteration on, up to which, and the curve."""
+    """Return the fits that the planner had: from which iteration on, up to which, and the curve."""
     found: list[tuple[int, Fitted]] = []
     for sighting in run.sightings:
         if sighting.curve is not None and (not found or found[-1][1] != sighting.curve):

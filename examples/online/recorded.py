@@ -78,18 +78,18 @@ class Run:
 
     @property
     def losses(self) -> tuple[NDArray[np.int64], Floats]:
-        """Give iterations and losses of the training."""
+        """Return iterations and losses of the training."""
         iterations, losses = zip(*self.report.losses, strict=True)
         return np.array(iterations), np.array(losses)
 
     @property
     def stalls_s(self) -> tuple[float, ...]:
-        """Give for how long each update held the training up."""
+        """Return for how long each update held the training up."""
         return tuple(update.stall_s for update in self.report.updates)
 
     @property
     def latency_s(self) -> float:
-        """Give the median, over consumers and updates, from the end of the stall until the version answered.
+        """Return the median, over consumers and updates, from the end of the stall until the version answered.
 
         Each machine measures its own part of it: the producer until the commit, a consumer from when it is told.
         """
@@ -99,12 +99,12 @@ class Run:
 
     @property
     def measured_loss(self) -> float:
-        """Give the cumulative inference loss: the sum over all answers."""
+        """Return the cumulative inference loss: the sum over all answers."""
         return float(sum(answer.loss for answer in self.answers))
 
     @property
     def predicted_loss(self) -> float:
-        """Give the same as the planner's arithmetic has it, from the losses of the training and the measured costs.
+        """Return the same as the planner's arithmetic has it, from the losses of the training and the measured costs.
 
         It takes the loss of a version for the one it had in the training: so it knows nothing of data that changed
         since, nor of data that are harder than the training's.
@@ -114,20 +114,20 @@ class Run:
         return cumulative_inference_loss(later, self._smooth_loss, costs, self.warmup, len(self.answers))
 
     def iteration_at(self, at: ArrayLike) -> Floats:
-        """Give how far the training was at some moments, by interpolation of what was seen."""
+        """Return how far the training was at some moments, by interpolation of what was seen."""
         seen = {(sighting.at, sighting.iteration) for sighting in self.sightings}
         seen |= {(update.at, update.iteration) for update in self.report.updates}
         times, iterations = zip(*sorted(seen), strict=True)
         return np.interp(at, times, np.maximum.accumulate(iterations))
 
     def heard(self) -> tuple[Floats, Floats]:
-        """Give the answers in the order in which they came: seconds since `opened_at`, and their losses."""
+        """Return the answers in the order in which they came: seconds since `opened_at`, and their losses."""
         answers = sorted(self.answers, key=lambda answer: answer.at)
         seconds = np.array([answer.at for answer in answers]) - self.opened_at
         return seconds, np.array([answer.loss for answer in answers])
 
     def lag(self) -> tuple[Floats, Floats]:
-        """Give how many iterations the version of each answer was behind, beside the seconds of `heard`."""
+        """Return how many iterations the version of each answer was behind, beside the seconds of `heard`."""
         made = {update.ref.version: update.iteration for update in self.report.updates}
         answers = sorted(self.answers, key=lambda answer: answer.at)
         times = np.array([answer.at for answer in answers])
@@ -135,11 +135,11 @@ class Run:
         return times - self.opened_at, np.maximum(behind, 0.0)
 
     def _smooth_loss(self, iteration: ArrayLike) -> Floats:
-        """Give the training's loss around an iteration."""
+        """Return the training's loss around an iteration."""
         return np.interp(iteration, *smooth(*self.losses))
 
     def _iteration_s(self) -> float:
-        """Give the seconds of an iteration once the questions began, waiting for data included."""
+        """Return the seconds of an iteration once the questions began, waiting for data included."""
         online = [sighting for sighting in self.sightings if sighting.at >= self.opened_at]
         last = next(sighting for sighting in online if sighting.iteration == online[-1].iteration)
         return (last.at - online[0].at) / max(last.iteration - online[0].iteration, 1)

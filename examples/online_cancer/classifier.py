@@ -38,7 +38,7 @@ class Samples:
 
 
 def load_samples(seed: int) -> tuple[Samples, Samples]:
-    """Give samples for the training and for questions."""
+    """Return samples for the training and for questions."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler, maxabs_scale

@@ -185,11 +185,11 @@ class Asked:
         self._samples = samples
 
     def batch(self, number: int) -> np.ndarray:
-        """Give the features that question `number` is about."""
+        """Return the features that question `number` is about."""
         return self._samples.features[self._chosen(number)]
 
     def loss(self, number: int, outputs: np.ndarray) -> float:
-        """Give the loss that the training minimises too: the mean categorical cross-entropy."""
+        """Return the loss that the training minimises too: the mean categorical cross-entropy."""
         right = (outputs * self._samples.classes[self._chosen(number)]).sum(axis=1)
         return float(-np.log(np.maximum(right, 1e-7)).mean())
 

@@ -161,12 +161,12 @@ class Arriving:
         self._truth: dict[int, Measured] = {}
 
     def batch(self, number: int) -> np.ndarray:
-        """Give the patterns of batch `number` after the warm-up."""
+        """Return the patterns of batch `number` after the warm-up."""
         measured = self._truth[number] = self._study.measured(self._study.warmup + 1 + number)
         return measured.patterns
 
     def loss(self, number: int, outputs: Any) -> float:
-        """Give the loss that the training minimises too: both images' mean absolute errors."""
+        """Return the loss that the training minimises too: both images' mean absolute errors."""
         truth, (amplitudes, phases) = self._truth.pop(number), outputs
         return float(np.abs(amplitudes - truth.amplitudes).mean() + np.abs(phases - truth.phases).mean())
 

@@ -44,16 +44,16 @@ class Study:
     """In all."""
 
     def measured(self, iteration: int) -> Measured:
-        """Give the patterns that iteration `iteration`, from 1, learns from."""
+        """Return the patterns that iteration `iteration`, from 1, learns from."""
         return self.instrument.measure((iteration - 1) * self.batch, self.batch)
 
     @property
     def scan(self) -> int:
-        """Give how many iterations one scan takes: the epoch of this training."""
+        """Return how many iterations one scan takes: the epoch of this training."""
         return self.instrument.scan // self.batch
 
     def exchanges(self) -> list[int]:
-        """Give the iterations that are the first ones of another object."""
+        """Return the iterations that are the first ones of another object."""
         samples = [self.instrument.sample(before * self.batch) for before in range(self.iterations)]
         return [at + 1 for at in range(self.warmup, self.iterations) if samples[at] != samples[at - 1]]
 

@@ -66,11 +66,11 @@ class Instrument:
 
     @property
     def scan(self) -> int:
-        """Give how many patterns one scan of an object has."""
+        """Return how many patterns one scan of an object has."""
         return _along() ** 2
 
     def sample(self, number: int) -> int:
-        """Give which object pattern `number` is of: 0 for the first, counting up at each exchange."""
+        """Return which object pattern `number` is of: 0 for the first, counting up at each exchange."""
         return number // (self.scan * self.scans_per_sample)
 
     def measure(self, first: int, count: int) -> Measured:
@@ -85,7 +85,7 @@ class Instrument:
         return Measured(patterns[..., None], amplitudes[..., None], phases[..., None])
 
     def _patch(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Give amplitude and phase where pattern `number` is measured. Every second line is scanned backwards."""
+        """Return amplitude and phase where pattern `number` is measured. Every second line is scanned backwards."""
         row, column = divmod(number * SKIP % self.scan, _along())
         top, left = row * STEP, (_along() - 1 - column if row % 2 else column) * STEP
         place = np.s_[top : top + SIDE, left : left + SIDE]
@@ -96,7 +96,7 @@ class Instrument:
 
 
 def probe() -> NDArray[np.complex128]:
-    """Give the light that falls on the object: (64, 64), a Gaussian of amplitude 1 in the middle.
+    """Return the light that falls on the object: (64, 64), a Gaussian of amplitude 1 in the middle.
 
     It is out of focus: its wave front is bent so far that light of the patch's edge falls on the detector's edge.
     So a pattern is a blurred shadow with fringes, from which a small network learns in minutes.
@@ -107,7 +107,7 @@ def probe() -> NDArray[np.complex128]:
 
 
 def intensity(amplitudes: NDArray[np.float32], phases: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Give the photons to expect at each pixel of the detector: |FFT(probe * object)|^2, (N, 64, 64).
+    """Return the photons to expect at each pixel of the detector: |FFT(probe * object)|^2, (N, 64, 64).
 
     In all they are as many as leave the object: the transform keeps energy.
 
@@ -121,7 +121,7 @@ def intensity(amplitudes: NDArray[np.float32], phases: NDArray[np.float32]) -> N
 
 @cache
 def photographs() -> NDArray[np.float32]:
-    """Give the middle of scikit-learn's two sample images in grey, blurred: (2, 280, 280), 0 to 1."""
+    """Return the middle of scikit-learn's two sample images in grey, blurred: (2, 280, 280), 0 to 1."""
     from scipy.ndimage import gaussian_filter
     from sklearn.datasets import load_sample_images
 
@@ -131,5 +131,5 @@ def photographs() -> NDArray[np.float32]:
 
 
 def _along() -> int:
-    """Give how many places a line of the scan has, and how many lines there are."""
+    """Return how many places a line of the scan has, and how many lines there are."""
     return (photographs().shape[-1] - SIDE) // STEP + 1

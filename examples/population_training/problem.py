@@ -89,12 +89,12 @@ def step(problem: Problem, now: StepContext) -> float:
 
 
 def explore(options: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Give the options of a member that is copied from one with these."""
+    """Return the options of a member that is copied from one with these."""
     return {**options, "rate": options["rate"] * rng.choice(FACTORS)}
 
 
 def _forward(images: np.ndarray, now: StepContext) -> list[np.ndarray]:
-    """Give the input of each layer, and the output of the last one."""
+    """Return the input of each layer, and the output of the last one."""
     layers = [images]
     for name in LAYERS:
         output = layers[-1] @ now[f"{name}/kernel"] + now[f"{name}/bias"]

@@ -80,16 +80,16 @@ class PopulationRun:
         return max(self.last(member).accuracy for member in range(len(self.rates)))
 
     def last(self, member: int) -> Interval:
-        """Give a member's last interval."""
+        """Return a member's last interval."""
         return [interval for interval in self.intervals if interval.member == member][-1]
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give the best accuracy so far, over seconds."""
+        """Return the best accuracy so far, over seconds."""
         found = [interval.accuracy for interval in self.intervals]
         return np.array([interval.at for interval in self.intervals]), np.maximum.accumulate(found)
 
     def stretches(self, member: int) -> list[tuple[tuple[float, float], float]]:
-        """Give when a member had which learning rate: (from, to) in seconds, and the rate."""
+        """Return when a member had which learning rate: (from, to) in seconds, and the rate."""
         since, rate, found = 0.0, self.rates[member], []
         for exploit in self.exploits:
             if exploit.member == member:

@@ -112,7 +112,7 @@ class Log(tune.Callback):
         self._results.append((number(trial.trial_id), result))
 
     def run(self, rates: Sequence[float], saves: np.ndarray) -> PopulationRun:
-        """Give what happened.
+        """Return what happened.
 
         Args:
             rates: learning rates at the beginning.
@@ -172,5 +172,5 @@ def train(problem: Problem, rates: Sequence[float], steps: int) -> PopulationRun
 
 
 def number(trial: str) -> int:
-    """Give a member's number by its trial's id, which ends with it."""
+    """Return a member's number by its trial's id, which ends with it."""
     return int(trial.rsplit("_", 1)[1])

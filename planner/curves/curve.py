@@ -78,7 +78,7 @@ class LossCurve:
     @overload
     def __call__(self, iteration: Sequence[float] | NDArray[np.number]) -> Array: ...
     def __call__(self, iteration: ArrayLike) -> float | Array:
-        """Give the loss expected at an iteration, or at each of an array of them."""
+        """Return the loss expected at an iteration, or at each of an array of them."""
         x = np.maximum(np.asarray(iteration, np.float64) - self.origin, self.shape.first)
         with np.errstate(all="ignore"):
             loss = np.maximum(self.shape.function(x, *self.params.values()), self.floor)
@@ -269,7 +269,7 @@ def _fit(form: LossForm, series: _Series) -> Array:
 
 
 def _refine(residuals: Callable[[Array], Array], start: Array, bounds: tuple[Array, Array]) -> tuple[Array, float]:
-    """Give the parameters nearby that have the least sum of squares, and that sum."""
+    """Return the parameters nearby that have the least sum of squares, and that sum."""
     # scipy ships no types.
     from scipy.optimize import least_squares  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
@@ -292,7 +292,7 @@ class _Free:
         self.starts = np.clip(self._free(np.nan_to_num(guesses)), self.low, self.high)
 
     def params(self, free: Array) -> Array:
-        """Give the parameters themselves."""
+        """Return the parameters themselves."""
         return np.where(self._logs, np.exp(np.where(self._logs, free, 0)), free)
 
     def _free(self, params: Array) -> Array:

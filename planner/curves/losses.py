@@ -170,7 +170,7 @@ def _at_once(curve: Curve, iterations: NDArray[np.int64]) -> Floats | None:
 
 
 def checked_iterations(iterations: Iterable[int], start: int) -> list[int]:
-    """Give the iterations as a list, where they are increasing and above `start`.
+    """Return the iterations as a list, where they are increasing and above `start`.
 
     Raises:
         ValueError: they are not.
@@ -189,7 +189,7 @@ def checked_iterations(iterations: Iterable[int], start: int) -> list[int]:
 
 
 def checked_inferences(inferences: float) -> float:
-    """Give the number of inferences as a float.
+    """Return the number of inferences as a float.
 
     Raises:
         ValueError: it is negative or not finite.

@@ -73,7 +73,7 @@ class Window:
         return self.inferences * self.costs.inference_s
 
     def improvements(self) -> NDArray[np.intp]:
-        """Give the places that may be worth a checkpoint: improvements that arrive in time if taken alone."""
+        """Return the places that may be worth a checkpoint: improvements that arrive in time if taken alone."""
         best = np.minimum.accumulate(self.losses)
         places = np.flatnonzero(self.losses[1:] < best[:-1]) + 1
         times = places * self.costs.iteration_s + self.costs.stall_s + self.costs.delivery_s

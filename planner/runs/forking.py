@@ -160,7 +160,7 @@ def _whole(nbytes: int, counterparts: Sequence[int]) -> list[tuple[int, int, int
 
 
 def _cut(nbytes: int, sources: int, clones: int) -> list[tuple[int, int, int, int]]:
-    """Give (rank, clone, begin, end) of each part that a rank and a clone have in common."""
+    """Return (rank, clone, begin, end) of each part that a rank and a clone have in common."""
     mine, theirs = _bounds(nbytes, sources), _bounds(nbytes, clones)
     found: list[tuple[int, int, int, int]] = []
     source = clone = 0

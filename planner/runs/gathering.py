@@ -256,11 +256,11 @@ alone=False), invited=Seat(epoch=1, rank=1, size=3))]
         return min(times, default=None)
 
     def over(self, epochs: Iterable[int]) -> tuple[int, ...]:
-        """Give those of the epochs that have ended."""
+        """Return those of the epochs that have ended."""
         return tuple(epoch for epoch in epochs if epoch not in self._epochs)
 
     def members(self, epoch: int) -> Sequence[str]:
-        """Give who is in an epoch, by rank from 1 on; nobody if it has ended."""
+        """Return who is in an epoch, by rank from 1 on; nobody if it has ended."""
         found = self._epochs.get(epoch)
         return found.members if found is not None else ()
 
@@ -319,7 +319,7 @@ alone=False), invited=Seat(epoch=1, rank=1, size=3))]
         return [Drop(gathered.asks.pop(member)) for gathered in rounds if member in gathered.asks]
 
     def _live(self, ask: Ask) -> _Epoch | None:
-        """Give the epoch with which to serve a question."""
+        """Return the epoch with which to serve a question."""
         if ask.alone:
             return None
         held = [epoch for number in ask.holds if (epoch := self._epochs.get(number)) is not None]
@@ -347,7 +347,7 @@ alone=False), invited=Seat(epoch=1, rank=1, size=3))]
         return Alone(ask, self._invited(ask.member))
 
     def _invited(self, member: str) -> Seat | None:
-        """Give the place of which a member is to be told now."""
+        """Return the place of which a member is to be told now."""
         for epoch in self._epochs.values():
             if epoch.state == "connecting" and member in epoch.untold:
                 epoch.untold.discard(member)

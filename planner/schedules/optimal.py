@@ -111,7 +111,7 @@ def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
 
 def _dearest(window: Window) -> float:
-    """Give the price at which no checkpoint is worth it."""
+    """Return the price at which no checkpoint is worth it."""
     places, costs = window.improvements(), window.costs
     left = window.horizon_s - places * costs.iteration_s - costs.stall_s - costs.delivery_s
     return float(((window.losses[0] - window.losses[places]) * left).max()) / costs.inference_s
@@ -179,12 +179,12 @@ class _Paths:
     """The node before each."""
 
     def totals(self, nodes: _Nodes) -> Floats:
-        """Give for each node what its path costs in all, if it is the last one and answers until the end."""
+        """Return for each node what its path costs in all, if it is the last one and answers until the end."""
         arrival = nodes.times[: len(self.costs)] + self.counts * nodes.stall
         return self.costs + self.level * arrival + nodes.losses[: len(self.costs)] * (1 - arrival)
 
     def to(self, node: int) -> list[int]:
-        """Give the nodes of the best path to a node, without node 0."""
+        """Return the nodes of the best path to a node, without node 0."""
         path: list[int] = []
         while node:
             path.append(node)

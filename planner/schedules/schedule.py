@@ -4,7 +4,7 @@ Rules
 - All take (curve, costs, start, stop, inferences) and choose from the iterations after `start`, up to and with
   `stop`; all predict by the same model (`losses`).
 - Where two are predicted to be equal, the one with fewer checkpoints wins.
-- Where the paper's printed algorithms slip, docs/design/schedules.md says what was mended.
+- Where the paper's printed algorithms slip, docs/design/schedules.md says what was corrected.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def greedy_schedule(
 
 
 def greedy_threshold(losses: Sequence[float]) -> float:
-    """Give Viper's threshold: mean plus standard deviation of the differences between losses of the warm-up.
+    """Return Viper's threshold: mean plus standard deviation of the differences between losses of the warm-up.
 
     Args:
         losses: of consecutive iterations, at least two. Differences count without their sign, as Algorithm 3

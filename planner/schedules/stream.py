@@ -370,7 +370,7 @@ class Stream:
                 return optimal_schedule(curve, costs, start, stop, inferences, price=self.request.price, most=most)
 
     def _most(self, costs: UpdateCosts, until: int) -> int | None:
-        """Give how many more checkpoints may be taken until an iteration, after what those before have cost."""
+        """Return how many more checkpoints may be taken until an iteration, after what those before have cost."""
         if self.request.slowdown is None or not costs.stall_s:
             return None
         began = until if self._began is None else self._began

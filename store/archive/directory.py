@@ -83,7 +83,7 @@ class Directory(ABC):
 
     @abstractmethod
     def list(self, folder: str) -> dict[str, int]:
-        """Give the files of a folder and of those below it, with their lengths; empty where there is no folder."""
+        """Return the files of a folder and of those below it, with their lengths; empty where there is no folder."""
 
     @abstractmethod
     def delete(self, *names: str) -> None:
@@ -128,7 +128,7 @@ class OpenFile(ABC):
 
     @abstractmethod
     def part(self, offset: int, nbytes: int) -> Bytes:
-        """Give a part of the file, read-only; a memory-mapped one reads its pages when they are looked at.
+        """Return a part of the file, read-only; a memory-mapped one reads its pages when they are looked at.
 
         Raises:
             StorageError: it cannot be read.
@@ -136,7 +136,7 @@ class OpenFile(ABC):
 
     @abstractmethod
     def arrow(self) -> Any:
-        """Give what PyArrow reads it through."""
+        """Return what PyArrow reads it through."""
 
     @abstractmethod
     def close(self) -> None:
@@ -172,7 +172,7 @@ def open_directory(uri: str, create: bool = True) -> Directory:
 
 
 def without_credentials(uri: str) -> str:
-    """Give a URI as messages may show it: without user, password and options.
+    """Return a URI as messages may show it: without user, password and options.
 
     >>> without_credentials("s3://key:secret@bucket/prefix?region=us-east-1")
     's3://bucket/prefix'

@@ -183,7 +183,7 @@ def write_keras(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def read_keras(path: str | os.PathLike[str], model: Any) -> None:
-    """Give a model the weights of a file, as Keras does.
+    """Return a model the weights of a file, as Keras does.
 
     Args:
         path: ends in `.weights.h5`.

@@ -62,7 +62,7 @@ class Manifest:
 
 
 def manifest_name(ref: ModelRef) -> str:
-    """Give the name of a version's manifest.
+    """Return the name of a version's manifest.
 
     >>> manifest_name(ModelRef("nas/candidate", 3))
     'manifests/nas/candidate@3.arrow'
@@ -72,7 +72,7 @@ def manifest_name(ref: ModelRef) -> str:
 
 
 def version_of(name: str) -> ModelRef | None:
-    """Give the version that a manifest's file is named after; None where no version's is.
+    """Return the version that a manifest's file is named after; None where no version's is.
 
     >>> version_of(manifest_name(ModelRef("nas/./7", 3)))
     ModelRef(name='nas/./7', version=3)

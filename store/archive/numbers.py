@@ -32,7 +32,7 @@ GROWN_BYTES = 1 << 20
 
 
 def encoded(refs: Iterable[ModelRef]) -> bytes:
-    r"""Give the lines of versions.
+    r"""Return the lines of versions.
 
     >>> encoded([ModelRef("m", 7)])
     b'\nf78a6b6b m@7'
@@ -42,7 +42,7 @@ def encoded(refs: Iterable[ModelRef]) -> bytes:
 
 
 def decoded(content: bytes) -> tuple[list[ModelRef], int]:
-    """Give the versions of a log, and how many lines are damaged.
+    """Return the versions of a log, and how many lines are damaged.
 
     >>> decoded(encoded([ModelRef("m", 7), ModelRef("n", 1)])[:-3])
     ([ModelRef(name='m', version=7)], 1)

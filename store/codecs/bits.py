@@ -31,7 +31,7 @@ _FIELDS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFF
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Give the number of bytes that `count` codes take.
+    """Return the number of bytes that `count` codes take.
 
     >>> packed_bytes(3, 3)
     2

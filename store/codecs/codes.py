@@ -25,7 +25,7 @@ LEAST_STEP = 1e-307
 
 
 def _tiles(flat: Array, part: Part, wide: np.dtype[Any]) -> Iterator[tuple[Array, slice, slice]]:
-    """Give the elements of a part in the wide type, with their rows and columns: all at once, or as small copies."""
+    """Return the elements of a part in the wide type, with their rows and columns: all at once, or as small copies."""
     values = flat[part.data].reshape(part.rows, part.columns)
     if values.dtype == wide:
         yield values, slice(0, part.rows), slice(0, part.columns)
@@ -120,7 +120,7 @@ def within_half_a_step(worst: Floats, scales: Scales, largest: Floats, dtype: np
 
 @lru_cache(maxsize=8)
 def _unit_in_last_place(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Give the largest relative unit in the last place, and the smallest absolute one."""
+    """Return the largest relative unit in the last place, and the smallest absolute one."""
     facts = cast(Any, ml_dtypes.finfo(dtype))
     return float(facts.eps), float(facts.smallest_subnormal)
 

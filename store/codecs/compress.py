@@ -102,7 +102,7 @@ class _Source:
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> memoryview:
-        """Give the next bytes, at most `size`; none at the end."""
+        """Return the next bytes, at most `size`; none at the end."""
         while not self._rest:
             part = next(self._parts, None)
             if part is None:
@@ -174,7 +174,7 @@ def _parameters(zstandard: Any, level: int) -> Any:
 
 @lru_cache(maxsize=OWN_LEVELS)
 def _idle_compressors(level: int) -> deque[Any]:
-    """Give the compressors of a level that nobody uses now; each holds 3 MB at most. Taking one needs no lock."""
+    """Return the compressors of a level that nobody uses now; each holds 3 MB at most. Taking one needs no lock."""
     return deque(maxlen=IDLE)
 
 

@@ -45,7 +45,7 @@ class Scales:
         return np.divide(1.0, self.step, out=np.zeros_like(self.step), where=self.step > 0)
 
     def of(self, groups: slice) -> Scales:
-        """Give those of some groups."""
+        """Return those of some groups."""
         return Scales(self.low[groups], self.step[groups])
 
 
@@ -174,7 +174,7 @@ def _numba() -> Any:
 
 @lru_cache(maxsize=8)
 def _kernels(real: np.dtype[Any], code: np.dtype[Any]) -> Callable[[str], Callable[..., None]] | None:
-    """Give a function that compiles loops by name for these dtypes; None without Numba."""
+    """Return a function that compiles loops by name for these dtypes; None without Numba."""
     numba = _numba()
     if numba is None:
         return None
@@ -205,7 +205,7 @@ def _kernels(real: np.dtype[Any], code: np.dtype[Any]) -> Callable[[str], Callab
 
 
 def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]:
-    """Give the loops for values of the Numba type `real`, as Numba reads them.
+    """Return the loops for values of the Numba type `real`, as Numba reads them.
 
     Largest errors are found as integers: for numbers that are not negative the order of their bits is theirs,
     and only the integers' maximum becomes vector instructions without loosening IEEE arithmetic.

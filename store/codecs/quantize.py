@@ -161,7 +161,7 @@ class Quantize(HeadStage):
         return encode_bytes(self.text, payload, size, tail, tensor, error)
 
     def _parts(self, found: Bytes, numbers: Bytes, tail: tuple[ByteStage, ...]) -> Iterator[Bytes]:
-        """Give the payload for a compressor."""
+        """Return the payload for a compressor."""
         low = self.bits if self.bits == 16 else 0
         if self.bits < 16 and any(stage.skips_even for stage in tail):
             low = noise_bits(found, self.bits, EVEN_SHARE)
@@ -174,7 +174,7 @@ class Quantize(HeadStage):
         yield np.append(numbers, np.uint8(low))
 
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Give the values that the codes stand for."""
+        """Return the values that the codes stand for."""
         out = new_array(encoded)
         name = WIDE.get(encoded.dtype)
         if name is None:

@@ -53,7 +53,7 @@ class Arena:
         return sum(end - start for start, end in self._free)
 
     def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
-        """Give offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
+        """Return offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
         wanted = [padded(size) or padded(1) for size in sizes]
         if sum(wanted[:least]) > self.free_bytes:
             return []

@@ -20,7 +20,7 @@ CLEARED = bytes(HEADER_BYTES)
 
 
 def header_of(segment: SegmentId, generation: int) -> bytes:
-    """Give the header of a block.
+    """Return the header of a block.
 
     Args:
         segment: its segment.

@@ -56,7 +56,7 @@ def padded(nbytes: int) -> int:
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Give each slot's offset and the length of the block, in bytes.
+    """Return each slot's offset and the length of the block, in bytes.
 
     >>> layout([4, 100, 0])
     ([0, 64, 192], 192)
@@ -171,7 +171,7 @@ class Segment:
         self.holders[holder] = self.holders.get(holder, frozenset()) | wanted
 
     def check_slots(self, holder: str, slots: Iterable[int]) -> frozenset[int]:
-        """Give those of `slots` that `holder` does not hold yet; errors as in `hold`."""
+        """Return those of `slots` that `holder` does not hold yet; errors as in `hold`."""
         wanted = frozenset(slots) - self.holders.get(holder, frozenset())
         for slot in wanted:
             if not 0 <= slot < len(self.sizes) or self.offsets[slot] == GONE:
@@ -205,7 +205,7 @@ class Segment:
         return [*self.absent(self.live_slots), *frozenset[int]().union(*bases)]
 
     def absent(self, slots: Iterable[int]) -> list[int]:
-        """Give those of `slots` that are on disk only."""
+        """Return those of `slots` that are on disk only."""
         return [slot for slot in slots if self.offsets[slot] == ABSENT]
 
     @property

@@ -87,11 +87,11 @@ class Architectures:
             del self._graphs[key]
 
     def packed(self, key: bytes) -> bytes:
-        """Give an architecture that is used, as it is kept: `unpacked` reads it."""
+        """Return an architecture that is used, as it is kept: `unpacked` reads it."""
         return self._graphs[key].packed
 
     def architecture(self, key: bytes) -> Architecture:
-        """Give a graph's JSON text and the framework's recipe for it."""
+        """Return a graph's JSON text and the framework's recipe for it."""
         graph = self._graphs.get(key)
         if graph is None:
             raise ModelNotFoundError(f"shard {self._shard}: expected graph {key.hex()}; its last version was retired")
@@ -120,6 +120,6 @@ class Architectures:
 
 
 def unpacked(packed: bytes) -> Architecture:
-    """Give what `Architectures.packed` gave."""
+    """Return what `Architectures.packed` gave."""
     text, recipe = json.loads(zlib.decompress(packed))
     return text, recipe

@@ -103,18 +103,18 @@ class Ledger:
         return self.used(ref) and not self.lineage.lives(ref)
 
     def highest(self, name: str) -> int:
-        """Give the highest number that a name has used; 0: none."""
+        """Return the highest number that a name has used; 0: none."""
         bounds = self._used.get(name)
         return bounds[-1] - 1 if bounds else 0
 
     def next(self, name: str) -> int:
-        """Give a number that a name has surely never used."""
+        """Return a number that a name has surely never used."""
         return max(self.highest(name), self.floor) + 1
 
     # ---- others' ----------------------------------------------------------------------------------------
 
     def told(self, names: Iterable[str] | None = None) -> Told:
-        """Give it to be told to another; of some names, or of all."""
+        """Return it to be told to another; of some names, or of all."""
         chosen = self._used if names is None else [name for name in names if name in self._used]
         lineage = self.lineage
         parts = {n: ToldName(self._used[n], lineage.living(n), lineage.past(n), lineage.runs(n)) for n in chosen}
@@ -159,7 +159,7 @@ def _covers(bounds: Bounds, others: Bounds) -> bool:
 
 
 def _union(bounds: Bounds, others: Bounds) -> Bounds:
-    """Give the ranges of both.
+    """Return the ranges of both.
 
     >>> _union((1, 3, 7, 8), (3, 5, 10, 11))
     (1, 5, 7, 8, 10, 11)

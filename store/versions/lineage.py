@@ -105,22 +105,22 @@ class Lineage:
         return ref.version in self._parents.get(ref.name, ()) and ref not in self._retired
 
     def parent(self, ref: ModelRef) -> ModelRef | None:
-        """Give the parent of a known version."""
+        """Return the parent of a known version."""
         known = self._parents.get(ref.name, {})
         return known[ref.version] if ref.version in known else ModelRef(ref.name, ref.version - 1)
 
     def living(self, name: str) -> dict[int, ModelRef | None]:
-        """Give the versions of a name that exist, or are lost, with their parents."""
+        """Return the versions of a name that exist, or are lost, with their parents."""
         known = self._parents.get(name, {})
         return {version: parent for version, parent in known.items() if ModelRef(name, version) not in self._retired}
 
     def past(self, name: str) -> dict[int, ModelRef | None]:
-        """Give the retired versions of a name that are in no run, with their parents."""
+        """Return the retired versions of a name that are in no run, with their parents."""
         known = self._parents.get(name, {})
         return {version: parent for version, parent in known.items() if ModelRef(name, version) in self._retired}
 
     def runs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """Give the runs of a name, as the first version and the one after the last."""
+        """Return the runs of a name, as the first version and the one after the last."""
         return tuple((run.first, run.end) for run in self._runs.get(name, ()))
 
     def known(self, name: str) -> Iterator[tuple[ModelRef, ModelRef | None]]:
@@ -132,14 +132,14 @@ class Lineage:
                 yield ModelRef(name, version), ModelRef(name, version - 1)
 
     def chain(self, ref: ModelRef) -> list[ModelRef]:
-        """Give `ref` and its ancestors as far as they are known; the last one's parent may go on elsewhere."""
+        """Return `ref` and its ancestors as far as they are known; the last one's parent may go on elsewhere."""
         chain = [ref]
         while chain[-1] in self and (parent := self.parent(chain[-1])) is not None:
             chain.append(parent)
         return chain
 
     def offspring(self, refs: Iterable[ModelRef]) -> list[ModelRef]:
-        """Give all descendants of `refs` that are known."""
+        """Return all descendants of `refs` that are known."""
         found: dict[ModelRef, None] = {}
         frontier = list(refs)
         while frontier:
@@ -150,7 +150,7 @@ class Lineage:
         return list(found)
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
-        """Give the qualities of those of `refs` that had one."""
+        """Return the qualities of those of `refs` that had one."""
         found: dict[ModelRef, float] = {}
         for ref in refs:
             run = self._run(ref)
@@ -190,7 +190,7 @@ class Lineage:
         return [*self._children.get(ref, ()), *([after] if self._run(after) is not None else ())]
 
     def _run(self, ref: ModelRef) -> Run | None:
-        """Give the run that a version is in."""
+        """Return the run that a version is in."""
         runs = self._runs.get(ref.name)
         if runs is None:
             return None

@@ -82,7 +82,7 @@ class ModelInfo:
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
-        """Give the public view of a header."""
+        """Return the public view of a header."""
         return cls(
             header.ref,
             header.parent,
@@ -142,7 +142,7 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
 
 
 def digest_of(tensor: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-    """Give the content hash of a tensor's bytes: xxh3-128, hexadecimal.
+    """Return the content hash of a tensor's bytes: xxh3-128, hexadecimal.
 
     >>> digest_of(np.zeros(0, np.uint8))
     '99aa06d3014798d86001c324468d497f'

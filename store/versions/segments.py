@@ -127,7 +127,7 @@ class SegmentTable:
         self._release([holder])
 
     def held(self, ref: ModelRef) -> dict[SegmentId, list[int]]:
-        """Give the slots that a version names here."""
+        """Return the slots that a version names here."""
         holder = str(ref)
         return {segment: sorted(self._segments[segment].holders[holder]) for segment in self._held.get(holder, ())}
 
@@ -155,7 +155,7 @@ class SegmentTable:
     # ---- memory -----------------------------------------------------------------------------------------
 
     def blocks(self, wanted: Iterable[SegmentId]) -> dict[SegmentId, Block]:
-        """Give the blocks of segments, of those that are in memory.
+        """Return the blocks of segments, of those that are in memory.
 
         Raises:
             ModelLostError: one is not here.
@@ -170,7 +170,7 @@ class SegmentTable:
         return found
 
     def absent(self, wanted: Mapping[SegmentId, Iterable[int]]) -> dict[SegmentId, list[int]]:
-        """Give the slots among these that are on disk only; errors as in `blocks`."""
+        """Return the slots among these that are on disk only; errors as in `blocks`."""
         if self.unread and not all(self.knows_slots(segment_id, slots) for segment_id, slots in wanted.items()):
             raise self._unfound(f"some slots of {list(wanted)}")
         missing = {segment_id: self._known(segment_id).absent(slots) for segment_id, slots in wanted.items()}
@@ -242,7 +242,7 @@ class SegmentTable:
             segment.digests = tuple(digests)
 
     def digests(self, segments: Iterable[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
-        """Give the content hashes of those of `segments` that are here and hashed."""
+        """Return the content hashes of those of `segments` that are here and hashed."""
         found = {
             segment_id: self._segments[segment_id].digests for segment_id in segments if segment_id in self._segments
         }
@@ -431,7 +431,7 @@ class SegmentTable:
         return [segment_id for segment_id, segment in self._segments.items() if segment.handle is not None]
 
     def moving(self, segment_id: SegmentId) -> MovedSegment:
-        """Give all that is known of a segment, for another shard that takes it over."""
+        """Return all that is known of a segment, for another shard that takes it over."""
         s = self._segments[segment_id]
         holders = {holder: sorted(slots) for holder, slots in s.holders.items()}
         waiting = frozenset(s.holders.keys() & self._waiting)
@@ -574,7 +574,7 @@ def _maker(segment_id: SegmentId) -> int:
 
 
 def file_holder(segment_id: SegmentId) -> str:
-    """Give the name under which a segment's file holds what its tensors are encoded against.
+    """Return the name under which a segment's file holds what its tensors are encoded against.
 
     >>> file_holder((0, 255))
     '~ff'

@@ -166,7 +166,7 @@ class VersionTable(SegmentTable):
     # ---- what there is ----------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int | None) -> ModelRef:
-        """Give the reference that `name` or `name@version` means now.
+        """Return the reference that `name` or `name@version` means now.
 
         Raises:
             ModelNotFoundError: never saved, or retired.
@@ -190,7 +190,7 @@ class VersionTable(SegmentTable):
         raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
 
     def record(self, name: str, version: int | None, client: str) -> Record:
-        """Give the record that `client` may read: a live version, or a ghost that it has pinned."""
+        """Return the record that `client` may read: a live version, or a ghost that it has pinned."""
         if version is not None:
             ghost = self._ghosts.get(ModelRef(name, version))
             if ghost is not None and client in ghost.pins.values():
@@ -198,7 +198,7 @@ class VersionTable(SegmentTable):
         return self._records[self.resolve(name, version)]
 
     def architecture(self, ref: ModelRef, key: bytes, client: str) -> Architecture:
-        """Give the graph of key `key`, which a version that `client` read has or had.
+        """Return the graph of key `key`, which a version that `client` read has or had.
 
         Raises:
             ModelNotFoundError, ModelLostError: neither the version is here nor another one with that graph.
@@ -208,7 +208,7 @@ class VersionTable(SegmentTable):
         return self.graphs.architecture(key)
 
     def known(self, ref: ModelRef) -> Record | None:
-        """Give the record of a live version or a ghost."""
+        """Return the record of a live version or a ghost."""
         return self._records.get(ref) or self._ghosts.get(ref)
 
     def records(self) -> list[Record]:
@@ -221,16 +221,16 @@ class VersionTable(SegmentTable):
         return self._records.keys()
 
     def kept(self, ref: ModelRef) -> Kept:
-        """Give what a mirror keeps of a live version."""
+        """Return what a mirror keeps of a live version."""
         record = self._records[ref]
         return Kept(record.header, record.body, self.graphs.packed(record.header.graph_key))
 
     def begun(self) -> dict[ModelRef, Holds]:
-        """Give the commits on their way, and what each names."""
+        """Return the commits on their way, and what each names."""
         return {ref: holds for ref, (_, holds) in self._begun.items()}
 
     def newer(self, name: str, after: int) -> ModelRef | None:
-        """Give the newest live version of `name` above `after`, if there is one."""
+        """Return the newest live version of `name` above `after`, if there is one."""
         known = self._names.get(name)
         newest = max(known.live) if known and known.live else 0
         return ModelRef(name, newest) if newest > after else None
@@ -290,7 +290,7 @@ class VersionTable(SegmentTable):
     # ---- within -----------------------------------------------------------------------------------------
 
     def _name(self, name: str, next_version: int = 1) -> _Name:
-        """Give what is kept of a name whose versions below `next_version` are used."""
+        """Return what is kept of a name whose versions below `next_version` are used."""
         known = self._names.get(name)
         if known is None:
             known = self._names[name] = _Name(self.ledger.next(name))

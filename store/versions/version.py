@@ -35,7 +35,7 @@ class Draft:
     codec: str | None = None
 
     def header(self, ref: ModelRef, created_ns: int) -> Header:
-        """Give the header of the version that this becomes."""
+        """Return the header of the version that this becomes."""
         return Header(
             ref,
             self.parent,

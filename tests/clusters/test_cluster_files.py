@@ -228,7 +228,7 @@ def run_script(command: list[str], settings: dict[str, str]) -> subprocess.Compl
 
 
 def bare(settings: dict[str, str]) -> dict[str, str]:
-    """Give an environment that knows of no Ray and no job but these settings."""
+    """Return an environment that knows of no Ray and no job but these settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PMI"))}
     return {**kept, "RAY_raylet_start_wait_time_s": "120", **settings}
 
@@ -251,6 +251,6 @@ def started(folder: Path) -> list[psutil.Process]:
 
 
 def left(folder: Path) -> list[psutil.Process]:
-    """Give the processes that are still there when all have had a while to end."""
+    """Return the processes that are still there when all have had a while to end."""
     _, alive = psutil.wait_procs(started(folder), timeout=15)
     return alive

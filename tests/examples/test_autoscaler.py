@@ -24,7 +24,7 @@ MARK = "TENSORVINE_TEST_AUTOSCALER"
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Give the processes that run with this mark in their environment."""
+    """Return the processes that run with this mark in their environment."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:

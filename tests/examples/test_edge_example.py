@@ -43,7 +43,7 @@ def start(mark: str, *options: str) -> subprocess.Popen[str]:
 
 
 def started(mark: str) -> list[psutil.Process]:
-    """Give the processes that run with this mark in their environment."""
+    """Return the processes that run with this mark in their environment."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
@@ -60,7 +60,7 @@ def outlive(mark: str) -> list[str]:
 
 
 def versions(output: str) -> list[int]:
-    """Give the versions that the device said it answers with, in order."""
+    """Return the versions that the device said it answers with, in order."""
     return [int(version) for version in re.findall(r"device: wave@(\d+) +told +-?[\d.]+ ms .* error 0\.\d+", output)]
 
 

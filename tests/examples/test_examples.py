@@ -85,7 +85,7 @@ def hear_ctrl_c() -> None:
 
 
 def started(mark: str) -> list[psutil.Process]:
-    """Give the processes that run with this mark in their environment."""
+    """Return the processes that run with this mark in their environment."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
@@ -97,7 +97,7 @@ def started(mark: str) -> list[psutil.Process]:
 
 
 def outlive(mark: str, seconds: float) -> list[str]:
-    """Give the command lines of marked processes that do not end within `seconds`."""
+    """Return the command lines of marked processes that do not end within `seconds`."""
     _, alive = psutil.wait_procs(started(mark), timeout=seconds)
     return [" ".join(process.cmdline())[:120] for process in alive if process.is_running()]
 

@@ -37,7 +37,7 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def marked(mark: Path) -> list[psutil.Process]:
-    """Give the processes that run with this mark in their environment."""
+    """Return the processes that run with this mark in their environment."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
@@ -56,7 +56,7 @@ def told(out: Path) -> list[Told]:
 
 
 def facts(out: Path) -> list[tuple[object, ...]]:
-    """Give what must be the same: the candidates in order, what they reached, and whom they inherited from."""
+    """Return what must be the same: the candidates in order, what they reached, and whom they inherited from."""
     return [
         (
             one.outcome.number,

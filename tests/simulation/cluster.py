@@ -235,7 +235,7 @@ class Cluster:
         return self.block(value) if isinstance(value, Handle) else value
 
     def block(self, handle: Handle) -> np.ndarray:
-        """Give a block of the object store."""
+        """Return a block of the object store."""
         owner, block = self.blocks[handle.key]
         if owner is None or owner.dead:
             raise ModelLostError(f"block {handle.key}: its owner has died")
@@ -416,7 +416,7 @@ def _serve(answer: Any, packed: bytes, timeout: float, digests: bool, future: Fu
 
 
 def told(exc: BaseException) -> str:
-    """Give an error with the places it came through."""
+    """Return an error with the places it came through."""
     frames = [f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in traceback.extract_tb(exc.__traceback__)]
     return f"{type(exc).__name__}: {exc} [{' < '.join(reversed(frames[-5:]))}]"
 

@@ -176,7 +176,7 @@ class Fcntl:
 def _replaced(
     locks: list[tuple[int, int, int, Opened]], who: Opened, kind: int, start: int, end: int
 ) -> list[tuple[int, int, int, Opened]]:
-    """Give the locks after `who` has set a range to `kind`."""
+    """Return the locks after `who` has set a range to `kind`."""
     kept: list[tuple[int, int, int, Opened]] = []
     for lock in locks:
         other, first, last, owner = lock

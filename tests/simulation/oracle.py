@@ -87,12 +87,12 @@ class Oracle:
 
     @staticmethod
     def array(content: tuple[int, int]) -> np.ndarray:
-        """Give the array of a content."""
+        """Return the array of a content."""
         number, elements = content
         return np.arange(elements, dtype=np.uint64) + (np.uint64(number) << _SHIFT)
 
     def arrays(self, table: Table) -> dict[str, np.ndarray]:
-        """Give the arrays of a table."""
+        """Return the arrays of a table."""
         return {name: self.array(content) for name, content in table.items()}
 
     # ---- saves ------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Oracle:
             attempt.forgotten |= not attempt.safe
 
     def alive(self, name: str | None = None) -> list[Attempt]:
-        """Give the committed saves that nobody has begun to retire."""
+        """Return the committed saves that nobody has begun to retire."""
         return [a for a in self.attempts if a.ref is not None and not a.retiring and name in (None, a.name)]
 
     # ---- reads ------------------------------------------------------------------------------------------

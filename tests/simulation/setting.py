@@ -44,11 +44,11 @@ class Setting:
         w.note(f"seed {seed}: {kind}, {self.weather}")
 
     def shards(self) -> list[Hosted]:
-        """Give the shards that were not stopped for good."""
+        """Return the shards that were not stopped for good."""
         return [h for h in self.cluster.actors.values() if not h.gone and "/shard-" in h.ref.name]
 
     def planner(self) -> Hosted:
-        """Give the planner."""
+        """Return the planner."""
         return next(h for h in self.cluster.actors.values() if h.ref.name == planner_name(NAME))
 
     def _thread_died(self, thread: Thread, error: Exception) -> None:

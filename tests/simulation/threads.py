@@ -32,7 +32,7 @@ def enter(world: World | None) -> None:
 
 
 def world() -> World:
-    """Give the world in which the code under test runs."""
+    """Return the world in which the code under test runs."""
     if _world is None:
         raise StuckError("expected a world to be entered")
     return _world
@@ -416,7 +416,7 @@ class Clock:
 
     @staticmethod
     def time() -> float:
-        """Give the time of the day, which somebody sets forward and back: nothing may follow from it."""
+        """Return the time of the day, which somebody sets forward and back: nothing may follow from it."""
         w = world()
         if w.clock.random() < CLOCK_SET:
             w.clock_s = w.clock.uniform(-CLOCK_S, CLOCK_S)

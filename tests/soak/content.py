@@ -44,7 +44,7 @@ _CHECK = 4
 
 
 def content(number: int) -> np.ndarray:
-    """Give the tensor of a number.
+    """Return the tensor of a number.
 
     >>> content(8).dtype, content(8).shape, int(content(2).view(np.uint64)[0])
     (dtype('float32'), (25,), 2)
@@ -86,7 +86,7 @@ class Card:
     """Tensor -> number, of all others."""
 
     def tensor(self) -> np.ndarray:
-        """Give it as bytes: a checksum, then text."""
+        """Return it as bytes: a checksum, then text."""
         text = json.dumps([self.save, self.name, dict(self.numbers)]).encode()
         return np.frombuffer(zlib.crc32(text).to_bytes(_CHECK, "little") + text, np.uint8)
 
@@ -105,7 +105,7 @@ class Card:
         return cls(save, name, numbers)
 
     def arrays(self, given: Iterable[str]) -> dict[str, np.ndarray]:
-        """Give tensors to save: these, and the card."""
+        """Return tensors to save: these, and the card."""
         return {name: content(self.numbers[name]) for name in given} | {WHO: self.tensor()}
 
     def wrong(self, found: Mapping[str, np.ndarray]) -> list[str]:
@@ -124,7 +124,7 @@ class Card:
 
 
 def graph_of(family: int, save: str) -> ModelGraph:
-    """Give an architecture: the backbone of its family, and a head of its own."""
+    """Return an architecture: the backbone of its family, and a head of its own."""
     layers = [Layer("in", {"class": "Input"})]
     for depth, layer in enumerate(BACKBONE):
         config = {"class": "Dense", "units": 10 * family + depth}

@@ -103,7 +103,7 @@ class Operator:
         self._stopped.clear()
 
     def look(self) -> dict[str, int]:
-        """Give the processes of planner and shards; says in the journal what came to an end by itself.
+        """Return the processes of planner and shards; says in the journal what came to an end by itself.
 
         Raises:
             TimeoutError: one of them is not there again.

@@ -63,7 +63,7 @@ class Ground:
         return ray.get_runtime_context().gcs_address
 
     def nodes(self) -> list[str]:
-        """Give the ids of the nodes, the driver's own first."""
+        """Return the ids of the nodes, the driver's own first."""
         here = ray.get_runtime_context().get_node_id()
         return sorted((row["NodeID"] for row in ray.nodes() if row["Alive"]), key=lambda node: (node != here, node))
 
@@ -96,7 +96,7 @@ def _started() -> LocalCluster:
 
 
 def pid_of(actor: str, patience: float = PATIENCE_S) -> int:
-    """Give the process of an actor's present life, once it answers.
+    """Return the process of an actor's present life, once it answers.
 
     Raises:
         TimeoutError: it did not within `patience` seconds.
@@ -135,7 +135,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def mark_of(pid: int) -> str | None:
-    """Give the mark in the environment that a process was started with."""
+    """Return the mark in the environment that a process was started with."""
     try:
         rows = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

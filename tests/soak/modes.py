@@ -129,7 +129,7 @@ class Round:
 
 
 def round_of(seed: int, number: int, faults_at_disk: bool = True) -> Round:
-    """Give a round, from 0.
+    """Return a round, from 0.
 
     Args:
         seed: of the soak.

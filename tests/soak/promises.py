@@ -130,7 +130,7 @@ class Ledger:
         return error in told and self.may_be_lost(promise, until)
 
     def judge(self, seen: Mapping[ModelRef, Seen]) -> list[Finding]:
-        """Give what is not as it was promised.
+        """Return what is not as it was promised.
 
         Args:
             seen: what came of loading each version that was promised, at the end.
@@ -193,7 +193,7 @@ class Ledger:
                     yield Finding("a name is its latest version", expected, f"{found} of save {save}")
 
     def _latest(self, name: str, began: float, ended: float) -> Promise | None:
-        """Give the highest version of a name that was promised before a load and not asked to go before its end."""
+        """Return the highest version of a name that was promised before a load and not asked to go before its end."""
         there = [
             promise
             for promise in self.promises.values()

@@ -96,7 +96,7 @@ class Clients:
         self._lives[client] += 1
 
     def living(self) -> Processes:
-        """Give those that run."""
+        """Return those that run."""
         return {client: process for client, process in self.running.items() if process.poll() is None}
 
     def replace(self) -> None:
@@ -386,7 +386,7 @@ class Play:
         return sum(text.count(b'{"event": "%s"' % event) for text in journals for event in (b"done", b"refused"))
 
     def _warm(self, clients: Clients) -> Processes:
-        """Give the clients that are at work: others are not worth a fault."""
+        """Return the clients that are at work: others are not worth a fault."""
         warm = self._who("warm")
         return {client: process for client, process in clients.living().items() if clients.who(client) in warm}
 

@@ -40,7 +40,7 @@ def threads() -> dict[str, int]:
 
 
 def memory_of(pid: int) -> set[tuple[int, int]]:
-    """Give device and inode of the memory that a shard shares."""
+    """Return device and inode of the memory that a shard shares."""
     found: set[tuple[int, int]] = set()
     for descriptor, target in _targets(pid).items():
         if target.startswith("/memfd:tensorvine"):

@@ -48,7 +48,7 @@ class Disk:
         return [version for version in self.versions if not version.retired]
 
     def chain(self, place: Place) -> tuple[Place, ...]:
-        """Give a place and what it is encoded against."""
+        """Return a place and what it is encoded against."""
         return (place, *self.bases.get(place, ()))
 
     def readers(self) -> dict[int, set[str]]:

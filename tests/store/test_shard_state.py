@@ -81,7 +81,7 @@ def grouped(slots: frozenset[Slot]) -> dict[SegmentId, list[int]]:
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """Give what a call answers, or the kind of its error."""
+    """Return what a call answers, or the kind of its error."""
     try:
         return call()
     except TensorVineError as exc:

@@ -140,7 +140,7 @@ class DaskEngine:
             return _soon(all_of_them).result(max(timeout, 0.0))
 
     def _machines(self) -> dict[str, str]:
-        """Give each worker's address and machine."""
+        """Return each worker's address and machine."""
         return Client.current().run(socket.gethostname)
 
 
@@ -197,7 +197,7 @@ class _Block:
 
 
 async def _block(handle: Any) -> np.ndarray:
-    """Give the bytes behind a handle, read-only."""
+    """Return the bytes behind a handle, read-only."""
     if isinstance(handle, _Block):
         return handle.array
     array: np.ndarray = await handle.owner.block(handle.key) if isinstance(handle, _Handle) else handle

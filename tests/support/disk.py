@@ -50,12 +50,12 @@ def bits(array: np.ndarray, seed: int) -> np.ndarray:
 
 
 def noise(nbytes: int, seed: int = 0) -> np.ndarray:
-    """Give bytes that nothing compresses."""
+    """Return bytes that nothing compresses."""
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
 def weights(elements: int, seed: int = 0) -> np.ndarray:
-    """Give floats as a layer has them."""
+    """Return floats as a layer has them."""
     return np.random.default_rng(seed).normal(0, 0.05, elements).astype(np.float32)
 
 
@@ -79,7 +79,7 @@ def segments(path: Path) -> list[Path]:
 
 
 def name_at(repo: Repository, shard: int, stem: str = "at") -> str:
-    """Give a name whose home is `shard`."""
+    """Return a name whose home is `shard`."""
     return next(n for i in range(1000) if repo._session.home(n := f"{stem}{shard}-{i}") == shard)
 
 
@@ -91,7 +91,7 @@ def kill_shard(repo: Repository, shard: int) -> None:
 
 
 def chain(kinds: Sequence[str]) -> ModelGraph:
-    """Give a graph of one tensor per layer: `l0/w`, `l1/w`, ..."""
+    """Return a graph of one tensor per layer: `l0/w`, `l1/w`, ..."""
     layers = [Layer("in", {"class": "Input"})]
     for i, kind in enumerate(kinds):
         layers.append(Layer(f"l{i}", {"class": kind}, [layers[-1].name], [f"l{i}/w"]))

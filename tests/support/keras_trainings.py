@@ -80,7 +80,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def batches(step: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give a rank's part of the step's batch; the whole is the same for all sizes."""
+    """Return a rank's part of the step's batch; the whole is the same for all sizes."""
     rng = np.random.default_rng(step)
     x, y = rng.normal(size=(ROWS, 8)).astype(np.float32), rng.integers(0, CLASSES, ROWS)
     return x[rank::size], y[rank::size]

@@ -73,7 +73,7 @@ class RedisServer:
             self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> Any:
-        """Give a client; it reads text."""
+        """Return a client; it reads text."""
         return redis.Redis(port=self.port, password=self._password, decode_responses=True)
 
     def __enter__(self) -> Self:

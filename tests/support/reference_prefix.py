@@ -14,7 +14,7 @@ def reference_prefix(graph: ModelGraph, other: ModelGraph) -> set[str]:
     """Find the layers of the longest common prefix by EvoStore's Algorithm 1, without fingerprints.
 
     The paper's pseudo code names a vertex by one ID in both graphs, starts at the one root, and counts edges.
-    It is mended here where that is not enough:
+    It is corrected here where that is not enough:
 
     - `A[v]` takes for granted that v is known to be the same vertex in both graphs. Configs may repeat within
       a graph, so the frontier holds pairs (vertex of `graph`, vertex of `other`), each with its own counter.

@@ -81,7 +81,7 @@ def patch(repo: Repository, shard: int, change: Callable[[Any], None]) -> None:
 
 
 def buddy_of(repo: Repository, shard: int) -> int:
-    """Give the shard that has the mirror of this one, once it has all of it in its present life."""
+    """Return the shard that has the mirror of this one, once it has all of it in its present life."""
 
     def links(self: Any) -> list[tuple[int, str]]:
         return [(link.shard, link.shelf) for link in self._mirrors._buddies.links if link.synced]

@@ -48,12 +48,12 @@ class S3Server:
         self._thread.join()
 
     def uri(self, prefix: str) -> str:
-        """Give the URI of a prefix in the bucket."""
+        """Return the URI of a prefix in the bucket."""
         host = f"endpoint_override=http://127.0.0.1:{self._server.port}&scheme=http&region=us-east-1"
         return f"s3://{KEY}:{SECRET}@{self.bucket}/{prefix}?{host}"
 
     def system(self) -> fs.S3FileSystem:
-        """Give the file system that may make buckets."""
+        """Return the file system that may make buckets."""
         return fs.S3FileSystem(
             access_key=KEY,
             secret_key=SECRET,

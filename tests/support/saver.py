@@ -24,7 +24,7 @@ SIZES = (100, 3000, 200_000, 3 * MIB)
 
 
 def tensors_of(seed: int) -> dict[str, np.ndarray]:
-    """Give the tensors of a version: a part that all share, a part that four in a row share, and an own part.
+    """Return the tensors of a version: a part that all share, a part that four in a row share, and an own part.
 
     Every 16th is larger than one segment.
     """

@@ -108,7 +108,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 def batches(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give a rank's share of eight examples."""
+    """Return a rank's share of eight examples."""
     drawn = torch.Generator().manual_seed(step)
     x, y = torch.randn(8, 6, generator=drawn), torch.randint(CLASSES, (8,), generator=drawn)
     return x[rank::size], y[rank::size]

@@ -150,7 +150,7 @@ class Carrier:
         return names
 
     def _known(self, segment: SegmentId, slots: Sequence[int], wish: Wish) -> Received | None:
-        """Give a segment that is here already, with these slots, and checked if that is wished."""
+        """Return a segment that is here already, with these slots, and checked if that is wished."""
         named = self._ways.get(wish.transport)
         if wish.transport != AUTO and (named is None or not named.exact):
             return None  # what is here may have other values than it gives

@@ -195,7 +195,7 @@ class _Link:
     # ---- groups -----------------------------------------------------------------------------------------
 
     def _group(self, answer: GroupAnswer, deadline: float, what: str) -> Group:
-        """Give the group by which the bytes come; a pair that is not here yet is connected."""
+        """Return the group by which the bytes come; a pair that is not here yet is connected."""
         with self._lock:
             group = self._epochs.get(answer.epoch) if answer.epoch is not None else self._pair
             earlier = [epoch for epoch in self._epochs if answer.epoch is not None and epoch < answer.epoch]

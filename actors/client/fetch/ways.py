@@ -76,7 +76,7 @@ class Way(Protocol):
 
 
 def far_ways(session: Session) -> list[Way]:
-    """Give the ways to a shard whose memory is not mapped, the preferred one first."""
+    """Return the ways to a shard whose memory is not mapped, the preferred one first."""
     groups = [CollectiveWay(session, backend) for backend in BACKENDS]
     return [SocketWay(session), ObjectStoreWay(session), *groups, FilesWay(session.path, session.maker)]
 
@@ -108,7 +108,7 @@ class SharedMemoryWay:
         return found
 
     def lock(self, segment: SegmentId, block: Block, deadline: float = math.inf) -> np.ndarray | None:
-        """Give a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
+        """Return a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
 
         Raises:
             TensorVineError: its shard cannot be reached by then.

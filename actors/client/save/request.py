@@ -131,7 +131,7 @@ def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
 
 
 def to_write(request: SaveRequest) -> dict[str, np.ndarray]:
-    """Give the tensors that the save will write unless they are unchanged, in the graph's order."""
+    """Return the tensors that the save will write unless they are unchanged, in the graph's order."""
     arrays = in_order(request.arrays, request.graph)
     if request.graph is not None and isinstance(request.inherit, Mapping):
         for layer in request.inherit.keys() & request.graph.by_name.keys():

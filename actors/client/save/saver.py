@@ -280,7 +280,7 @@ class Saver:
             return upload
 
     def _early(self, request: SaveRequest, deadline: float) -> Begun | None:
-        """Give the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
+        """Return the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
         announced = request.announced
         if announced is None:
             return None
@@ -313,7 +313,7 @@ class Saver:
         shard: int,
         deadline: float,
     ) -> tuple[Any, ...]:
-        """Give the arguments of `Shard.begin`, without sizes and timeout."""
+        """Return the arguments of `Shard.begin`, without sizes and timeout."""
         of, version = parent or (name, None)
         known = self._catalog.known(of, version)
         mapped = self._is_mapped(shard, deadline)
@@ -322,7 +322,7 @@ class Saver:
     def _parent(
         self, request: SaveRequest, begun: Begun, leases: list[str]
     ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
-        """Give the parent's header and its table."""
+        """Return the parent's header and its table."""
         if begun.lease is not None:
             leases.append(begun.lease)
         if begun.header is None:
@@ -366,7 +366,7 @@ class Saver:
         return plan
 
     def _lengths(self, request: SaveRequest, home: int, deadline: float) -> list[int]:
-        """Give the lengths of the blocks that the save will probably need, to ask memory for them at once."""
+        """Return the lengths of the blocks that the save will probably need, to ask memory for them at once."""
         if request.announced is not None:
             return request.announced.lengths
         try:
@@ -383,7 +383,7 @@ class Saver:
         begun: Begun,
         deadline: float,
     ) -> dict[str, TensorEntry]:
-        """Give the parent's rows of the tensors whose bytes are the parent's."""
+        """Return the parent's rows of the tensors whose bytes are the parent's."""
         alike = {
             name: entry
             for name, array in request.arrays.items()
@@ -420,7 +420,7 @@ class Saver:
         return known
 
     def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
-        """Give the parent's graph when the save brings none and has just its tensors."""
+        """Return the parent's graph when the save brings none and has just its tensors."""
         if parent is None or isinstance(request.inherit, Mapping):
             return ModelGraph(())
         graph = self._catalog.graph(parent.ref, parent.graph_key)

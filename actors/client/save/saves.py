@@ -129,7 +129,7 @@ class Saves:
 
 
 def arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Give a caller's tensors as NumPy arrays, without a copy where that can be.
+    """Return a caller's tensors as NumPy arrays, without a copy where that can be.
 
     Raises:
         TensorMismatchError: they are none, or their names are no Unicode text; `where` begins the message.

@@ -115,7 +115,7 @@ class Upload:
             self._put_blocks(blocks, sources)
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Give the arrays as they lie in the shard's memory after `write`."""
+        """Return the arrays as they lie in the shard's memory after `write`."""
         view = self._session.connection(self.shard, self._deadline).view
         if view is None:
             return {}
@@ -201,7 +201,7 @@ def copy_into(block: np.ndarray, arrays: Sequence[np.ndarray], helper: Executor)
 
 
 def announce(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Give the lengths of the blocks that `Upload.write` makes of these arrays; none for what travels inline."""
+    """Return the lengths of the blocks that `Upload.write` makes of these arrays; none for what travels inline."""
     sizes = [array.nbytes for array in arrays]
     if sum(padded(size) for size in sizes) <= INLINE_BYTES:
         return []
@@ -209,10 +209,10 @@ def announce(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _length(sizes: Sequence[int]) -> int:
-    """Give the length of a block of tensors; never 0, which a kernel lock would take for all that follows."""
+    """Return the length of a block of tensors; never 0, which a kernel lock would take for all that follows."""
     return max(layout(sizes)[1], ALIGNMENT)
 
 
 def _place(block: np.ndarray, offset: int, array: np.ndarray) -> np.ndarray:
-    """Give the bytes of a block that are to hold an array, as an array like it."""
+    """Return the bytes of a block that are to hold an array, as an array like it."""
     return block[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -164,7 +164,7 @@ class Channel:
         self._communicator.recv(pointer, nbytes, _UINT8, peer, self._stream.ptr)
 
     def broadcast(self, parts: Iterable[Part]) -> None:
-        """Give all members parts that one of them has each, all at once."""
+        """Return all members parts that one of them has each, all at once."""
         self._nccl.groupStart()
         try:
             for pointer, nbytes, root in parts:
@@ -177,7 +177,7 @@ class Channel:
         self._communicator.allReduce(pointer, pointer, count, dtype, op, self._stream.ptr)
 
     def mark(self) -> Any:
-        """Give an event whose attribute `done` tells whether all that was asked for so far is done."""
+        """Return an event whose attribute `done` tells whether all that was asked for so far is done."""
         return self._stream.record(self._cupy.cuda.Event(disable_timing=True))
 
     # ---- host memory --------------------------------------------------------------------------------------------

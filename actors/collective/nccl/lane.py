@@ -95,12 +95,12 @@ class Lane:
         self._tell({"nbytes": nbytes})
 
     def announced(self, call: Call) -> int:
-        """Give the size of the sender's next message; waits for it."""
+        """Return the size of the sender's next message; waits for it."""
         self._await(lambda: bool(self._sizes), call)
         return self._sizes.popleft()
 
     def channel(self, call: Call) -> Any:
-        """Give the communicator; the first time this waits for the other members."""
+        """Return the communicator; the first time this waits for the other members."""
         if self._channel is None:
             if self._rank == 0:
                 self._shared = shared = self._cuda.new_id()

@@ -66,7 +66,7 @@ def barrier(turn: Turn) -> None:
 
 
 def broadcast(memory: Bytes, root: int) -> Collective:
-    """Give all what the root has."""
+    """Return all what the root has."""
 
     def run(turn: Turn) -> None:
         if turn.rank == root:
@@ -82,7 +82,7 @@ def broadcast(memory: Bytes, root: int) -> Collective:
 
 
 def all_gather(parts: Sequence[Bytes]) -> Collective:
-    """Give all ranks all parts."""
+    """Return all ranks all parts."""
 
     def run(turn: Turn) -> None:
         turn.tell(turn.others, parts[turn.rank])

@@ -164,7 +164,7 @@ class Care:
         return file.name == stored or file.generation >= segment.files
 
     def _named(self, segments: Collection[SegmentId]) -> set[SegmentId]:
-        """Give those of these segments that a version, or a commit on its way, of any home names."""
+        """Return those of these segments that a version, or a commit on its way, of any home names."""
         with self._lock:
             found = named_here(self._state, segments)
         for shard in self._peers.others:
@@ -177,7 +177,7 @@ class Care:
 
 
 def named_here(state: ShardState, segments: Collection[SegmentId]) -> set[SegmentId]:
-    """Give those of some segments that versions of this home, or commits on their way, name.
+    """Return those of some segments that versions of this home, or commits on their way, name.
 
     Call it with the lock held. All of them, while there are versions of which this is not known.
     """

@@ -436,7 +436,7 @@ class History:
         return self._peers.ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
 
     def stored(self, segment: SegmentId) -> Stored:
-        """Give the file of a segment of this shard, for another one that has tensors encoded against it."""
+        """Return the file of a segment of this shard, for another one that has tensors encoded against it."""
         return self._tiers.stored(segment)
 
     async def relearn(self, ref: ModelRef) -> None:

@@ -148,7 +148,7 @@ class Persister:
             return ref in self._jobs
 
     def waiting(self) -> set[ModelRef]:
-        """Give the versions that are still to be written."""
+        """Return the versions that are still to be written."""
         with self._changed:
             return set(self._jobs)
 

@@ -168,7 +168,7 @@ class Tiers:
         return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
 
     def _sources(self, segment: Segment, wanted: Sequence[Wanted]) -> tuple[list[Tensor], dict[int, tuple[Slot, ...]]]:
-        """Give the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""
+        """Return the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""
         if not wanted:
             return [], {}
         view = self._holdings.view(segment)
@@ -189,7 +189,7 @@ class Tiers:
         return tensors, chains
 
     def _chain(self, base: Slot | None) -> tuple[Slot, ...]:
-        """Give a base and what it is encoded against itself; nothing where it cannot serve as one."""
+        """Return a base and what it is encoded against itself; nothing where it cannot serve as one."""
         if (
             base is None
             or self._codec is None
@@ -204,7 +204,7 @@ class Tiers:
         return chain if len(chain) < DENSE_EVERY else ()
 
     def _base(self, base: Slot) -> np.ndarray | None:
-        """Give a base's bytes, if it is in memory and held: reading it back would cost more than it saves."""
+        """Return a base's bytes, if it is in memory and held: reading it back would cost more than it saves."""
         segment = self._state.segment(base[0])
         offset = segment.offsets[base[1]] if segment is not None else GONE
         if segment is None or not isinstance(offset, int) or not segment.counts[base[1]]:
@@ -213,7 +213,7 @@ class Tiers:
         return view[offset : offset + segment.sizes[base[1]]] if view is not None else None
 
     def _old(self, stored: Stored | None, live: set[int] | None, written: set[int]) -> tuple[list[Row], list[Encoded]]:
-        """Give the rows of a file that are still needed (None: all may be), and their stored bytes.
+        """Return the rows of a file that are still needed (None: all may be), and their stored bytes.
 
         Those that are `written` anew are not among them.
         """
@@ -284,7 +284,7 @@ class Tiers:
             return self._holdings.view(segment)
 
     def digests(self, segment_id: SegmentId) -> tuple[str, ...] | None:
-        """Give a segment's content hashes from its file; None where it has no file, or does not know one."""
+        """Return a segment's content hashes from its file; None where it has no file, or does not know one."""
         with self._lock:
             segment = self._state.segment(segment_id)
             if segment is None or segment.stored is None:
@@ -337,7 +337,7 @@ class Tiers:
         return segment
 
     def stored(self, segment_id: SegmentId) -> Stored:
-        """Give the file of a segment of this shard.
+        """Return the file of a segment of this shard.
 
         Raises:
             ModelLostError: it has none, or is not here.
@@ -398,7 +398,7 @@ class Tiers:
         return self.stored(segment_id) if mine else self._stored_elsewhere(segment_id)
 
     def _file(self, stored: Stored) -> SegmentFile:
-        """Give an open file; the ones used last are kept open."""
+        """Return an open file; the ones used last are kept open."""
         with self._open_lock:
             file = self._open.get(stored.name)
             if file is None:

@@ -101,7 +101,7 @@ class Claims:
 
 
 def claims_on(state: ShardState, shard: int) -> Named:
-    """Give what this home's versions, and commits on their way, name of what another shard holds.
+    """Return what this home's versions, and commits on their way, name of what another shard holds.
 
     Call it with the lock held.
     """

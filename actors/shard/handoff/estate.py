@@ -271,7 +271,7 @@ class Estate:
 
 
 def needed(block: np.ndarray | None) -> int:
-    """Give the memory that a block takes; 0 where it travels and stays as a message's part."""
+    """Return the memory that a block takes; 0 where it travels and stays as a message's part."""
     if block is None or block.nbytes <= INLINE_BYTES:
         return 0
     return -(-block.nbytes // ALIGNMENT) * ALIGNMENT

@@ -25,7 +25,7 @@ READ_BYTES = 128 << 20
 
 
 def length_of(original: Original) -> int:
-    """Give the bytes of a copy, padding included."""
+    """Return the bytes of a copy, padding included."""
     return layout([original.sizes[slot] for slot in original.slots])[1]
 
 

@@ -153,7 +153,7 @@ class Mirrors:
     async def _put(
         self, link: Link, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: float
     ) -> bool:
-        """Give a buddy what it has not; False when it fell behind."""
+        """Return a buddy what it has not; False when it fell behind."""
         with self._lock:
             if not link.synced:
                 return False
@@ -282,7 +282,7 @@ class Mirrors:
             self._mark(link)
 
     def _changes(self, link: Link) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
-        """Give what a buddy has and does not need, and what it needs and has not."""
+        """Return what a buddy has and does not need, and what it needs and has not."""
         segments = tuple(segment for segment in link.segments if not self._needs(segment))
         wanted, begun = self._wanted(), self._state.begun().keys()
         early = sum(ref in link.records for ref in begun)
@@ -292,7 +292,7 @@ class Mirrors:
         return segments, refs, set(wanted - link.records)
 
     def _fingerprint(self) -> tuple[int, ...]:
-        """Give something that changes when segments or versions come or go, or reach the disk."""
+        """Return something that changes when segments or versions come or go, or reach the disk."""
         stats = self._state.stats()
         return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted())
 

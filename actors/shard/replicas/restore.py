@@ -124,7 +124,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
 
 
 def _wanted(state: ShardState, offer: Offer) -> dict[SegmentId, Original]:
-    """Give those that the disk does not have whole."""
+    """Return those that the disk does not have whole."""
     wanted: dict[SegmentId, Original] = {}
     for segment_id, original in offer.segments.items():
         known = state.segment(segment_id)

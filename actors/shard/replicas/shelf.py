@@ -183,7 +183,7 @@ class Shelf:
         return parts
 
     def _offer(self, mirror: Mirror) -> Offer:
-        """Give all of a mirror; its bytes are served from now on."""
+        """Return all of a mirror; its bytes are served from now on."""
         if self._server is None:
             self._server = WireServer(self._serve, self._host)
         originals = {segment: Original(copy.sizes, copy.slots, None) for segment, copy in mirror.copies.items()}

@@ -55,7 +55,7 @@ class Outlet:
         """(host, port, token): where it listens, as long as the process lives."""
 
     def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
-        """Give slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
+        """Return slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
 
         Raises:
             ModelLostError: a slot is not there any more.
@@ -104,7 +104,7 @@ class Outlet:
 
 
 def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]] | None:
-    """Give where slots are: slot -> (offset, bytes); None when some are on disk only.
+    """Return where slots are: slot -> (offset, bytes); None when some are on disk only.
 
     Raises:
         ModelLostError: there is no such slot, or it was let go.

@@ -4,7 +4,7 @@ Rules
 - A shard posts the versions that it is home to, and where its own wire server is; no other shard writes these.
 - No save waits for Redis. What is live is known here; a thread of its own brings Redis in line with it, one
   transaction for a version's manifest, its architecture, its number and its message.
-- After each connecting the thread looks what Redis has, and mends the difference: whether Redis was away, lost its
+- After each connecting the thread looks what Redis has, and corrects the difference: whether Redis was away, lost its
   data or came back with old data makes no difference. So nothing queues but the names and numbers of what changed.
 - A message is a hint. What counts is the number under the name.
 """
@@ -185,7 +185,7 @@ class RedisBoard:
                 log.warning("Redis at %s answers again; all live versions are posted there", self._link.where)
 
     def _commands(self, refs: Iterable[ModelRef]) -> list[Command]:
-        """Give what brings Redis in line as to these versions."""
+        """Return what brings Redis in line as to these versions."""
         commands: list[Command] = []
         entered: dict[str, None] = {}
         left: dict[str, None] = {}

@@ -30,7 +30,7 @@ class Senders:
         self._senders: dict[str, GroupSender] = {}
 
     def by(self, backend: str) -> GroupSender:
-        """Give the sender of a back end.
+        """Return the sender of a back end.
 
         Raises:
             ShardUnavailableError: the shard has no outlet.

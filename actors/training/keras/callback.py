@@ -93,7 +93,7 @@ class FitHooks(keras.callbacks.Callback):
             self._tells.end(self.state.steps_done)
 
     def close(self) -> None:
-        """Give the model its own train step again. A second call does nothing."""
+        """Return the model its own train step again. A second call does nothing."""
         self._tells.hooks = None
         if self._step is not None:
             del self._fitted.train_step
@@ -185,11 +185,11 @@ class ForkCallback(OutsideRank, FitHooks):
         return self.state.specs()
 
     def tensor(self, name: str) -> Any:
-        """Give a tensor's present value, which later steps do not change."""
+        """Return a tensor's present value, which later steps do not change."""
         return self.state.tensor(name)
 
     def facts(self) -> Facts:
-        """Give what is no tensor, as `KerasTraining.restore` takes it."""
+        """Return what is no tensor, as `KerasTraining.restore` takes it."""
         return {"options": {}, **self.state.facts()}
 
     def _read_order(self) -> Sequence[str]:

@@ -88,11 +88,11 @@ class KerasState:
         return self._forward
 
     def tensor(self, name: str) -> Array:
-        """Give a tensor's present value, which later steps do not change."""
+        """Return a tensor's present value, which later steps do not change."""
         return as_numpy(self._variable(name), f"{self.where}: tensor {name!r}")
 
     def memory(self, name: str) -> Array:
-        """Give the memory that a tensor is received into: the variable's own, or scratch where it has none."""
+        """Return the memory that a tensor is received into: the variable's own, or scratch where it has none."""
         variable = self._variable(name)
         self._receiving = True
         buffer = self._memory.in_place(name)
@@ -113,7 +113,7 @@ class KerasState:
             self._memory, self._scratch, self._receiving = VariableMemory(self.variables), {}, False
 
     def facts(self) -> dict[str, Any]:
-        """Give steps done, learning rates, and the random states of Python and NumPy."""
+        """Return steps done, learning rates, and the random states of Python and NumPy."""
         return {
             "steps_done": self.steps_done,
             "learning_rates": {name: float(rate.value) for name, rate in self.rates.items()},
@@ -155,7 +155,7 @@ class KerasState:
         return groups
 
     def handles(self) -> set[int]:
-        """Give the ids of the handles of TensorFlow's variables that are parts of the state or need not be: metrics."""
+        """Return the ids of the handles of TensorFlow's variables that are in the state, or need not be: metrics."""
         parts = [*self.variables.values(), *self.rates.values(), *self.model.metrics_variables]
         return {id(part.value.handle) for part in parts}
 

@@ -155,15 +155,15 @@ class KerasTraining:
         return self._state.forward_order()
 
     def tensor(self, name: str) -> Any:
-        """Give a tensor's present value, which later steps do not change."""
+        """Return a tensor's present value, which later steps do not change."""
         return self._state.tensor(name)
 
     def facts(self) -> Facts:
-        """Give steps done, learning rate, options that were told, random states of Python and NumPy."""
+        """Return steps done, learning rate, options that were told, random states of Python and NumPy."""
         return {"options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Any:
-        """Give the memory that a tensor is received into."""
+        """Return the memory that a tensor is received into."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
@@ -222,7 +222,7 @@ class KerasTraining:
         self.model.optimizer.learning_rate = float(rate)
 
     def _begin_alike(self, group: Group) -> None:
-        """Give all ranks rank 0's weights."""
+        """Return all ranks rank 0's weights."""
         names = [spec.name for spec in self.specs() if not spec.local]
         arrays = {name: np.array(self.tensor(name)) for name in names}
         works = [group.ibroadcast(array) for array in arrays.values()]

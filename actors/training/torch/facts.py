@@ -62,7 +62,7 @@ def decode(value: Any) -> Any:
 
 
 def random_facts() -> dict[str, Any]:
-    """Give the states of Python's and NumPy's global generators."""
+    """Return the states of Python's and NumPy's global generators."""
     kind, key, *rest = np.random.get_state()
     return {
         "python": encode(random.getstate(), "Python's random state"),

@@ -136,11 +136,11 @@ class ForkableRank(OutsideRank):
         return self._state.specs()
 
     def tensor(self, name: str) -> Any:
-        """Give a tensor's present value; of buffers and random state a copy."""
+        """Return a tensor's present value; of buffers and random state a copy."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Give what is no tensor, as `TorchTraining.restore` takes it."""
+        """Return what is no tensor, as `TorchTraining.restore` takes it."""
         return {"steps_done": self._done, "read": None, "options": {}, **self._state.facts()}
 
     def _read_order(self) -> Sequence[str]:

@@ -97,7 +97,7 @@ class TorchState:
         ]
 
     def view(self, name: str) -> tuple[Any, bool]:
-        """Give a tensor's present value, and whether that is a copy.
+        """Return a tensor's present value, and whether that is a copy.
 
         Raises:
             TensorNotFoundError: there is no such tensor.
@@ -115,7 +115,7 @@ class TorchState:
         return as_numpy(tensor, f"{self.where}: tensor {name!r}"), copied or tensor.is_cuda
 
     def memory(self, name: str) -> Any:
-        """Give memory to receive a tensor into (`training.Training`)."""
+        """Return memory to receive a tensor into (`training.Training`)."""
         tensor = self._target(name)
         if tensor is not None and tensor.is_contiguous() and not tensor.is_cuda:
             return as_numpy(tensor, f"{self.where}: tensor {name!r}")
@@ -137,7 +137,7 @@ class TorchState:
             target.detach().copy_(raw.view(target.dtype).reshape(target.shape))
 
     def facts(self) -> dict[str, Any]:
-        """Give what is no tensor: parameter groups, schedule, random state of Python and NumPy, modules' extra state.
+        """Return what is no tensor: parameter groups, schedule, random state of Python and NumPy, modules' extra state.
 
         Raises:
             ValueError: something that is not JSON-like; names it.
@@ -303,7 +303,7 @@ class TorchState:
         ]
 
     def _state_facts(self) -> Any:
-        """Give optimizer state that is no tensor.
+        """Return optimizer state that is no tensor.
 
         Raises:
             ValueError: some is neither JSON-like nor a tensor that was expected; names it.

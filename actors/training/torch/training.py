@@ -187,15 +187,15 @@ class TorchTraining:
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
 
     def tensor(self, name: str) -> Any:
-        """Give a tensor's present value; of buffers and random state a copy."""
+        """Return a tensor's present value; of buffers and random state a copy."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Give steps done, options of the optimizer, schedule and random state."""
+        """Return steps done, options of the optimizer, schedule and random state."""
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Any:
-        """Give the memory that a tensor is received into."""
+        """Return the memory that a tensor is received into."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
@@ -242,11 +242,11 @@ class TorchTraining:
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Any, bool]:
-        """Give a tensor's present value, and whether that is a copy."""
+        """Return a tensor's present value, and whether that is a copy."""
         return self._state.view(name)
 
     def _begin_alike(self, group: Group) -> None:
-        """Give all ranks rank 0's model."""
+        """Return all ranks rank 0's model."""
         works: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
         for name, tensor in (self._state.parameters | self._state.buffers).items():
             memory = tensor.detach().contiguous().cpu()
@@ -257,7 +257,7 @@ class TorchTraining:
                 tensor.detach().copy_(memory)
 
     def _forward(self, batch: Any) -> torch.Tensor:
-        """Give the loss; what is read is waited for, and, in the first step, noted."""
+        """Return the loss; what is read is waited for, and, in the first step, noted."""
         order: list[str] = []
 
         def read(name: str) -> None:
@@ -312,5 +312,5 @@ class TorchTraining:
 
 
 def _plain(value: Any) -> Any:
-    """Give a NumPy number as Python's: options are among the facts."""
+    """Return a NumPy number as Python's: options are among the facts."""
     return value.item() if isinstance(value, np.generic) else value

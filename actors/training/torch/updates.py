@@ -31,7 +31,7 @@ class Parts(Protocol):
         ...
 
     def view(self, name: str) -> tuple[Any, bool]:
-        """Give a tensor's present value, and whether that is a copy."""
+        """Return a tensor's present value, and whether that is a copy."""
         ...
 
     def let_through(self, names: Iterable[str] | None = None) -> None:

@@ -501,7 +501,7 @@ def start(server: RedisServer, **options: Any) -> Repository:
 
 
 def name_at(repo: Repository, shard: int) -> str:
-    """Give a name whose home is `shard`."""
+    """Return a name whose home is `shard`."""
     return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{i}") == shard)
 
 

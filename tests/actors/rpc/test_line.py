@@ -398,7 +398,7 @@ def until(reached: Any) -> None:
 
 
 def connections(serving: Serving) -> int:
-    """Give how many are served, once those that have ended are not."""
+    """Return how many are served, once those that have ended are not."""
     end = time.monotonic() + 2.0
     while (found := len(serving.server._served)) and time.monotonic() < end:
         time.sleep(0.002)

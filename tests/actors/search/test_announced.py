@@ -37,7 +37,7 @@ def net(last: int) -> nn.Sequential:
 
 
 def at_home(repo: Repository, shard: int, what: str) -> str:
-    """Give a name whose home is this shard."""
+    """Return a name whose home is this shard."""
     return next(name for number in range(99) if repo._session.home(name := f"{what}{number}") == shard)
 
 

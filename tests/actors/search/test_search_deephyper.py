@@ -198,7 +198,7 @@ class TestRetirement:
 
 
 def evolution(space: HpProblem, folder: Path, kind: type[RegularizedEvolution] = AgedEvolution, size: int = 6) -> Any:
-    """Give a search whose population is full, of distinct qualities."""
+    """Return a search whose population is full, of distinct qualities."""
     made = kind(space, random_state=1, log_dir=str(folder), population_size=size, sample_size=3)
     made.tell([(config, float(number)) for number, config in enumerate(made.ask(size))])
     return made

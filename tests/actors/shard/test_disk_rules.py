@@ -90,7 +90,7 @@ class Bench:
         self.settle()
 
     def let_go(self) -> list[str]:
-        """Give the files that nobody needs any more, and delete them."""
+        """Return the files that nobody needs any more, and delete them."""
         dead, self.state.dead_files = self.state.dead_files, []
         self.tiers.forget(dead)
         self.archive.delete_segments(dead)

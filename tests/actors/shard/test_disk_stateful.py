@@ -43,7 +43,7 @@ class Version:
 
 
 def array(seed: int, size: int) -> np.ndarray:
-    """Give a tensor; those of neighbouring seeds differ in one element."""
+    """Return a tensor; those of neighbouring seeds differ in one element."""
     made = weights(size, 0)
     made[seed % size] = seed
     return made

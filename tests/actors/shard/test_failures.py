@@ -50,7 +50,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout: float = 20.0) 
 
 
 def name_at(repo: Repository, shard: int) -> str:
-    """Give a name whose home is `shard`."""
+    """Return a name whose home is `shard`."""
     return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{i}") == shard)
 
 

@@ -602,7 +602,7 @@ class TestOptions:
 
 @contextmanager
 def ranks(count: int) -> Iterator[Callable[[Callable[[RankContext], Any]], list[Any]]]:
-    """Give what runs a function of a context in a thread for each rank, all in one group."""
+    """Return what runs a function of a context in a thread for each rank, all in one group."""
     from tensorvine.actors.collective.connect import connect
     from tensorvine.actors.collective.rendezvous import LocalRendezvous
 

@@ -101,7 +101,7 @@ def client(server: WireServer) -> Iterator[WireClient]:
 
 
 def contents(found: dict[SegmentId, Received], store: Store) -> dict[tuple[SegmentId, int], bytes]:
-    """Give what arrived, each tensor cut to its length."""
+    """Return what arrived, each tensor cut to its length."""
     return {
         (segment, slot): part.block[offset : offset + store.segments[segment][1][slot][1]].tobytes()
         for segment, part in found.items()

@@ -22,7 +22,7 @@ FREE = UpdateCosts(iteration_s=1.0, stall_s=0.0, delivery_s=0.0, inference_s=1.0
 
 
 def brute_force(losses: list[float], costs: UpdateCosts, inferences: float, price: float) -> tuple[float, int]:
-    """Give the least loss with the price, of all subsets, and the fewest checkpoints that reach it."""
+    """Return the least loss with the price, of all subsets, and the fewest checkpoints that reach it."""
     length = len(losses)
     return min(
         (cumulative_inference_loss(taken, losses.__getitem__, costs, 0, inferences) + price * count, count)
@@ -32,7 +32,7 @@ def brute_force(losses: list[float], costs: UpdateCosts, inferences: float, pric
 
 
 def table(losses: np.ndarray, costs: UpdateCosts, inferences: float, price: float) -> float:
-    """Give the least loss: D[k][j], k checkpoints of which j is the last, by all of its predecessors."""
+    """Return the least loss: D[k][j], k checkpoints of which j is the last, by all of its predecessors."""
     horizon, places = inferences * costs.inference_s, np.arange(len(losses))
     times = places * costs.iteration_s
     best = losses[0] * horizon

@@ -43,7 +43,7 @@ def falling(iteration: int) -> float:
 
 
 def algorithm_2(losses: Sequence[float], costs: UpdateCosts, inferences: float) -> tuple[float, int]:
-    """Give the least loss and its interval: Algorithm 2 with counts in real numbers, line by line."""
+    """Return the least loss and its interval: Algorithm 2 with counts in real numbers, line by line."""
     best = (math.inf, 0)
     for interval in range(1, len(losses)):
         total, left, loss, iteration, number = 0.0, inferences, losses[0], interval, 1

@@ -44,7 +44,7 @@ def chain_of(archive: Archive, codec: Codec | None, arrays: list[Array]) -> list
 
 
 def drift(array: Array, steps: int) -> list[Array]:
-    """Give versions of an array of which each differs from the one before in an element."""
+    """Return versions of an array of which each differs from the one before in an element."""
     versions = [array]
     for step in range(1, steps):
         versions.append(versions[-1].copy())

@@ -359,7 +359,7 @@ def evict(path: Path) -> None:
 
 
 def cached(path: Path) -> int:
-    """Give how many bytes of a file are in memory, whoever read them."""
+    """Return how many bytes of a file are in memory, whoever read them."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         view = np.frombuffer(mapped, np.uint8)
         pages = np.zeros(-(-view.nbytes // mmap.PAGESIZE), np.uint8)

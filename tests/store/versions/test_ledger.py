@@ -23,7 +23,7 @@ facts = st.lists(st.tuples(refs, st.booleans()), max_size=12)
 
 
 def parent_of(ref: ModelRef) -> ModelRef | None:
-    """Give what a version derives from: mostly the number before, sometimes the other name, or nothing."""
+    """Return what a version derives from: mostly the number before, sometimes the other name, or nothing."""
     if ref.version == 1:
         return None if ref.name == "a" else ModelRef("a", 2)
     return ModelRef(ref.name, ref.version - (2 if ref.version == 5 else 1))

@@ -58,7 +58,7 @@ def run(life: Life, *loads: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 def parts(life: Life) -> list[Any]:
-    """Give where those segments lie that are in memory."""
+    """Return where those segments lie that are in memory."""
     with life.lock:
         found = [life.state.segment(segment) for segment in BYTES]
         return [segment.handle for segment in found if segment is not None and segment.handle is not None]
