@@ -56,6 +56,7 @@ class ShardParts:
         standing = self._standing() if again else None
         self._state = ShardState(config.index, lambda name: self._peers.topology.home(name), config.session_s)
         self._state.where = self._peers.topology.where
+        self._state.writes_files = not again or config.index not in self._peers.topology.leaving
         if standing is not None:
             self._state.ledger.merge(standing.ledger)
         self._whole = standing is not None or not self._peers.topology.former

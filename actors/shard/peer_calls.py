@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...store.errors import MovedError
 from ...store.refs import ModelRef
 from ...store.segments.segment import Holds, SegmentId, Stored
 from ...store.versions.ledger import Fact, Told
@@ -109,10 +110,15 @@ class ShardPeers(ShardParts):
         """Write segments for a version whose home is elsewhere."""
         with self._lock:
             moved = self._estate.moved
-        if moved:
-            await self._estate.heard()
-            return await asyncio.to_thread(self._disk().store_elsewhere, wanted)
-        return await self._disk().store(wanted)
+        if not moved:
+            try:
+                return await self._disk().store(wanted)
+            except MovedError:  # handed over while they were written; else who asks is to ask again
+                with self._lock:
+                    if not self._estate.moved:
+                        raise
+        await self._estate.heard()
+        return await asyncio.to_thread(self._disk().store_elsewhere, wanted)
 
     @group("data")
     async def relearn(self, ref: ModelRef, segments: Sequence[SegmentId]) -> None:
@@ -128,6 +134,7 @@ class ShardPeers(ShardParts):
             await self._settle()
         with self._lock:
             self._state.written(str(ref))
+        await self._pass_on("relearn", ref, segments)
 
     @group("ctl")
     async def stored(self, segment: SegmentId) -> Stored:

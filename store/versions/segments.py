@@ -71,6 +71,8 @@ class SegmentTable:
         """Versions of any home whose manifests could not be read -> why: they are damaged, or it is the disk."""
         self.compactable: set[SegmentId] = set()
         self.rewritable: set[SegmentId] = set()
+        self.writes_files = True
+        """False in a shard that started again while it drains: others may write the files of its segments by now."""
         self._segments: dict[SegmentId, Segment] = {}
         self._held: dict[str, dict[SegmentId, None]] = {}
         self._waiting: set[str] = set()
@@ -294,6 +296,23 @@ class SegmentTable:
             self._release([file_holder(segment.id)])
         return before - set(self._segments)
 
+    def in_care(self, segment_id: SegmentId) -> bool:
+        """Tell whether this shard is the one that writes, replaces and deletes the file of a segment.
+
+        It is the one that holds the segment by the topology. One that drains hands its segments over in one step, and
+        its heirs are it when they go by the new topology: in between nobody is.
+        """
+        return self.writes_files and self.where(segment_id) == self.index
+
+    def check_care(self, segment_id: SegmentId) -> None:
+        """See that a file of a segment may be written here.
+
+        Raises:
+            MovedError: another shard does that, now or soon.
+        """
+        if not self.in_care(segment_id):
+            raise MovedError(f"shard {self.index}: expected to write files of {segment_id}; another shard does", 0)
+
     def store(self, segment_id: SegmentId, stored: Stored) -> bool:
         """Take note of a segment's new file; False when it came too late, and is dead.
 
@@ -305,9 +324,13 @@ class SegmentTable:
         Raises:
             ModelLostError, CorruptDataError: such a slot went, or left the disk, meanwhile; nothing changes but that
                 the file is dead.
+            MovedError: the segment was handed over meanwhile; likewise. Its heir knows the file before, and only that.
         """
         segment = self._segments.get(segment_id)
         self.rewritable.discard(segment_id)
+        if not self.in_care(segment_id):
+            self.dead_files.append(stored.name)
+            self.check_care(segment_id)
         if segment is None or not stored.slots.issuperset(segment.needed_on_disk):
             self.dead_files.append(stored.name)
             if segment is not None and segment.wants_rewriting:
@@ -528,7 +551,7 @@ class SegmentTable:
         """See what becomes of a segment that lost a holder."""
         if segment.wants_compaction:
             self.compactable.add(segment.id)
-        if segment.wants_rewriting:
+        if segment.wants_rewriting and self.in_care(segment.id):
             self.rewritable.add(segment.id)
         self._evict_if_cold(segment)
 
@@ -542,7 +565,8 @@ class SegmentTable:
         if segment.handle is not None:
             self.freed.append(segment.handle)
         if segment.stored is not None:
-            self.dead_files.append(segment.stored.name)
+            if self.in_care(segment.id):
+                self.dead_files.append(segment.stored.name)
             self.outbox += [(shard, file_holder(segment.id)) for shard in self._others(segment.stored)]
 
     def _check_stored(self, holder: str, holds: Holds) -> None:

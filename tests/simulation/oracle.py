@@ -74,7 +74,9 @@ class Oracle:
     crashes: int = 0
 
     def fail(self, rule: str, what: str) -> None:
-        """A rule is broken."""
+        """A rule is broken; after the end of the world none is: what still runs is being unwound."""
+        if self.world.over:
+            return
         self.world.note(f"BROKEN {rule}: {what}")
         self.broken.append((rule, f"at {self.world.now - START_S:.3f} s: {what}"))
 

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
+import greenlet
+
 from .scheduler import START_S, StuckError, World
 from .scheduler import Thread as Greenlet
 
@@ -295,6 +297,8 @@ class Future(concurrent.futures.Future[Any]):
             return
         w = world()
         me = w.current
+        if w.over:
+            raise greenlet.GreenletExit
         if me is None:
             raise StuckError("a future is awaited by the scheduler itself")
         waits = [me]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from ....store.codecs.codec import Codec, from_spec
 from ....store.errors import (
     CorruptDataError,
     ModelLostError,
+    MovedError,
     OperationTimeoutError,
     ShardUnavailableError,
     StorageError,
@@ -62,8 +63,8 @@ READERS = 8
 """Threads that read manifests, and segments for readers: an object store answers slowly, but many at once."""
 READ_AT_ONCE = 1024
 """Manifests whose bytes are in memory at one time."""
-STORE_TIMEOUT_S = 600.0
-"""How long a home waits for another shard to write segments."""
+STORE_TIMEOUT_S, STORE_PAUSE_S = 600.0, 0.2
+"""How long a home waits for another shard to write segments, and from one try to the next while they are handed over."""
 BLAMES = 16
 """Failures of a retention policy that are logged, each once."""
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
@@ -431,9 +432,21 @@ class History:
     # ---- within -----------------------------------------------------------------------------------------
 
     def _store(self, shard: int, wanted: ToStore) -> Chains:
-        if shard == self._config.index:
-            return self._tiers.store(wanted)
-        return self._peers.ask(shard, "store", (wanted,), STORE_TIMEOUT_S)
+        """Have a shard write segments. Those that it hands over meanwhile, its heirs write as soon as they may."""
+        deadline = time.monotonic() + STORE_TIMEOUT_S
+        while True:
+            try:
+                if shard == self._config.index:
+                    return self._tiers.store(wanted)
+                return self._peers.ask(shard, "store", (wanted,), deadline - time.monotonic())
+            except MovedError as exc:
+                if time.monotonic() + STORE_PAUSE_S > deadline:
+                    raise OperationTimeoutError(
+                        f"segments {list(wanted)}: expected an heir to have them; {exc}"
+                    ) from exc
+            threading.Event().wait(STORE_PAUSE_S)
+            if any(self._state.where(segment) != shard for segment in wanted):
+                return self.store_elsewhere(wanted)
 
     def stored(self, segment: SegmentId) -> Stored:
         """Return the file of a segment of this shard, for another one that has tensors encoded against it."""
@@ -452,10 +465,13 @@ class History:
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
         self.numbering.done(ref)
-        with self._lock:
+        by_shard: dict[int, list[SegmentId]] = {}
+        with self._lock:  # who takes segments over from here knows it, or is told
             self._state.written(str(ref))
+            for segment in chain.from_iterable(parts.values()):
+                by_shard.setdefault(self._state.where(segment), []).append(segment)
         deadline = time.monotonic() + RELEARN_S
-        for shard, segments in parts.items():
+        for shard, segments in by_shard.items():
             while shard != self._config.index and not self._heard(shard, ref, segments, deadline):
                 threading.Event().wait(RELEARN_PAUSE_S)
 

@@ -89,6 +89,7 @@ class Tiers:
 
         Raises:
             ModelLostError: a segment is not here any more.
+            MovedError: another shard writes a segment's files, now or soon.
             StorageError, CodecError: it could not be written.
         """
         futures = {
@@ -109,7 +110,7 @@ class Tiers:
             with self._alone(segment_id):
                 with self._lock:
                     segment = self._state.segment(segment_id)
-                    if segment is None or not segment.wants_rewriting:
+                    if segment is None or not segment.wants_rewriting or not self._state.in_care(segment_id):
                         return
                 self._write(segment_id, [])
             self._settle()
@@ -142,6 +143,7 @@ class Tiers:
         """Write the next generation of a segment's file: its live old rows as they are, and these new ones."""
         with self._lock:
             segment = self._segment(segment_id)
+            self._state.check_care(segment_id)
             before, generation = segment.stored, segment.files
             segment.files += 1
             live, whole = set(segment.live_slots), bool(self._state.unread)

@@ -195,6 +195,7 @@ class Elastic:
             if self._state.index not in topology.leaving:  # else its segments may be elsewhere already
                 self._peers.topology_after = topology
                 self._state.where = topology.where
+                self._state.writes_files = True
             self._state.epoch += 1
             self._stamp += 1
 
