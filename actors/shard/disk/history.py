@@ -64,7 +64,7 @@ READERS = 8
 READ_AT_ONCE = 1024
 """Manifests whose bytes are in memory at one time."""
 STORE_TIMEOUT_S, STORE_PAUSE_S = 600.0, 0.2
-"""How long a home waits for another shard to write segments, and from one try to the next while they are handed over."""
+"""How long a home waits for segments to be written, and from one try to the next while they are handed over."""
 BLAMES = 16
 """Failures of a retention policy that are logged, each once."""
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2

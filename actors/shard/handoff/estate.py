@@ -4,6 +4,7 @@ Rules
 - Which heir takes a segment, the topology after the drain says (`planner.topology`). Its id stays, so no manifest
   changes.
 - Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go.
+- Files are written by one shard at any time: see D10 of docs/design/persistence.md.
 - In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
   its segments, and says what it lets go itself, once the heirs have heard this; it goes on answering readers from its
   own memory.
