@@ -114,6 +114,27 @@ def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Seq
     _restore(state, new, files)
 
 
+def take_over(
+    state: ShardState, manifests: Iterable[Manifest], files: Mapping[SegmentId, Sequence[StoredFile]]
+) -> list[tuple[str, SegmentId]]:
+    """Restore the segments that are this shard's since its topology changed; what the state knows stays as it is.
+
+    Args:
+        state: of a shard that started again, and does not know what its earlier life was handed.
+        manifests: all that are on disk.
+        files: all segments' files, the newest generation of each first.
+
+    Returns:
+        (version, segment): files that should be there.
+    """
+    needs: dict[SegmentId, _Need] = {}
+    for manifest in manifests:
+        _note(state, manifest, needs)
+    new = {segment: need for segment, need in needs.items() if not state.knows_segment(segment)}
+    _restore(state, {segment: need for segment, need in new.items() if segment in files}, files)
+    return [(reader, s) for s, need in new.items() if s not in files for reader in need.readers]
+
+
 def readmit(
     state: ShardState, ref: ModelRef, manifest: Manifest | None, files: Mapping[SegmentId, Sequence[StoredFile]]
 ) -> list[tuple[str, SegmentId]]:

@@ -184,12 +184,13 @@ class ShardState(VersionTable):
             self._name(name, self.ledger.highest(name) + 1)
             self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
 
-    def release_homes(self, home: int, keep: Iterable[str] = ()) -> None:
-        """Forget the versions of a home that lost its memory, all but `keep`."""
+    def release_homes(self, home: int, keep: Iterable[str] = ()) -> list[str]:
+        """Forget the versions of a home that lost its memory, all but `keep`; return those."""
         kept = set(keep)
-        for holder in self.version_holders():
-            if holder not in kept and self.home_of(ModelRef.parse(holder).name) == home:
-                self.release(holder)
+        lost = [h for h in self.version_holders() if h not in kept and self.home_of(ModelRef.parse(h).name) == home]
+        for holder in lost:
+            self.release(holder)
+        return lost
 
     # ---- moving to another home -------------------------------------------------------------------------
 

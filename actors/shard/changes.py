@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from .handoff.elastic import Unwritten
 from .handoff.estate import MOVING, needed
 from .parts import ShardParts
 
+log = logging.getLogger(__name__)
+
 CLAIM_PAUSE_S = 0.1
 """How often a shard that is to drain looks whether all others have said what they hold here."""
 
@@ -37,7 +40,18 @@ class ShardChanges(ShardParts):
 
     @group("ctl")
     async def learn(self, topology: Topology) -> None:
-        """Go by a new topology."""
+        """Go by a new topology.
+
+        Raises:
+            StorageError: what a shard that drained handed to an earlier life of this one cannot be read just now.
+        """
+        with self._lock:
+            missed = self._estate.missed(topology)
+        if missed and self._history is not None and self._claims is not None:
+            log.warning(
+                "shard %d started again after it had heard of what %s had: it is read", self._config.index, missed
+            )
+            await self._history.take_over(self._claims.ask_anew, lambda: self._elastic.learn(topology))
         self._elastic.learn(topology)
         self._wake(None)
         if self._mirrors is not None and topology.leaving:

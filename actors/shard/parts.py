@@ -88,10 +88,8 @@ class ShardParts:
             self._state, self._lock, self._peers, self._waiters, outlets, self._names_moved, standing
         )
         self._overtaken = Overtaken()
-        self._restarts_heard: dict[tuple[int, int | None], int] = {
-            (shard, None): restarts for shard, restarts in self._peers.restarts().items()
-        }
-        """(shard, by way of which other one) -> the last restart of it at which its earlier life's holders went."""
+        self._restarts_heard = self._peers.restarts()
+        """Shard -> the last restart of it at which its earlier life's holders went."""
         self._committing = Busy()
         """With commits, and with what comes after them."""
         self._requests = 0
@@ -193,11 +191,10 @@ class ShardParts:
         self._state.claim(names)
         kept = {str(ref) for ref in (*self._state.models(), *self._state.unread)}
         gone = [str(ref) for ref in self._state.census() if str(ref) not in kept]
-        if not self._peers.topology.former:
+        if not self._peers.topology.former:  # else names that are to be at home here may be elsewhere still
             self._peers.forget_earlier(kept)
-        else:  # names that are to be at home here may be elsewhere still
-            for shard in self._peers.others:
-                self._peers.send(shard, "release_all", gone)
+        for shard in self._peers.others if gone else ():  # also where they go by another topology already
+            self._peers.send(shard, "release_all", gone)
         self._peers.tell_planner(self._state.ledger.told())
         used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}
         self._peers.owe(used | self._state.census())

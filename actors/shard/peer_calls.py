@@ -60,9 +60,7 @@ class ShardPeers(ShardParts):
         await self._settle()
 
     @group("ctl")
-    async def release_homes(
-        self, home: int, keep: Sequence[str], version: int, restart: int, through: int | None = None
-    ) -> None:
+    async def release_homes(self, home: int, keep: Sequence[str], version: int, restart: int) -> None:
         """Forget what a shard that lost its memory held here, but for the versions that are on disk.
 
         Args:
@@ -70,23 +68,25 @@ class ShardPeers(ShardParts):
             keep: holders that stay.
             version: of the topology by which homes are meant: by another one, nothing is let go.
             restart: which one of the shard's it is. Each counts once: it holds anew after that.
-            through: a shard that drains and passes this on.
         """
         with self._lock:
-            if restart <= self._restarts_heard.get((home, through), 0):
+            if restart <= self._restarts_heard.get(home, 0):
                 return
-            self._restarts_heard[home, through] = restart
+            self._restarts_heard[home] = restart
             if version != self._peers.topology.version:
                 log.warning("shard %d keeps what shard %d held: the topology changed", self._config.index, home)
                 return
-            self._state.release_homes(home, keep)
+            lost = self._state.release_homes(home, keep)
+            # To heirs, by name: when they hear it, that shard has perhaps made new versions, and holds anew.
+            self._state.outbox += [(heir, holder) for heir in self._estate.heirs for holder in lost]
         await self._settle()
-        await self._pass_on("release_homes", home, keep, version, restart, self._config.index)
 
     @group("ctl")
     async def release_all(self, holders: Sequence[str]) -> None:
-        """Forget holders."""
-        for holder in holders:
+        """Forget holders that were lost with their home."""
+        with self._lock:
+            here = [holder for holder in holders if self._estate.moved or self._state.is_holder(holder)]
+        for holder in here:
             await self.release(holder)
 
     @group("ctl")

@@ -82,8 +82,10 @@ class Troubles:
         elif fault == "restart" and self._kind.path:
             for hosted in [*shards, self._setting.planner()]:
                 self._crash(hosted)
-        elif fault == "scale":
+        elif fault in ("scale", "scale and crash"):
             self._setting.troubled = True
+            if fault == "scale and crash":
+                w.at(w.now + w.random.random() * w.random.choice((0.1, 0.5, 2.0, 5.0)), self._crash_one)
             for _ in range(w.random.choice((0, 1, 2))):  # whoever changes the shards is slow
                 moment, seconds = w.random.random() * w.random.choice((0.03, 0.2)), w.random.choice((0.1, 0.6))
                 w.at(w.now + moment, lambda seconds=seconds: self._stop_planner(seconds))
@@ -100,6 +102,13 @@ class Troubles:
         elif fault == "disk":
             self._setting.troubled = True
             self._disk_trouble(shards)
+
+    def _crash_one(self) -> None:
+        """Have a shard die, or the planner, whatever the others do just then."""
+        actors = [*self._setting.shards(), self._setting.planner()]
+        living = [hosted for hosted in actors if hosted.process is not None and not hosted.process.dead]
+        if living and not self._world.over:
+            self._crash(self._world.random.choice(living))
 
     def _stop_planner(self, seconds: float) -> None:
         process = self._setting.planner().process

@@ -40,7 +40,7 @@ from ....store.errors import (
     Unreadable,
     without_frames,
 )
-from ....store.recovery import Recovered, recover, relearn
+from ....store.recovery import Recovered, recover, relearn, take_over
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, Stored, padded
@@ -461,6 +461,38 @@ class History:
         with self._lock:
             relearn(self._state, manifest, files)
         log.info("shard %d: %s was on its way to the disk when this shard started again", self._config.index, ref)
+
+    async def take_over(self, ask_anew: Callable[[Iterable[str]], None], learn: Callable[[], None]) -> None:
+        """Bring back the segments that are this shard's by a new topology, in the step in which it goes by that.
+
+        Args:
+            ask_anew: has other homes asked what they name here, and what the disk brought back released if they name it
+                no more. Called with the lock held.
+            learn: goes by the topology. Called with the lock held.
+
+        Raises:
+            StorageError: a manifest cannot be read; nothing has changed.
+        """
+        await asyncio.to_thread(self._take_over, ask_anew, learn)
+
+    def _take_over(self, ask_anew: Callable[[Iterable[str]], None], learn: Callable[[], None]) -> None:
+        with self._lock:
+            ask_anew(())  # from now on it is noted what they let go
+        manifests, unread = self._read(self._archive.manifests())
+        for ref, why in unread.items():
+            raise StorageError(
+                f"shard {self._config.index}: expected to read {ref} to know whose its tensors are; {why}"
+            )
+        files = self._archive.segments()
+        with self._lock:
+            learn()
+            before = set(self._state.version_holders())
+            missing = take_over(self._state, manifests, files)
+            self._state.hold_all(RESTORED)
+            ask_anew(set(self._state.version_holders()) - before)
+        for reader, segment in missing:
+            log.error("shard %d: %s names segment %x, which has no file", self._config.index, reader, segment[1])
+        self._settle()
 
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""

@@ -53,6 +53,8 @@ class Claims:
         self._version = peers.topology.version
         self._recovered = list(recovered)
         self._released: set[str] = set()
+        self._round = 0
+        """Counts how often all were asked anew: an answer to an earlier question says nothing of what came since."""
 
     @property
     def open(self) -> bool:
@@ -66,21 +68,41 @@ class Claims:
 
     def gather(self) -> None:
         """Ask those that have not answered; the caller settles afterwards."""
-        version = self._peers.topology.version
-        if version != self._version:
-            self._version, self._waiting = version, set(self._peers.others)
-        for shard in sorted(self._waiting):
+        with self._lock:
+            version = self._peers.topology.version
+            if version != self._version:
+                self._ask_all()
+            asked, waiting = self._round, sorted(self._waiting)
+        for shard in waiting:
             try:
                 named: Named = self._peers.ask(shard, "claims", (self._state.index,), ANSWER_S)
             except TensorVineError as exc:
                 log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
                 continue
             with self._lock:
-                if not self._take(shard, named) or self._peers.topology.version != version:
-                    continue
-                self._waiting.discard(shard)
-                if not self._waiting:
-                    self._state.release(RESTORED)
+                if self._take(shard, named) and (self._round, self._peers.topology.version) == (asked, version):
+                    self._waiting.discard(shard)
+                    self._release_if_all_have_answered()
+
+    def ask_anew(self, recovered: Iterable[str] = ()) -> None:
+        """Ask all others once more: they did not say what they name of segments that came into this shard's care since.
+
+        Call it with the lock held.
+
+        Args:
+            recovered: holders of what the disk brought back since.
+        """
+        self._recovered += recovered
+        self._round += 1
+        self._ask_all()
+
+    def _ask_all(self) -> None:
+        self._version, self._waiting = self._peers.topology.version, set(self._peers.others)
+        self._release_if_all_have_answered()  # there may be no others any more
+
+    def _release_if_all_have_answered(self) -> None:
+        if not self._waiting:
+            self._state.release(RESTORED)
 
     def _take(self, shard: int, named: Named) -> bool:
         """Hold what a home names; False: not all of it can be told now, for a manifest cannot be read."""

@@ -201,6 +201,19 @@ class Estate:
             self._state.release(holder)
             return []
 
+    def missed(self, topology: Topology) -> set[int]:
+        """Name the shards that drained and handed to an earlier life of this one what it has not heard of.
+
+        Call it with the lock held, before this shard goes by the new `topology`.
+        """
+        known = self._peers.topology
+        if topology.version <= known.version:
+            return set()
+        left = {
+            shard for shard, heirs in topology.gone.items() if shard not in known.gone and self._state.index in heirs
+        }
+        return {s for s in left if not any(holder.startswith(f"{DRAIN}{s}.") for holder in self._taken)}
+
     def refuse(self, shard: int) -> None:
         """Let go of what came from a shard whose drain was given up."""
         with self._lock:

@@ -90,7 +90,7 @@ class Home(ShardWrites, ShardPeers):
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
         self._committing, self._settling = Busy(), Busy()
-        self._restarts_heard: dict[tuple[int, int | None], int] = {}
+        self._restarts_heard: dict[int, int] = {}
         self._elastic = Elastic(
             self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
         )
@@ -269,6 +269,20 @@ def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start
     asyncio.run(home.hold("m@3", {SEGMENT: [0]}))
     asyncio.run(home.release_homes(0, ["m@2"], 0, late))
     assert home._state.version_holders() == ["m@2", "m@3"]
+
+
+def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name(home: Home) -> None:
+    """That home may have made new versions meanwhile, and hold for them at the heirs, or be an heir."""
+    estate: Any = Quiet()
+    estate.heirs = {1, 2}
+    estate.is_telling = True
+    home._estate = estate
+    home._state.open(CLIENT, 0.0)
+    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    for holder in ("m@1", "m@2"):
+        home._state.hold(holder, {SEGMENT: [0]})
+    asyncio.run(home.release_homes(0, ["m@2"], 0, 1))
+    assert sorted(home._state.outbox) == [(1, "m@1"), (2, "m@1")]
 
 
 def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_nothing(

@@ -87,7 +87,7 @@ class TestSlowDisk:
             base = repo.save(parent, {"t": weights(MIB // 2, 2), "u": np.ones(9)}).ref
             repo.save(child, {"t": weights(MIB // 2, 2), "u": np.zeros(9)}, parent=base)
         with ThreadPoolExecutor(20) as pool:
-            waits = [pool.submit(repo.flush, 60) for _ in range(20)]
+            waits = [pool.submit(repo.flush, FLUSH_S) for _ in range(20)]
             assert [wait.result(90) for wait in waits] == [None] * 20
         assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
 
