@@ -89,6 +89,9 @@ class Resizing:
         self._finished = finished
         self._ledger = ledger
         self._turn = threading.Lock()
+        self._resumed = threading.Event()
+        """No change of an earlier life of the planner is to be finished first."""
+        self._resumed.set()
         self._pause = threading.Event()
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
@@ -104,27 +107,40 @@ class Resizing:
             least = self._topology().replicas
             raise ValueError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
         began = time.monotonic()
-        if not self._turn.acquire(timeout=timeout):
+        deadline = began + timeout
+        if not self._resumed.wait(timeout) or not self._turn.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
             raise OperationTimeoutError(
                 f"scale to {shards} shards: another change is under way for longer than {timeout} s"
             )
         try:
-            return self._scale(shards, began, began + timeout)
+            return self._scale(shards, began, deadline)
         finally:
             self._turn.release()
 
+    def resume_first(self) -> None:
+        """Have who asks for another change wait until `resume` has ended."""
+        self._resumed.clear()
+
     def resume(self) -> None:
         """Bring a change to its end that an earlier life of the planner began."""
-        with self._turn:
-            topology = self._topology()
-            for shard in topology.leaving:
-                self._drain(shard, time.monotonic() + RESUME_S)
-            if self._topology().former:
-                self._complete()
-            for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
-                self._engine.kill(actor_name(topology.repository, shard))  # it had drained, or was about to join
+        try:
+            with self._turn:
+                topology = self._topology()
+                self._finish()
+                for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
+                    self._engine.kill(actor_name(topology.repository, shard))  # it had drained, or was about to join
+        finally:
+            self._resumed.set()
+
+    def _finish(self) -> None:
+        """Finish the change that is under way: the next one would forget whose names have not arrived yet."""
+        for shard in self._topology().leaving:
+            self._drain(shard, time.monotonic() + RESUME_S)
+        if self._topology().former:
+            self._complete()
 
     def _scale(self, shards: int, began: float, deadline: float) -> ScaleReport:
+        self._finish()  # where `resume` could not
         before = self._topology()
         if shards < len(before.shards) and self._plan is not None and self._plan.redis is not None:
             raise ValueError(

@@ -198,7 +198,9 @@ class Estate:
                         self._state.open(other.partition("/")[0], now)
                 self._state.inherit(moved, holder)
             self._taken.add(holder)
-            self._state.release(holder)
+            drained, _, _ = holder.partition(".")
+            for each in self._state.holders(f"{drained}."):  # also of tries before, of another life of the planner
+                self._state.release(each)
             return []
 
     def missed(self, topology: Topology) -> set[int]:
