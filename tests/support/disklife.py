@@ -30,6 +30,7 @@ from tests.support.disk import MIB
 
 CAPACITY = 8 * MIB
 GRAPH = ModelGraph(()).to_json()
+ALONE = Topology("alone", (0,), "starter")
 
 
 class Alone:
@@ -37,19 +38,22 @@ class Alone:
 
     others: tuple[int, ...] = ()
 
-    def __init__(self) -> None:
-        self.topology = Topology("alone", (0,), "starter")
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
 
 
 class Life:
     """One life of a shard on a path: what it brings back, and what it does there."""
 
-    def __init__(self, path: Path, again: bool, keep: Retention | None = None) -> None:
-        self.state = ShardState(0, lambda name: 0)
+    def __init__(
+        self, path: Path, again: bool, keep: Retention | None = None, topology: Topology = ALONE, home: int = 0
+    ) -> None:
+        self.state = ShardState(0, lambda name: home)
+        self.state.where = topology.where
         self.state.open("c", 0.0)
         self.lock = threading.RLock()
         self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
-        self.peers = Alone()
+        self.peers = Alone(topology)
         config = ShardConfig("alone", 0, (0,), CAPACITY, 0, 60.0)
         standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
         parts = (self.state, self.lock, self.holdings, cast("Any", self.peers), self.settle, standing)
@@ -70,12 +74,17 @@ class Life:
 
     def content(self, ref: ModelRef) -> list[bytes]:
         """Read a version's tensors from disk."""
+        return [
+            content for segment, slots in self.state.held(ref).items() for content in self.content_of(segment, slots)
+        ]
+
+    def content_of(self, segment: SegmentId, slots: Sequence[int]) -> list[bytes]:
+        """Read tensors of a segment from disk."""
         found: list[bytes] = []
-        for segment, slots in self.state.held(ref).items():
-            for slot in slots:
-                array = self.history._tiers._read((segment, slot))
-                assert array is not None
-                found.append(array.tobytes())
+        for slot in slots:
+            array = self.history._tiers._read((segment, slot))
+            assert array is not None
+            found.append(array.tobytes())
         return found
 
 
@@ -85,8 +94,8 @@ def put(archive: Archive, segment: SegmentId, arrays: Mapping[int, np.ndarray], 
     archive.write_segment(segment, generation, *encode_tensors(None, tensors))
 
 
-def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]]) -> None:
+def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]], maker: int = 0) -> None:
     """Write a version's manifest: its tensors' (serial, slot, bytes)."""
-    entries = {f"t{s}.{i}": TensorEntry("uint8", (n,), n, None, (0, s), i) for s, i, n in places}
+    entries = {f"t{s}.{i}": TensorEntry("uint8", (n,), n, None, (maker, s), i) for s, i, n in places}
     header = Header(ref, None, None, "{}", ref.version, b"key", 1, 1)
     archive.write_manifest(Manifest(header, (GRAPH, None), entries, {}), {})

@@ -1,4 +1,4 @@
-"""A shard that drains, where the heir refuses."""
+"""A shard that drains, where the heir refuses, where the planner dies on the way, and where the heir does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import StoreFullError
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
+from tensorvine.store.versions.handover import MovedSegment
+from tensorvine.store.versions.segments import RESTORED
 
 from tests.support.disk import MIB
-from tests.support.disklife import Life
+from tests.support.disklife import Life, note, put
 
 SEGMENTS = tuple((0, serial) for serial in range(1, 4))
 
@@ -58,3 +61,62 @@ def test_a_drain_that_is_refused_locks_no_memory_however_long_its_error_is_kept(
         del kept
     finally:
         gc.enable()
+
+
+class Topologies:
+    """The other shards: by this topology, and no more."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+
+def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_those_of_the_next(
+    tmp_path: Path,
+) -> None:
+    Archive(str(tmp_path), 1)
+    heir = Life(tmp_path, again=False)
+    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", Full()))
+    copy = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0)
+    block = np.zeros(64, np.uint8)
+    for holder in ("+drain/1.4", "+drain/1.7", "+drain/10.7"):
+        asyncio.run(estate.receive(copy, block, None, holder))
+        heir.state.hold(holder, {copy.id: [0]})
+    moved = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0, {"m@1": [0]})
+    assert estate.inherit("+drain/1.7", [moved]) == []
+    assert sorted(heir.state.holders("")) == ["+drain/10.7", "m@1"]
+
+
+class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
+    """Shard 0 was told that it holds the segments of shard 1, and died."""
+
+    before = Topology("heirs", (0, 1), "starter")
+    after = before.warned((1,)).shrunk((1,))
+
+    def estate(self, life: Life) -> Estate:
+        return Estate(life.state, life.lock, life.holdings, cast("Any", Topologies(self.before)))
+
+    def test_it_notices_what_it_missed(self, tmp_path: Path) -> None:
+        Archive(str(tmp_path), 1)
+        life = Life(tmp_path, again=True)
+        estate = self.estate(life)
+        assert estate.missed(self.before) == set()
+        assert estate.missed(self.after) == {1}
+        estate.inherit("+drain/1.2", [])
+        assert estate.missed(self.after) == set()
+
+    def test_it_reads_what_it_was_handed_in_the_step_in_which_it_goes_by_the_new_topology(self, tmp_path: Path) -> None:
+        archive, serial = Archive(str(tmp_path), 1), self.before.serial(1, 5)
+        put(archive, (1, serial), {slot: np.full(1000, slot, np.uint8) for slot in range(2)})
+        note(archive, ModelRef("m", 3), [(serial, slot, 1000) for slot in range(2)], maker=1)
+        life = Life(tmp_path, again=True, topology=self.before, home=1)
+        asked: list[list[str]] = []
+
+        def learn() -> None:
+            life.state.where = self.after.where
+
+        life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
+        assert asked == [[], ["m@3"]]  # what homes let go meanwhile is noted; then they are asked what they name
+        assert [content[0] for content in life.content_of((1, serial), range(2))] == [0, 1]
+        assert life.state.is_holder(RESTORED)
+        life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
+        assert asked[2:] == [[], []]  # a second time changes nothing

@@ -1,0 +1,103 @@
+"""Changes of the shards, by a planner that starts again in the middle of one: what was decided is finished first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tensorvine.actors.planner.resizing import Resizing
+from tensorvine.actors.rpc.messages import Moved
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import OperationTimeoutError
+from tensorvine.store.versions.ledger import Told
+
+ANSWERS: dict[str, Any] = {
+    "hand_over": Moved(2, 100),
+    "stats": SimpleNamespace(bytes_metadata=100, bytes_memory=0, bytes_disk=0, shard=0),
+    "is_needed": False,
+    "move_segments": 0,
+    "copy_out": 0,
+}
+
+
+@dataclass
+class Shards:
+    """An engine whose shards do at once what they are asked; it notes what that was."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    killed: list[str] = field(default_factory=list[str])
+
+    def find(self, name: str) -> str:
+        return name
+
+    def call(self, actor: str, method: str, *arguments: Any) -> str:
+        self.asked.append((actor, method))
+        return method
+
+    def result(self, future: str, timeout: float, who: str) -> Any:
+        return ANSWERS.get(future)
+
+    def kill(self, name: str) -> None:
+        self.killed.append(name)
+
+
+class Planner:
+    """What a planner knows that has just started again."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.shards = Shards()
+        self.resizing = Resizing(
+            cast("Any", self.shards),
+            None,
+            lambda: self.topology,
+            lambda topology: None,
+            self.decide,
+            lambda shard: None,
+            lambda: Told({}),
+        )
+
+    def decide(self, topology: Topology) -> None:
+        self.topology = topology
+
+    def handed_over(self) -> list[str]:
+        return [shard for shard, method in self.shards.asked if method == "hand_over"]
+
+
+@pytest.fixture
+def planner() -> Planner:
+    """It was decided that shard 1 drains; its names have not moved."""
+    return Planner(Topology("resizing", (0, 1), "starter").warned((1,)).shrunk((1,)))
+
+
+def test_another_change_finishes_the_one_before_first(planner: Planner) -> None:
+    report = planner.resizing.scale(1, timeout=60.0)
+    assert planner.handed_over() == ["resizing/shard-0", "resizing/shard-1"]
+    assert planner.shards.killed == ["resizing/shard-1"]
+    assert (planner.topology.shards, planner.topology.former) == ((0,), ())
+    assert (report.shards_before, report.shards_after) == (1, 1)
+
+
+def test_a_drain_that_was_not_decided_yet_is_done_before_another_change() -> None:
+    planner = Planner(Topology("resizing", (0, 1, 2), "starter").warned((2,)))
+    planner.resizing.scale(2, timeout=60.0)
+    methods = [method for shard, method in planner.shards.asked if shard == "resizing/shard-2"]
+    assert [m for m in methods if m in ("copy_out", "move_segments", "hand_over")] == [
+        "copy_out",
+        "move_segments",
+        "hand_over",
+    ]
+    assert planner.topology.shards == (0, 1)
+
+
+def test_who_asks_before_the_planner_has_resumed_waits(planner: Planner) -> None:
+    planner.resizing.resume_first()
+    with pytest.raises(OperationTimeoutError, match="another change is under way"):
+        planner.resizing.scale(1, timeout=0.01)
+    assert planner.handed_over() == []
+    planner.resizing.resume()
+    assert planner.handed_over() == ["resizing/shard-0", "resizing/shard-1"]
+    planner.resizing.scale(1, timeout=60.0)
+    assert len(planner.handed_over()) == 2

@@ -1,0 +1,110 @@
+"""What a shard that started again does with what it brought back, until the other homes have said what they name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+from tensorvine.actors.shard.handoff.claims import Claims
+from tensorvine.planner.topology import Topology
+from tensorvine.store.segments.segment import SegmentId, Stored
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.segments import RESTORED
+
+SEGMENT: SegmentId = (0, 7)
+
+
+class Others:
+    """The other shards, and what each of them names here."""
+
+    def __init__(self) -> None:
+        self.topology = Topology("claims", (0, 1, 2), "starter")
+        self.named: dict[int, dict[str, dict[SegmentId, list[int]]]] = {1: {}, 2: {}}
+        self.asked: list[int] = []
+
+    @property
+    def others(self) -> list[int]:
+        return [shard for shard in self.topology.alive if shard]
+
+    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        assert (method, arguments) == ("claims", (0,))
+        self.asked.append(shard)
+        return self.named[shard]
+
+    def leave(self) -> None:
+        """All others drain."""
+        self.topology = self.topology.warned((1, 2)).shrunk((1, 2)).settled()
+
+
+@pytest.fixture
+def others() -> Others:
+    return Others()
+
+
+@pytest.fixture
+def state() -> ShardState:
+    """One segment that the disk brought back, of a version at home elsewhere."""
+    state = ShardState(0, lambda name: 1)
+    state.recover(SEGMENT, [4, 4], Stored("a.0", 0, 8, frozenset({0, 1})))
+    state.hold("m@1", {SEGMENT: [0]})
+    state.hold_all(RESTORED)
+    return state
+
+
+def claims_of(state: ShardState, others: Others) -> Claims:
+    return Claims(state, threading.RLock(), cast("Any", others), ["m@1"])
+
+
+def test_what_nobody_names_goes_when_all_have_answered(state: ShardState, others: Others) -> None:
+    claims = claims_of(state, others)
+    claims.gather()
+    assert others.asked == [1, 2]
+    assert not claims.open
+    assert state.segment(SEGMENT) is None
+
+
+def test_what_is_named_stays_and_nothing_else_holds_it(state: ShardState, others: Others) -> None:
+    others.named[1] = {"m@2": {SEGMENT: [0]}}
+    claims_of(state, others).gather()
+    assert state.version_holders() == ["m@2"]
+    assert not state.is_holder(RESTORED)
+
+
+def test_when_all_others_have_left_before_they_answered_nothing_stays_for_ever(
+    state: ShardState, others: Others
+) -> None:
+    claims = claims_of(state, others)
+    others.leave()
+    claims.gather()
+    assert not claims.open
+    assert not state.is_holder(RESTORED)
+
+
+def test_an_answer_to_an_earlier_question_says_nothing_of_what_came_since(state: ShardState, others: Others) -> None:
+    claims = claims_of(state, others)
+    ask = others.ask
+
+    def meanwhile(*arguments: Any) -> Any:
+        others.ask = ask  # type: ignore[method-assign]
+        state.hold("m@3", {SEGMENT: [0]})  # brought back while they are asked
+        claims.ask_anew(["m@3"])
+        return ask(*arguments)
+
+    others.ask = meanwhile  # type: ignore[method-assign]
+    claims.gather()
+    assert claims.open
+    assert state.is_holder(RESTORED)
+    claims.gather()
+    assert others.asked == [1, 2, 1, 2]
+    assert not claims.open
+    assert state.version_holders() == []
+
+
+def test_what_a_home_lets_go_while_it_is_asked_is_not_held_again(state: ShardState, others: Others) -> None:
+    others.named[1] = {"m@1": {SEGMENT: [0]}}
+    claims = claims_of(state, others)
+    claims.released("m@1")
+    state.release("m@1")
+    claims.gather()
+    assert state.version_holders() == []
