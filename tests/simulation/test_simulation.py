@@ -31,7 +31,7 @@ FOUND_BY_THEME = {
     "compact": (1678, 3461, 3499),
     "handover": (124, 181, 418, 887),
     "cluster": (122, 144, 148, 198, 199),
-    "change": (27, 108, 162, 234, 254),
+    "change": (27, 108, 162, 234, 254, 349),
 }
 """The same, among worlds of one theme."""
 
