@@ -202,7 +202,7 @@ def _project(chain: _Chain, source: str, units: int) -> str:
 
 
 def small_tensors(graph: ModelGraph, *, items: int = 64, seed: int = 0) -> Tensors:
-    """Return each tensor that the graph names a few random float32 values."""
+    """Return a few random float32 values for each tensor that the graph names."""
     rng = np.random.default_rng(seed)
     values = rng.random((len(graph.tensors), items), dtype=np.float32)
     return dict(zip(graph.tensors, values, strict=True))

@@ -184,13 +184,9 @@ class ShardState(VersionTable):
             self._name(name, self.ledger.highest(name) + 1)
             self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
 
-    def release_homes(self, home: int, keep: Iterable[str] = ()) -> list[str]:
-        """Forget the versions of a home that lost its memory, all but `keep`; return those."""
-        kept = set(keep)
-        lost = [h for h in self.version_holders() if h not in kept and self.home_of(ModelRef.parse(h).name) == home]
-        for holder in lost:
-            self.release(holder)
-        return lost
+    def held_by(self, home: int) -> list[str]:
+        """List the versions of a home that hold something here."""
+        return [holder for holder in self.version_holders() if self.home_of(ModelRef.parse(holder).name) == home]
 
     # ---- moving to another home -------------------------------------------------------------------------
 

@@ -116,11 +116,11 @@ class Group(ABC):
         self.irecv(array, source, timeout=timeout).wait()
 
     def broadcast(self, array: Any, root: int = 0, *, timeout: float | None = None) -> None:
-        """Return all ranks what `root` has in the array; see `ibroadcast`."""
+        """Send what `root` has in the array to all ranks; see `ibroadcast`."""
         self.ibroadcast(array, root, timeout=timeout).wait()
 
     def all_gather(self, array: Any, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
-        """Return all ranks all parts of an array; see `iall_gather`."""
+        """Send all parts of an array to all ranks; see `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
     def all_reduce(self, array: Any, op: Op = "sum", *, timeout: float | None = None) -> None:

@@ -105,7 +105,7 @@ class StockGroup(BaseGroup):
     def allgather(
         self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = types.AllGatherOptions
     ) -> None:
-        """Return all members all members' tensors."""
+        """Send all members' tensors to all members."""
         parts, seconds = self._each(tensor_list), _seconds(allgather_options)
         _fill(parts[self.rank], _only(tensor))
         works = [self._group.ibroadcast(part, root, timeout=seconds) for root, part in enumerate(parts)]
@@ -113,7 +113,7 @@ class StockGroup(BaseGroup):
             work.wait()
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = types.BroadcastOptions) -> None:
-        """Return all members the root's tensor."""
+        """Send the root's tensor to all members."""
         self._group.broadcast(_only(tensor), broadcast_options.root_rank, timeout=_seconds(broadcast_options))
 
     def reducescatter(

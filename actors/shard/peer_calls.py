@@ -76,9 +76,8 @@ class ShardPeers(ShardParts):
             if version != self._peers.topology.version:
                 log.warning("shard %d keeps what shard %d held: the topology changed", self._config.index, home)
                 return
-            lost = self._state.release_homes(home, keep)
-            # To heirs, by name: when they hear it, that shard has perhaps made new versions, and holds anew.
-            self._state.outbox += [(heir, holder) for heir in self._estate.heirs for holder in lost]
+            for holder in set(self._state.held_by(home)) - set(keep):
+                self._forget(holder)  # at heirs too, by name: when they hear it, that shard perhaps holds anew
         await self._settle()
 
     @group("ctl")

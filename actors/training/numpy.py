@@ -119,7 +119,7 @@ class StepContext:
             self._hooks.updated(name, training.state[name])
 
     def update(self, name: str, value: Any) -> None:
-        """Return an array of the state its value at the end of the step; errors as in `changing`.
+        """Set what an array of the state is at the end of the step; errors as in `changing`.
 
         Raises:
             TensorMismatchError: another shape, or a kind of numbers that the array cannot hold.

@@ -161,7 +161,7 @@ class RankPost:
 
     @group("ctl")
     async def recipe(self) -> None:
-        """Return what another rank like this one is made of: nothing is known of that."""
+        """Return None: what another rank like this one is made of is not known."""
 
 
 class Postbox:

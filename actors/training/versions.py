@@ -82,7 +82,7 @@ class Versions:
         return pending
 
     def restore(self, training: Training, model: ModelRef | str) -> ModelRef:
-        """Return a training the state of a version.
+        """Set the state of a training to a version's.
 
         Args:
             training: it stands between two steps.

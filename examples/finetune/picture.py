@@ -69,7 +69,7 @@ def _tree(versions: Sequence[Version]) -> nx.DiGraph:
 
 
 def _places(tree: nx.DiGraph) -> dict[ModelRef, tuple[float, float]]:
-    """Return each version a column, its generation, and a row: leaves one below the other, parents amid theirs."""
+    """Return a column, its generation, and a row for each version: leaves one below the other, parents amid theirs."""
     places: dict[ModelRef, tuple[float, float]] = {}
     rows = iter(range(len(tree)))
     for root in [ref for ref, degree in tree.in_degree if degree == 0]:

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def stalls_s(self) -> tuple[float, ...]:
-        """Return for how long each update held the training up."""
+        """Return how long each update held the training up."""
         return tuple(update.stall_s for update in self.report.updates)
 
     @property

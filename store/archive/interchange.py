@@ -183,7 +183,7 @@ def write_keras(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def read_keras(path: str | os.PathLike[str], model: Any) -> None:
-    """Return a model the weights of a file, as Keras does.
+    """Set a model's weights from a file, as Keras does.
 
     Args:
         path: ends in `.weights.h5`.

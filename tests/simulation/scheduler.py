@@ -152,7 +152,7 @@ class World:
         heapq.heappush(self._timers, (when, self._serial, what))
 
     def point(self) -> None:
-        """Return others a chance to run here, or be delayed."""
+        """Let others run here, perhaps, or be delayed."""
         thread = self.current
         if thread is None or self.over:
             return
@@ -164,7 +164,7 @@ class World:
             self._leave(thread)
 
     def copying(self) -> None:
-        """Return others a better chance to run here: bytes are about to be copied, which takes time."""
+        """Let others run here more often: bytes are about to be copied, which takes time."""
         if self.current is not None and not self.over and self._draw() < self.copy_chance:
             self.block(self.now + self.random.choice(self.stalls_s) * self._draw())
         else:

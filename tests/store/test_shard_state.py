@@ -620,7 +620,8 @@ class ThreeShards(OneShard):
         self.states[dead].claim(name for name in NAMES if self.home(name) == dead)
         for shard, state in enumerate(self.states):
             if shard != dead:
-                state.release_homes(dead)
+                for holder in state.held_by(dead):
+                    state.release(holder)
         self.seen[dead] = (-1, None)
 
     @precondition(lambda self: self.lost)

@@ -164,7 +164,7 @@ class Channel:
         self._communicator.recv(pointer, nbytes, _UINT8, peer, self._stream.ptr)
 
     def broadcast(self, parts: Iterable[Part]) -> None:
-        """Return all members parts that one of them has each, all at once."""
+        """Send to all members the parts that one of them has each, all at once."""
         self._nccl.groupStart()
         try:
             for pointer, nbytes, root in parts:

@@ -66,7 +66,7 @@ def barrier(turn: Turn) -> None:
 
 
 def broadcast(memory: Bytes, root: int) -> Collective:
-    """Return all what the root has."""
+    """Send what the root has to all ranks."""
 
     def run(turn: Turn) -> None:
         if turn.rank == root:
@@ -82,7 +82,7 @@ def broadcast(memory: Bytes, root: int) -> Collective:
 
 
 def all_gather(parts: Sequence[Bytes]) -> Collective:
-    """Return all ranks all parts."""
+    """Send all parts to all ranks."""
 
     def run(turn: Turn) -> None:
         turn.tell(turn.others, parts[turn.rank])

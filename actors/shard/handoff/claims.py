@@ -101,7 +101,8 @@ class Claims:
         self._release_if_all_have_answered()  # there may be no others any more
 
     def _release_if_all_have_answered(self) -> None:
-        if not self._waiting:
+        if not self._waiting:  # this home says as well what it names here: names have come to it since it started
+            self._take(self._state.index, claims_on(self._state, self._state.index))
             self._state.release(RESTORED)
 
     def _take(self, shard: int, named: Named) -> bool:

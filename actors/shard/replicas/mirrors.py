@@ -153,7 +153,7 @@ class Mirrors:
     async def _put(
         self, link: Link, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: float
     ) -> bool:
-        """Return a buddy what it has not; False when it fell behind."""
+        """Send a buddy what it has not; False when it fell behind."""
         with self._lock:
             if not link.synced:
                 return False

@@ -93,7 +93,7 @@ class FitHooks(keras.callbacks.Callback):
             self._tells.end(self.state.steps_done)
 
     def close(self) -> None:
-        """Return the model its own train step again. A second call does nothing."""
+        """Put the model's own train step back. A second call does nothing."""
         self._tells.hooks = None
         if self._step is not None:
             del self._fitted.train_step

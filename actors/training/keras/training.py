@@ -222,7 +222,7 @@ class KerasTraining:
         self.model.optimizer.learning_rate = float(rate)
 
     def _begin_alike(self, group: Group) -> None:
-        """Return all ranks rank 0's weights."""
+        """Set the weights of all ranks to rank 0's."""
         names = [spec.name for spec in self.specs() if not spec.local]
         arrays = {name: np.array(self.tensor(name)) for name in names}
         works = [group.ibroadcast(array) for array in arrays.values()]

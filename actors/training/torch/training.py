@@ -246,7 +246,7 @@ class TorchTraining:
         return self._state.view(name)
 
     def _begin_alike(self, group: Group) -> None:
-        """Return all ranks rank 0's model."""
+        """Set the model of all ranks to rank 0's."""
         works: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
         for name, tensor in (self._state.parameters | self._state.buffers).items():
             memory = tensor.detach().contiguous().cpu()

@@ -108,3 +108,13 @@ def test_what_a_home_lets_go_while_it_is_asked_is_not_held_again(state: ShardSta
     state.release("m@1")
     claims.gather()
     assert state.version_holders() == []
+
+
+def test_what_a_name_that_came_here_meanwhile_does_not_name_any_more_goes(state: ShardState, others: Others) -> None:
+    """Its former home let go of it while this shard could not hear, and has left."""
+    claims = claims_of(state, others)
+    others.leave()
+    state.home_of = lambda name: 0
+    claims.gather()
+    assert state.version_holders() == []
+    assert state.segment(SEGMENT) is None
