@@ -225,9 +225,10 @@ class Job:
             before = self._repo.stats().bytes_memory
             self._repo.retire(version.ref)
             retired.append(Retired(version.info, freed=before - self._repo.stats().bytes_memory))
-        best = max(self._left(), key=lambda version: version.accuracy)
-        self._report.retired(retired, best.ref, self._repo.lineage(best.ref), self._repo.contributions(best.ref))
         left = self._left()
+        contributions = {version.ref: self._repo.contributions(version.ref) for version in left}
+        heir = max(left, key=lambda version: len(contributions[version.ref].get(root.ref, ()))).ref
+        self._report.retired(retired, heir, self._repo.lineage(heir), contributions[heir])
         self._report.bytes_stored(left, self._repo.stats().bytes_memory)
 
     def verify(self) -> None:
