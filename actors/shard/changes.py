@@ -129,7 +129,7 @@ class ShardChanges(ShardParts):
     async def _claimed(self) -> None:
         """Wait until all other shards have said what they hold here, if this one has started again."""
         deadline = time.monotonic() + PEER_TIMEOUT_S
-        while self._claims is not None and self._claims.open:
+        while not self._knows_claims():
             if time.monotonic() > deadline:
                 raise ShardUnavailableError(
                     f"shard {self._config.index}: expected all other shards to say what they hold here before it drains"

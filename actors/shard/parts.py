@@ -28,6 +28,7 @@ from .disk.persister import Job
 from .handoff.claims import Claims
 from .handoff.elastic import Elastic, Outlets
 from .handoff.estate import Estate
+from .handoff.strays import Strays
 from .holdings import Holdings
 from .local_clients import LocalClients
 from .peers import Peers
@@ -74,6 +75,7 @@ class ShardParts:
         recovered = self._history.recovered if self._history is not None else []
         self._claims = Claims(self._state, self._lock, self._peers, recovered) if again else None
         """What other homes name here, where they must still be asked."""
+        self._strays = Strays(self._state, self._lock, self._peers, self._knows_claims)
         restored = self._recover(standing) if standing is not None else Restored()
         if standing is None and self._history is not None:
             self._peers.tell_planner(self._state.ledger.told())  # what the disk brought back
@@ -97,7 +99,7 @@ class ShardParts:
         self._shelf = self._open_shelf()
         self._mirrors = self._open_mirrors(restored) if config.replicas > 1 else None
         if self._history is not None:
-            self._history.care.start(lambda: self._claims is None or not self._claims.open)
+            self._history.care.start(self._knows_claims)
 
     # ---- after a change ---------------------------------------------------------------------------------
 
@@ -164,6 +166,10 @@ class ShardParts:
         if self._history is None:
             return self._state.live
         return self._state.live & self._history.persister.waiting()
+
+    def _knows_claims(self) -> bool:
+        """Tell whether all others have said what they name here. Call it with the lock held."""
+        return self._claims is None or not self._claims.open
 
     def _disk(self) -> History:
         if self._history is None:

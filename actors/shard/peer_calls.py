@@ -22,6 +22,7 @@ from ..engine.engine import group
 from ..rpc.messages import Account, Chains, ToStore
 from .disk.care import named_here
 from .handoff.claims import claims_on
+from .handoff.strays import unknown_here
 from .parts import ShardParts
 from .replicas.messages import Message
 
@@ -42,6 +43,7 @@ class ShardPeers(ShardParts):
         """
         with self._lock:
             self._overtaken.check(holder)
+            self._strays.held(holder)
             moved = self._estate.moved
             if not moved:
                 self._state.hold(holder, holds)
@@ -170,6 +172,20 @@ class ShardPeers(ShardParts):
         """Tell a shard that started again what this home's versions name there."""
         with self._lock:
             return claims_on(self._state, shard)
+
+    @group("ctl")
+    async def unknown(self, holders: Sequence[str], version: int) -> list[str]:
+        """Tell which of some versions of this home are none (any more).
+
+        Args:
+            holders: the versions.
+            version: of the topology by which they are at home here: by another one, or while names move, nothing is
+                said of them.
+        """
+        with self._lock:
+            topology = self._peers.topology
+            settled = topology.version == version and not topology.former
+            return unknown_here(self._state, holders) if settled else []
 
     # ---- the ledger -------------------------------------------------------------------------------------
 

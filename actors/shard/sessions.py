@@ -76,6 +76,7 @@ class ShardSessions(ShardParts):
     def _sweep_once(self) -> None:
         if self._claims is not None and self._claims.open and not self._peers.topology.former:
             self._claims.gather()
+        self._strays.look()
         self._holdings.start_hashing()
         with self._lock:
             ended = self._state.sweep(time.monotonic())

@@ -135,11 +135,9 @@ def installed() -> Generator[None]:
 
 
 def _constants() -> list[tuple[Any, str, Any]]:
-    care = [
-        (module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name == "tensorvine.actors.shard.disk.care"
-    ]
+    looking = ("tensorvine.actors.shard.disk.care", "tensorvine.actors.shard.handoff.strays")
     return [
-        *care,
+        *((module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name in looking),
         (launch, "SESSION_S", 6.0),
         (launch.embedded, "attach_or_start", lambda *_, **__: False),
         (session, "RENEW_S", 1.5),

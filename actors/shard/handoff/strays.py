@@ -1,0 +1,122 @@
+"""Holders here of versions that do not exist: their home died before it could have them let go.
+
+Rules
+- A shard that starts again has the others let go of what an earlier life held (`peer_calls.release_homes`). While the
+  topology changes that counts for nothing, and nobody names what that life had begun and told no ledger of, or what it
+  had retired and told nobody of.
+- A version is a stray when two looks, `LOOK_S` apart, found that it is not among those that exist by the ledger here,
+  and its home does not know it either. Then it is released, unless it was held anew while its home was asked: its
+  number may have been given again.
+- There is no look while names or segments move, or while others have not said yet what they name here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ....store.errors import TensorVineError
+from ....store.refs import ModelRef
+from ....store.shard import ShardState
+from ...rpc.messages import PEER_TIMEOUT_S
+from ..peers import Peers
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 30.0
+
+
+class Strays:
+    """The strays of one shard.
+
+    Args:
+        state: the shard's.
+        lock: guards it.
+        peers: the other shards.
+        calm: tells whether others have said what they name here. Called with the lock held.
+    """
+
+    def __init__(self, state: ShardState, lock: threading.RLock, peers: Peers, calm: Callable[[], bool]) -> None:
+        self._state = state
+        self._lock = lock
+        self._peers = peers
+        self._calm = calm
+        self._looked = time.monotonic()
+        self._suspects: set[str] = set()
+        self._asked: set[str] = set()
+        """Versions of which their home is being asked, and that nobody has held anew since."""
+
+    def held(self, holder: str) -> None:
+        """Hear that a version is held here. Call it with the lock held."""
+        self._asked.discard(holder)
+
+    def look(self) -> int:
+        """Release the strays, if it is time to look for them; gives how many.
+
+        Call it in one thread, which waits for the homes; the caller settles afterwards.
+        """
+        if time.monotonic() - self._looked < LOOK_S:
+            return 0
+        self._looked = time.monotonic()
+        version = self._settled()
+        if version is None:
+            self._suspects = set()
+            return 0
+        with self._lock:
+            holders = self._state.version_holders()
+        found = {holder for holder in holders if not self._exists(holder)}
+        again, self._suspects = found & self._suspects, found
+        by_home: dict[int, list[str]] = {}
+        for holder in sorted(again):
+            by_home.setdefault(self._state.home_of(ModelRef.parse(holder).name), []).append(holder)
+        return sum(self._release(home, holders, version) for home, holders in by_home.items())
+
+    def _settled(self) -> int | None:
+        """Return the version of the topology; None: something moves, or it is not known yet what is held here."""
+        topology = self._peers.topology
+        with self._lock:
+            calm = self._state.index in topology.shards and not topology.former and not topology.leaving
+            return topology.version if calm and self._calm() else None
+
+    def _exists(self, holder: str) -> bool:
+        return self._state.lineage.lives(ModelRef.parse(holder))
+
+    def _release(self, home: int, holders: Sequence[str], version: int) -> int:
+        with self._lock:
+            self._asked = set(holders)
+        try:
+            unknown = self._unknown_at(home, holders, version)
+        except TensorVineError as exc:
+            log.info("shard %d: shard %d does not say what it knows of: %s", self._state.index, home, exc)
+            return 0
+        with self._lock:
+            strays = [holder for holder in unknown if holder in self._asked]
+            if self._settled() != version:
+                return 0
+            for holder in strays:
+                self._state.release(holder)
+        if strays:
+            log.warning("shard %d: released %s, which do not exist", self._state.index, strays[:10])
+        return len(strays)
+
+    def _unknown_at(self, home: int, holders: Sequence[str], version: int) -> list[str]:
+        if home != self._state.index:
+            return self._peers.ask(home, "unknown", (holders, version), PEER_TIMEOUT_S)
+        with self._lock:
+            return unknown_here(self._state, holders)
+
+
+def unknown_here(state: ShardState, holders: Iterable[str]) -> list[str]:
+    """Return those of some versions of this home that are none: not live, pinned, being committed or unread.
+
+    Call it with the lock held.
+    """
+    begun = state.begun()
+    refs = {holder: ModelRef.parse(holder) for holder in holders}
+    return [
+        holder
+        for holder, ref in refs.items()
+        if state.known(ref) is None and ref not in begun and ref not in state.unread
+    ]
