@@ -16,7 +16,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, count
@@ -478,7 +478,8 @@ class History:
     def _take_over(self, ask_anew: Callable[[Iterable[str]], None], learn: Callable[[], None]) -> None:
         with self._lock:
             ask_anew(())  # from now on it is noted what they let go
-        manifests, unread = self._read(self._archive.manifests())
+        names = self._archive.manifests()
+        manifests, unread = self._read(names)
         for ref, why in unread.items():
             raise StorageError(
                 f"shard {self._config.index}: expected to read {ref} to know whose its tensors are; {why}"
@@ -492,7 +493,21 @@ class History:
             ask_anew(set(self._state.version_holders()) - before)
         for reader, segment in missing:
             log.error("shard %d: %s names segment %x, which has no file", self._config.index, reader, segment[1])
+        self._learn_of(set(self._archive.manifests()) - set(names))
         self._settle()
+
+    def _learn_of(self, names: Collection[str]) -> None:
+        """Know what manifests name that came while others were read: this shard may have been told of it too early."""
+        manifests, unread = self._read(sorted(names))
+        files = self._archive.segments() if manifests else {}
+        with self._lock:
+            for ref, why in unread.items():
+                self._state.miss(ref, why, self._state.home_of(ref.name) == self._config.index)
+            for manifest in manifests:
+                try:
+                    relearn(self._state, manifest, files)
+                except ModelLostError as exc:
+                    log.error("shard %d: %s", self._config.index, exc)
 
     def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
         """Have the other shards know what a version on disk names there, also those that started again meanwhile."""

@@ -3,7 +3,8 @@
 Rules
 - Which heir takes a segment, the topology after the drain says (`planner.topology`). Its id stays, so no manifest
   changes.
-- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go.
+- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go. A copy that
+  comes after that is refused.
 - Files are written by one shard at any time: see D10 of docs/design/persistence.md.
 - In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
   its segments, and says what it lets go itself, once the heirs have heard this; it goes on answering readers from its
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ....planner.topology import Topology
-from ....store.errors import OperationTimeoutError, TensorVineError, without_frames
+from ....store.errors import MovedError, OperationTimeoutError, TensorVineError, without_frames
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
 from ....store.shard import ShardState
@@ -158,6 +159,9 @@ class Estate:
             block: its bytes; None: it is on disk only.
             part: memory that was granted for it; None: it is small.
             holder: the drain, or the save that brought it.
+
+        Raises:
+            MovedError: the drain was given up meanwhile.
         """
         handle: Part | bytes | None = None
         if block is not None and part is not None:
@@ -166,6 +170,7 @@ class Estate:
         elif block is not None:
             handle = block.tobytes()
         with self._lock:
+            self._check_drain(holder)
             if holder in self._taken or self._state.segment(moved.id) is not None:
                 taken = False  # told twice
             else:
@@ -202,6 +207,19 @@ class Estate:
             for each in self._state.holders(f"{drained}."):  # also of tries before, of another life of the planner
                 self._state.release(each)
             return []
+
+    def _check_drain(self, holder: str) -> None:
+        """Refuse a copy of a drain that is not under way any more: nobody would let it go."""
+        topology = self._peers.topology
+        if not holder.startswith(DRAIN) or holder in self._taken:
+            return
+        shard, _, version = holder.removeprefix(DRAIN).partition(".")
+        if int(shard) not in topology.leaving or int(version) != topology.version + 1:
+            raise MovedError(
+                f"shard {self._state.index}: expected a copy of a shard that drains; the drain of shard {shard} to "
+                f"topology {version} was given up",
+                topology.version,
+            )
 
     def missed(self, topology: Topology) -> set[int]:
         """Name the shards that drained and handed to an earlier life of this one what it has not heard of.

@@ -12,7 +12,7 @@ import pytest
 from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.errors import StoreFullError
+from tensorvine.store.errors import MovedError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.versions.handover import MovedSegment
@@ -27,7 +27,7 @@ SEGMENTS = tuple((0, serial) for serial in range(1, 4))
 class Full:
     """The other shards: none has room."""
 
-    topology_after: Topology
+    topology = topology_after = Topology("alone", (1,), "starter")
 
     async def tell_long(self, shard: int, method: str, *arguments: Any) -> None:
         raise StoreFullError(f"shard {shard}: no room")
@@ -77,15 +77,36 @@ def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_t
 ) -> None:
     Archive(str(tmp_path), 1)
     heir = Life(tmp_path, again=False)
-    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", Full()))
-    copy = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0)
-    block = np.zeros(64, np.uint8)
-    for holder in ("+drain/1.4", "+drain/1.7", "+drain/10.7"):
-        asyncio.run(estate.receive(copy, block, None, holder))
-        heir.state.hold(holder, {copy.id: [0]})
+    peers = Topologies(Topology("tries", (0, 1, 10), "starter"))
+    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", peers))
+    block, tries = np.zeros(64, np.uint8), list[str]()
+    for shard, segment in ((1, (1, 8)), (1, (1, 9)), (10, (10, 9))):
+        peers.topology = peers.topology.warned((shard,))
+        tries.append(f"+drain/{shard}.{peers.topology.version + 1}")
+        asyncio.run(estate.receive(MovedSegment(segment, (4,), (0,), 64, 1, None, None, 0), block, None, tries[-1]))
     moved = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0, {"m@1": [0]})
-    assert estate.inherit("+drain/1.7", [moved]) == []
-    assert sorted(heir.state.holders("")) == ["+drain/10.7", "m@1"]
+    assert estate.inherit(tries[1], [moved]) == []
+    assert sorted(heir.state.holders("")) == [tries[2], "m@1"]
+
+
+def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Path) -> None:
+    """Nobody would let it go: the shard that sent it may have died."""
+    Archive(str(tmp_path), 1)
+    heir = Life(tmp_path, again=False)
+    warned = Topology("late", (0, 1), "starter").warned((1,))
+    peers = Topologies(warned)
+    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", peers))
+    copy, block = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0), np.zeros(64, np.uint8)
+    asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+    peers.topology = warned.warned(())
+    estate.refuse(1)
+    with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was given up"):
+        asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+    peers.topology = peers.topology.warned((1,))
+    with pytest.raises(MovedError):
+        asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+    assert heir.state.holders("") == []
+    assert heir.state.segment(copy.id) is None
 
 
 class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
@@ -122,3 +143,21 @@ class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
         assert life.state.is_holder(RESTORED)
         life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
         assert asked[2:] == [[], []]  # a second time changes nothing
+
+    def test_it_knows_what_was_written_while_it_read(self, tmp_path: Path) -> None:
+        """Its home told this shard of it while that went by the old topology, by which nothing of it was here."""
+        archive = Archive(str(tmp_path), 1)
+        early, late = self.before.serial(1, 5), self.before.serial(1, 6)
+        for serial in (early, late):
+            put(archive, (1, serial), {slot: np.full(1000, slot, np.uint8) for slot in range(2)})
+        note(archive, ModelRef("m", 3), [(early, 0, 1000)], maker=1)
+        life = Life(tmp_path, again=True, topology=self.before, home=1)
+
+        def learn() -> None:
+            note(archive, ModelRef("m", 4), [(early, 1, 1000), (late, 0, 1000)], maker=1)
+            life.state.where = self.after.where
+
+        life.history._take_over(lambda holders: None, learn)
+        assert [content[0] for content in life.content_of((1, early), range(2))] == [0, 1]
+        assert life.content_of((1, late), [0])[0][0] == 0
+        assert life.state.held(ModelRef("m", 4)) == {(1, early): [1], (1, late): [0]}

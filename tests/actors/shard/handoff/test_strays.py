@@ -12,7 +12,6 @@ from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.refs import ModelRef
-from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
 
 HERE, FIRST, SECOND = 0, (0, 7), (0, 8)
