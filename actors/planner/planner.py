@@ -213,9 +213,8 @@ class Planner:
             except Exception:
                 log.exception("planner started again: it is not known yet how things stand; tried again")
             pause.wait(SAY_S)
-        if self._topology.version:
-            self._resizing.resume_first()
-            self._changing.submit(self._resume)
+        self._resizing.resume_first()
+        self._changing.submit(self._resume)
         self._begin()
 
     def _gather(self, pause: threading.Event) -> None:

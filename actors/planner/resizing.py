@@ -126,6 +126,7 @@ class Resizing:
         try:
             with self._turn:
                 topology = self._topology()
+                self._tell(topology.alive, "learn", topology)  # it was recorded, and perhaps not told to all
                 self._finish()
                 for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
                     self._engine.kill(actor_name(topology.repository, shard))  # it had drained, or was about to join
@@ -218,20 +219,18 @@ class Resizing:
             self._tell(warned.alive, "learn", warned, deadline=deadline)
             self._ask(shard, "copy_out", (after,), deadline - time.monotonic())
         except BaseException:
-            self._stay(shard)
+            self._stay()
             raise
         nbytes: int = self._until_done(shard, "move_segments", (after,))
         self._announce(after)
         return nbytes
 
-    def _stay(self, shard: int) -> None:
+    def _stay(self) -> None:
         """Undo what was prepared for a drain."""
         calm = self._topology().warned(())
         self._recorded(calm)
         self._decide(calm)
         self._tell(calm.alive, "learn", calm)
-        self._tell([shard], "keep_segments")
-        self._tell([other for other in calm.shards if other != shard], "refuse", shard)
 
     def _dismiss(self, shard: int) -> None:
         """End a shard that has drained, when the saves that began there are done."""

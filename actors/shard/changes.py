@@ -53,6 +53,8 @@ class ShardChanges(ShardParts):
             )
             await self._history.take_over(self._claims.ask_anew, lambda: self._elastic.learn(topology))
         self._elastic.learn(topology)
+        await self._estate.learned()
+        await self._settle()
         self._wake(None)
         if self._mirrors is not None and topology.leaving:
             await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
@@ -157,17 +159,6 @@ class ShardChanges(ShardParts):
         if self._mirrors is not None and not lacking:
             await self._mirrors.secure([moved.id for moved in segments], {}, time.monotonic() + PEER_TIMEOUT_S / 2)
         return lacking
-
-    @group("watch")
-    async def keep_segments(self) -> None:
-        """Forget that segments were copied: the drain is given up."""
-        await self._estate.keep()
-
-    @group("ctl")
-    async def refuse(self, shard: int) -> None:
-        """Let go of what was copied here from a shard that was to drain."""
-        self._estate.refuse(shard)
-        await self._settle()
 
     @group("ctl")
     async def is_needed(self) -> bool:

@@ -8,10 +8,12 @@ Rules
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError
 
 from .client import TIMEOUT_S, Client
+from .cluster import Hosted
 from .scheduler import StuckError
 from .setting import Setting
 
@@ -90,14 +92,16 @@ class Judge(Client):
             if attempt.retired and attempt.ref in listed:
                 self._oracle.fail("R3", f"{attempt.ref} was retired and is listed")
         for hosted in self._setting.shards():
-            result = self._attempt(
-                f"check {hosted.ref.name}",
-                lambda hosted=hosted: self._repo().engine.result(
-                    self._repo().engine.call(hosted.ref, "check"), 10.0, hosted.ref.name
-                ),
-            )
+            result = self._ask(hosted, "check")
             if isinstance(result, BaseException):
                 self._oracle.fail("R7", f"check of {hosted.ref.name}: {result!r}")
+            topology = self._ask(hosted, "topology")
+            if isinstance(topology, BaseException) or topology.former or topology.leaving:
+                self._oracle.fail("R8", f"{hosted.ref.name}: the change of the shards has no end: {topology!r}")
+
+    def _ask(self, hosted: Hosted, method: str) -> Any:
+        engine, name = self._repo().engine, hosted.ref.name
+        return self._attempt(f"{method} {name}", lambda: engine.result(engine.call(hosted.ref, method), 10.0, name))
 
     def _numbers(self) -> None:
         """Save each name once more: its number must be new."""

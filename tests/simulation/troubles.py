@@ -44,7 +44,7 @@ class Troubles:
             return
         self._setting.troubled = True
         if "/shard-" in hosted.ref.name:
-            covered = self._kind.replicas > 1 and self._oracle.crashes == 0 and "scale" not in self._kind.faults
+            covered = self._kind.replicas > 1 and self._oracle.crashes == 0
             self._oracle.crashed(covered)
         self._remembering(hosted)
         self._cluster.crash(hosted)

@@ -35,6 +35,8 @@ BUSY_S = 5.0
 COPIES_S = 60.0
 """How long copies may take to be complete."""
 MOST_SHARDS = 4
+CHANGE_S = 4.0
+"""About how long a change of the shards takes: somebody dies within this time."""
 
 
 class Operator:
@@ -73,7 +75,9 @@ class Operator:
         self._journal.say("fault", kind=fault.kind, seconds=fault.seconds)
         action, _, what = fault.kind.partition(" ")
         if action == "scale":
-            self._scale(fault.draw)
+            self._scale(self._count(fault.draw))
+        elif fault.kind.endswith(" in scale"):
+            self._kill_in_scale(what.removesuffix(" in scale"), fault.draw)
         elif fault.kind == "kill node":
             safe = self._copies_complete()
             self._killed.update(self._lives.values())  # some of them
@@ -192,9 +196,27 @@ class Operator:
             for process in crowd:
                 process.wait(BUSY_S * seconds + ground.PATIENCE_S)
 
-    def _scale(self, draw: int) -> None:
+    def _count(self, draw: int) -> int:
         least = max(self._mode.replicas, 1)
-        count = least + draw % (MOST_SHARDS - least + 1)
+        return least + draw % (MOST_SHARDS - least + 1)
+
+    def _kill_in_scale(self, what: str, draw: int) -> None:
+        """Kill in the middle of a change of the shards, which is asked for again until it is there."""
+        safe = self._copies_complete() if "shard" in what else True
+        targets, count = self._targets(what, draw), self._count(draw >> 4)
+        if count == len(self._shards()):
+            count += -1 if count == MOST_SHARDS else 1
+        change = threading.Thread(target=self._scale, args=(count,))
+        change.start()
+        time.sleep((draw >> 8) % 1000 / 1000 * CHANGE_S)  # the moment of the death, and no wait for anything
+        self.kill(targets, safe)
+        change.join()
+        deadline = time.monotonic() + ground.PATIENCE_S
+        while not self._scale(count) and time.monotonic() < deadline:
+            threading.Event().wait(0.5)
+
+    def _scale(self, count: int) -> bool:
+        """Change the number of shards; tells whether it is as was asked for."""
         self._journal.say("scaling", shards=count)
         try:
             self._repo.scale(count, timeout=90.0)
@@ -204,6 +226,8 @@ class Operator:
             self._journal.say("foreign", kind="scale", text=f"{type(exc).__name__}: {exc}")
         else:
             self._journal.say("done", kind="scale", seconds=0.0)
+            return True
+        return False
 
     def _copies_complete(self) -> bool:
         """Wait for the mirrors; without replicas there is nothing to wait for."""

@@ -72,6 +72,13 @@ MODES: tuple[Mode, ...] = (
     Mode("scale", ("scale", "scale", "kill client", "stop shard"), path=True, extra=DURABLE),
     Mode("scale", ("scale",), shards=3),
     Mode("scale and deaths", ("scale", "kill shard", "kill shard+planner"), path=True, extra=DURABLE),
+    Mode(
+        "deaths in scale",
+        ("kill shard in scale", "kill planner in scale", "kill shard+planner in scale"),
+        path=True,
+        extra=DURABLE,
+    ),
+    Mode("deaths in scale", ("kill planner in scale", "kill shard in scale"), shards=3),
     Mode("busy", ("busy machine", "kill shard when busy"), path=True, extra=DURABLE),
     Mode("busy", ("busy machine", "kill client"), replicas=2, shards=3, raylets=3),
     Mode("memory full", ("slow disk", "stop client"), path=True, store_bytes=40 * MIB, extra=FULL | DURABLE),

@@ -3,8 +3,8 @@
 Rules
 - Which heir takes a segment, the topology after the drain says (`planner.topology`). Its id stays, so no manifest
   changes.
-- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them; given up, they go. A copy that
-  comes after that is refused.
+- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them. When it learns a topology by
+  which that shard stays, they go, and a copy that comes after that is refused.
 - Files are written by one shard at any time: see D10 of docs/design/persistence.md.
 - In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
   its segments, and says what it lets go itself, once the heirs have heard this; it goes on answering readers from its
@@ -95,8 +95,19 @@ class Estate:
                 await self._copy_all(missing[:AT_ONCE], after)
             return self._bytes
 
-    async def keep(self) -> None:
-        """Give the drain up: what is being copied ends, and counts for nothing."""
+    async def learned(self) -> None:
+        """Let go of what is not to be any more by the topology that was learned last.
+
+        Copies of shards that stay go; so does what this one copied, if it stays: what is being copied ends, and counts
+        for nothing.
+        """
+        with self._lock:
+            topology = self._peers.topology
+            for holder in self._state.holders(DRAIN):
+                if _drain_of(holder)[0] not in topology.leaving:
+                    self._state.release(holder)
+            if self._state.index in topology.leaving or self.moved:
+                return
         self._given_up = True
         async with self._turn:
             self._given_up = False
@@ -213,8 +224,8 @@ class Estate:
         topology = self._peers.topology
         if not holder.startswith(DRAIN) or holder in self._taken:
             return
-        shard, _, version = holder.removeprefix(DRAIN).partition(".")
-        if int(shard) not in topology.leaving or int(version) != topology.version + 1:
+        shard, version = _drain_of(holder)
+        if shard not in topology.leaving or version != topology.version + 1:
             raise MovedError(
                 f"shard {self._state.index}: expected a copy of a shard that drains; the drain of shard {shard} to "
                 f"topology {version} was given up",
@@ -233,12 +244,6 @@ class Estate:
             shard for shard, heirs in topology.gone.items() if shard not in known.gone and self._state.index in heirs
         }
         return {s for s in left if not any(holder.startswith(f"{DRAIN}{s}.") for holder in self._taken)}
-
-    def refuse(self, shard: int) -> None:
-        """Let go of what came from a shard whose drain was given up."""
-        with self._lock:
-            for holder in self._state.holders(f"{DRAIN}{shard}."):
-                self._state.release(holder)
 
     # ---- within -----------------------------------------------------------------------------------------
 
@@ -302,6 +307,12 @@ class Estate:
             except TensorVineError as exc:
                 log.warning("shard %d: shard %d did not hear %s yet: %s", self._state.index, heir, method, exc)
             await asyncio.sleep(RETRY_S)
+
+
+def _drain_of(holder: str) -> tuple[int, int]:
+    """Return the shard that drains, and the version of the topology after that, of a holder of its copies."""
+    shard, _, version = holder.removeprefix(DRAIN).partition(".")
+    return int(shard), int(version)
 
 
 def needed(block: np.ndarray | None) -> int:

@@ -101,3 +101,12 @@ def test_who_asks_before_the_planner_has_resumed_waits(planner: Planner) -> None
     assert planner.handed_over() == ["resizing/shard-0", "resizing/shard-1"]
     planner.resizing.scale(1, timeout=60.0)
     assert len(planner.handed_over()) == 2
+
+
+def test_a_planner_that_starts_again_tells_all_what_was_recorded_and_perhaps_not_told() -> None:
+    """All names had arrived, or a drain was given up: it died before it had told that."""
+    calm = Topology("resizing", (0, 1), "starter").warned((1,)).warned(())
+    planner = Planner(calm)
+    planner.resizing.resume()
+    assert planner.shards.asked == [("resizing/shard-0", "learn"), ("resizing/shard-1", "learn")]
+    assert planner.topology is calm
