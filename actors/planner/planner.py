@@ -237,6 +237,7 @@ class Planner:
             self._ledger.floor = floor
             for shard, account in accounts.items():
                 self._ledger.merge(account.ledger)
+                self._arrived |= account.delivered  # who has them may have died as well
                 self._arrived |= dict.fromkeys(account.arrived, shard)
             told = self._ledger.told()
         for shard in accounts:

@@ -121,6 +121,8 @@ class Account:
     """It has heard of every commit of the repository, but for those of shards that owe it to somebody."""
     arrived: tuple[str, ...]
     """Names that came here in the change that is under way."""
+    delivered: Mapping[str, int]
+    """Names that went from here in that change -> their home, which has them, or had."""
 
 
 @dataclass(frozen=True, slots=True)

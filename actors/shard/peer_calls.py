@@ -214,4 +214,4 @@ class ShardPeers(ShardParts):
         with self._lock:
             topology = self._peers.topology
             moved = [name for name in self._state.names() if topology.former_home(name) != self._config.index]
-            return Account(topology, self._state.ledger.told(), self._whole, tuple(moved))
+            return Account(topology, self._state.ledger.told(), self._whole, tuple(moved), self._elastic.delivered)

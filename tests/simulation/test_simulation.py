@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from tests.simulation import oracle as oracle_rules
+from tests.simulation.kinds import BY_NAME
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 900
-"""In each of the two processes."""
+SEEDS, SEEDS_BY_NAME = 900, 150
+"""In each process: of no theme, and of one that is made only when it is asked for."""
 FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
 FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029, 3404, 5615, 15915, 65248, 69666, 37500)
 """Seeds that found something, on 1094804 and since: see tests/simulation/README.md."""
@@ -31,7 +32,8 @@ FOUND_BY_THEME = {
     "compact": (1678, 3461, 3499),
     "handover": (124, 181, 418, 887),
     "cluster": (122, 144, 148, 198, 199),
-    "change": (27, 108, 162, 234, 254, 349),
+    "change": (27, 108, 162, 234, 254, 349, 5072, 5239, 6160, 20065, 31362),
+    "mirrored": (9, 5159),
 }
 """The same, among worlds of one theme."""
 
@@ -62,10 +64,13 @@ def outputs(*all_options: Sequence[str]) -> list[tuple[int, str]]:
 
 @pytest.mark.timeout(3600)
 def test_worlds_keep_the_rules() -> None:
-    halves = [("--seeds", str(SEEDS), "--first", str(first)) for first in (0, SEEDS)]
-    for code, text in outputs(*halves):
+    halves = [(SEEDS, ("--first", str(first))) for first in (0, SEEDS)]
+    by_name = [(SEEDS_BY_NAME, ("--theme", theme)) for theme in BY_NAME]
+    worlds = [*halves, *by_name]
+    found = outputs(*(("--seeds", str(count), *options) for count, options in worlds))
+    for (code, text), (count, _) in zip(found, worlds, strict=True):
         assert code == 0, text[-20_000:]
-        assert f"{SEEDS} seeds, 0 of them broke a rule" in text
+        assert f"{count} seeds, 0 of them broke a rule" in text
 
 
 @pytest.mark.timeout(600)

@@ -6,6 +6,8 @@ Rules
 - Names go in chunks. Nobody may write a name of a chunk from when it is chosen; then what is being written ends, then
   the chunk goes. It is sent until it has arrived: a shard that takes it twice takes it once.
 - Leases move with their names. A shard that handed one over passes on that it is let go.
+- Who took a name says so to the planner, and who gave it remembers that it arrived: when the planner and one of the two
+  die, the names still have a home.
 - What `tag` gives changes with every chunk that leaves or arrives: who asks all shards sees whether all were asked at
   one time.
 """
@@ -90,6 +92,8 @@ class Elastic:
         """Shards of before that have handed over all that they had to."""
         self._done = False
         self._handed: set[str] = set()
+        self._delivered: set[str] = set(standing.arrived) if standing is not None else set()
+        """Those of them that have arrived; known to an earlier life, too."""
         self._frozen: set[str] = set()
         self._writing: Counter[str] = Counter()
         self._life = uuid.uuid4().hex[:8]
@@ -141,6 +145,15 @@ class Elastic:
             if name in self._frozen:
                 self._waiters.wake(_IDLE)
 
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Names that went from here in the change that is under way, and have arrived -> their home.
+
+        Read it with the lock held.
+        """
+        topology, here = self._peers.topology, self._state.index
+        return {name: topology.home(name) for name in self._delivered if topology.former_home(name) == here}
+
     def tag(self) -> Tag:
         """Tell how things stand."""
         with self._lock:
@@ -188,6 +201,7 @@ class Elastic:
                 return
             if topology.former != known.former:
                 self._handed.clear()
+                self._delivered.clear()
                 self._frozen.clear()
                 self._finished.clear()
                 self._done = self._again = False
@@ -279,6 +293,7 @@ class Elastic:
         grown = await self._sent(home, bundle, unwritten)
         with self._lock:
             self._sending = None
+            self._delivered.update(chunk)
             self._stamp += 1
             late, self._late = self._late, []
             self._onward |= dict.fromkeys(set(bundle.leases) - set(late), home)

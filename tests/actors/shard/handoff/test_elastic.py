@@ -1,0 +1,93 @@
+"""Names on their way from one home to another: what is remembered of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+from tensorvine.actors.rpc.messages import Standing
+from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.shard.handoff import elastic
+from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.refs import ModelRef
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.ledger import Told
+from tensorvine.store.versions.version import Draft
+
+HERE = 0
+BEFORE = Topology("names", (0, 1), "starter")
+AFTER = BEFORE.warned((HERE,)).shrunk((HERE,))
+LEFT = tuple(name for name in map("m{}".format, range(20)) if BEFORE.home(name) == HERE)[:3]
+"""Names that go from here to shard 1."""
+
+
+class Others:
+    """The other shards: they take what they are sent, unless they are down."""
+
+    def __init__(self) -> None:
+        self.topology = self.topology_after = AFTER
+        self.refusals = 0
+        self.seen: list[dict[str, int]] = []
+        self.delivered = dict[str, int]
+
+    async def tell(self, shard: int, method: str, *arguments: Any) -> int:
+        self.seen.append(self.delivered())
+        if method == "take" and self.refusals:
+            self.refusals -= 1
+            raise ShardUnavailableError(f"shard {shard} died")
+        return 0
+
+
+def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
+    """A shard that is home to some names, and is to hand them over."""
+    state = ShardState(HERE, others.topology.home)
+    for name in LEFT if standing is None else ():
+        state.open("client", now=0.0)
+        draft = Draft(name, "client/1", None, None, "{}", b"key", (ModelGraph(()).to_json(), None), b"", {}, 0, 0)
+        state.publish(state.begin_commit(draft), draft, created_ns=1)
+    lock = threading.RLock()
+    peers = cast("Any", others)
+    made = Elastic(state, lock, peers, Waiters(lock), Outlets(None, None), lambda names: None, standing)
+    others.delivered = lambda: made.delivered
+    return made
+
+
+def test_what_has_arrived_is_remembered_and_what_is_on_its_way_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "RETRY_S", 0.0)
+    monkeypatch.setattr(elastic, "CHUNK_NAMES", 1)
+    others = Others()
+    others.refusals = 2
+    giver = elastic_of(others)
+    assert asyncio.run(giver.hand_over()).names == 3
+    assert [len(known) for known in others.seen] == [0, 0, 0, 1, 2, 3]  # two refusals, three names, "arrived"
+    assert giver.delivered == dict.fromkeys(LEFT, 1)
+    others.topology = AFTER.settled()
+    assert giver.delivered == {}
+
+
+def test_the_next_change_begins_with_nothing() -> None:
+    others = Others()
+    giver = elastic_of(others)
+    asyncio.run(giver.hand_over())
+    giver.learn(AFTER.settled())
+    giver.learn(AFTER.settled().grown((5,)))
+    assert giver.delivered == {}
+
+
+def test_one_that_starts_again_knows_from_the_planner_what_an_earlier_life_delivered() -> None:
+    others = Others()
+    elsewhere = next(name for name in map("m{}".format, range(20)) if BEFORE.home(name) == 1)
+    standing = Standing(AFTER, (), Told({}), {LEFT[0]: 1, elsewhere: 1})
+    assert elastic_of(others, standing).delivered == {LEFT[0]: 1}
+
+
+def test_the_version_that_was_delivered_is_not_here_any_more() -> None:
+    others = Others()
+    giver = elastic_of(others)
+    asyncio.run(giver.hand_over())
+    assert all(giver._state.known(ModelRef(name, 1)) is None for name in LEFT)
