@@ -91,6 +91,8 @@ class ShardState(VersionTable):
     def __init__(self, index: int, home_of: Callable[[str], int], session_s: float = 60.0) -> None:
         super().__init__(index, session_s)
         self.home_of = home_of
+        self.departing: frozenset[ModelRef] = frozenset()
+        """Live versions that were handed over and have not arrived yet: mirrors keep them until then."""
 
     def stats(self) -> ShardStats:
         """Sum up what is here."""
@@ -235,6 +237,7 @@ class ShardState(VersionTable):
         unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
         for name in moved:
             del self._names[name]
+        self.departing = frozenset(live)
         self.epoch += 1
         return Bundle(facts, tuple(versions), ledger, self.lineage.qualities(refs), graphs, unread)
 

@@ -91,13 +91,14 @@ class ShardChanges(ShardParts):
     @group("ctl")
     async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
         """Become home to names; gives the bytes by which the metadata here grew."""
-        grown = await self._elastic.take(bundle, unwritten)
+        grown = self._elastic.take(bundle, unwritten)
         if self._mirrors is not None:
             with self._lock:
                 here = self._only_in_memory()
                 arrived = {version.header.ref for version in bundle.versions} & here
                 records = {ref: self._state.kept(ref) for ref in arrived}
             await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
+        await self._peers.arrived(list(bundle.names))
         return grown
 
     @group("ctl")

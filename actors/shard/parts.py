@@ -18,6 +18,7 @@ from typing import Any
 from ...store.errors import StorageError
 from ...store.refs import ModelRef
 from ...store.shard import ShardState
+from ...store.versions.ledger import Told
 from ...store.versions.overtaken import Overtaken
 from ..engine.engine import Engine
 from ..rpc.messages import Disk, ShardConfig, Standing
@@ -189,17 +190,19 @@ class ShardParts:
         """Take back what mirrors have, and learn what else an earlier life held: it is answered as lost by name."""
         restored = Restored()
         if self._config.replicas > 1:
-            restored = restore(self._config.index, self._peers, self._state, self._lock, self._holdings)
+            restored = restore(self._config.index, self._peers, self._state, self._lock, self._holdings, standing.home)
             for kept in map(self._state.kept, restored.refs):
                 if self._history is not None:
                     self._history.persister.add(Job(kept.header, kept.body, urgent=False))
         names = [name for name in self._state.ledger.names() if standing.home(name) == self._config.index]
         self._state.claim(names)
         kept = {str(ref) for ref in (*self._state.models(), *self._state.unread)}
-        gone = [str(ref) for ref in self._state.census() if str(ref) not in kept]
+        buried = self._buried(standing.ledger, names)
+        gone = [str(ref) for ref in (*self._state.census(), *buried) if str(ref) not in kept]
         if not self._peers.topology.former:  # else names that are to be at home here may be elsewhere still
             self._peers.forget_earlier(kept)
         for shard in self._peers.others if gone else ():  # also where they go by another topology already
+            self._peers.send(shard, "note", dict.fromkeys(buried, (None, False)))
             self._peers.send(shard, "release_all", gone)
         self._peers.tell_planner(self._state.ledger.told())
         used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}
@@ -207,6 +210,13 @@ class ShardParts:
         if self._config.replicas == 1:
             log.warning("shard %d started again: what was only in its memory is lost", self._config.index)
         return restored
+
+    def _buried(self, told: Told, names: Iterable[str]) -> list[ModelRef]:
+        """Name the versions that the disk says are retired, and that others know as existing: they were not told."""
+        living = (
+            ModelRef(name, version) for name in names if name in told.names for version in told.names[name].living
+        )
+        return [ref for ref in living if self._state.ledger.retired(ref)]
 
     # ---- parts ------------------------------------------------------------------------------------------
 

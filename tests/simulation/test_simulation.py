@@ -33,7 +33,7 @@ FOUND_BY_THEME = {
     "handover": (124, 181, 418, 887),
     "cluster": (122, 144, 148, 198, 199),
     "change": (27, 108, 162, 234, 254, 349, 5072, 5239, 6160, 20065, 31362),
-    "mirrored": (9, 5159),
+    "mirrored": (9, 5159, 10507, 11673),
 }
 """The same, among worlds of one theme."""
 

@@ -240,7 +240,7 @@ class Elastic:
             if version == self._peers.topology.version:
                 self._finished.add(former)
 
-    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
+    def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
         """Become home to names; gives the bytes by which the metadata here grew."""
         with self._lock:
             fresh = [v for v in bundle.versions if not v.ghost and self._state.known(v.header.ref) is None]
@@ -254,7 +254,6 @@ class Elastic:
                     if header.ref in taken:
                         self._outlets.history.persister.add(Job(header, body, urgent=False))
         self._moved(bundle.names)
-        await self._peers.arrived(list(bundle.names))
         return grown
 
     def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:
@@ -292,7 +291,7 @@ class Elastic:
         self._moved(chunk)
         grown = await self._sent(home, bundle, unwritten)
         with self._lock:
-            self._sending = None
+            self._sending, self._state.departing = None, frozenset()
             self._delivered.update(chunk)
             self._stamp += 1
             late, self._late = self._late, []

@@ -231,14 +231,14 @@ class Mirrors:
             link.shelf = opened.shelf
         while True:
             with self._lock:
-                wanted, begun = set(self._wanted()), set(self._state.begun())
+                wanted, moving = set(self._wanted()), self._moving()
                 link.segments = self._state.unsaved()
-                link.records = wanted | (link.records & begun)
-                inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | begun)
+                link.records = wanted | (link.records & moving)
+                inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | moving)
             segments, refs = self._ask(link.shard, inventory)
-            if not segments and refs <= begun:
+            if not segments and refs <= moving:
                 break
-            self._tell(link, segments, refs - begun)
+            self._tell(link, segments, refs - moving)
         self._mark(link)
         with self._lock:
             link.synced, link.odd, link.seen, self._accepted = True, 0, (), True
@@ -284,17 +284,24 @@ class Mirrors:
     def _changes(self, link: Link) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
         """Return what a buddy has and does not need, and what it needs and has not."""
         segments = tuple(segment for segment in link.segments if not self._needs(segment))
-        wanted, begun = self._wanted(), self._state.begun().keys()
-        early = sum(ref in link.records for ref in begun)
+        wanted, moving = self._wanted(), self._moving()
+        early = sum(ref in link.records for ref in moving)
         if len(link.records) - early == len(wanted):
             return segments, (), set()
-        refs = tuple(ref for ref in link.records if ref not in wanted and ref not in begun)
+        refs = tuple(ref for ref in link.records if ref not in wanted and ref not in moving)
         return segments, refs, set(wanted - link.records)
+
+    def _moving(self) -> Set[ModelRef]:
+        """Return the versions that a buddy keeps if it has them: being committed, or on their way to another home.
+
+        Call it with the lock held.
+        """
+        return self._state.begun().keys() | self._state.departing
 
     def _fingerprint(self) -> tuple[int, ...]:
         """Return something that changes when segments or versions come or go, or reach the disk."""
         stats = self._state.stats()
-        return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted())
+        return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted()), len(self._state.departing)
 
     def _mark(self, link: Link) -> None:
         with self._lock:

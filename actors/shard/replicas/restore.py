@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,14 @@ class Restored:
     """Those of them that did not answer: they may know of a later life than `life`."""
 
 
-def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, holdings: Holdings) -> Restored:
+def restore(
+    index: int,
+    peers: Peers,
+    state: ShardState,
+    lock: threading.RLock,
+    holdings: Holdings,
+    home_of: Callable[[str], int],
+) -> Restored:
     """Bring back what the best mirror of shard `index` has.
 
     Args:
@@ -66,6 +73,8 @@ def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, 
         state: the ledger, and what the disk brought back, if there is one.
         lock: guards it.
         holdings: the shard's memory.
+        home_of: name -> the shard that answers for it now. Versions of others are left out: they were on their way
+            here or from here, and come with their names or have gone with them.
     """
     standings = _standings(index, peers)
     restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
@@ -81,7 +90,7 @@ def restore(index: int, peers: Peers, state: ShardState, lock: threading.RLock, 
                 parts = _room(holdings, wanted)
             here = {s: o for s, o in wanted.items() if s in parts or length_of(o) <= INLINE_BYTES}
             _take(index, state, lock, holdings, offer, here, parts)
-            restored.refs = _enter(state, lock, offer)
+            restored.refs = _enter(state, lock, offer, home_of)
         except TensorVineError as exc:
             log.error("shard %d: shard %d could not give its mirror back: %s", index, shard, exc)
             continue
@@ -170,12 +179,13 @@ def _take(
             holdings.drop_save(_OWNER)
 
 
-def _enter(state: ShardState, lock: threading.RLock, offer: Offer) -> list[ModelRef]:
-    """Have versions exist again, and hold what they name here."""
+def _enter(state: ShardState, lock: threading.RLock, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:
+    """Have versions of this home exist again, and hold what they name here."""
     entered: list[ModelRef] = []
     with lock:
         for ref in sorted(offer.records):
-            if ref in state.live or ref in state.unread or state.ledger.retired(ref):
+            known = ref in state.live or ref in state.unread or state.ledger.retired(ref)
+            if known or home_of(ref.name) != state.index:
                 continue
             _enter_version(state, offer.records[ref])
             entered.append(ref)
