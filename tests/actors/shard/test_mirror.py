@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tensorvine.actors.rpc.waiters import Waiters
-from tensorvine.actors.shard.replicas.messages import Message, Open, Original, Put, Sync
+from tensorvine.actors.shard.replicas.messages import Mark, Message, Open, Original, Put, Sync
 from tensorvine.actors.shard.replicas.mirrors import Mirrors
 from tensorvine.actors.shard.replicas.restore import Restored, restore
 from tensorvine.actors.shard.replicas.shelf import Shelf
@@ -22,11 +22,13 @@ from tensorvine.planner.buddies import buddies_of
 from tensorvine.planner.topology import Topology
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
+from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.segments.segment import ABSENT, GONE, SegmentId, Stored, layout
 from tensorvine.store.shard import ShardState
-from tensorvine.store.versions.manifest import Header
+from tensorvine.store.versions.manifest import Header, encode_body
 from tensorvine.store.versions.mirror import NEVER, Copy, Kept, Mirror
 from tensorvine.store.versions.segments import RESTORED, SegmentTable
+from tensorvine.store.versions.version import Draft
 
 from tests.support.groups import wait_until
 
@@ -238,9 +240,12 @@ class Shelves:
     def begin(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Restored, Mirrors]:
         """Shard 0 starts again, on node 0."""
         monkeypatch.setattr("tensorvine.actors.shard.replicas.restore.SILENT_S", 0.0)
-        state, lock, peers, nothing = ShardState(0, lambda _: 0), threading.RLock(), cast(Any, self), cast(Any, None)
-        restored = restore(0, peers, state, lock, nothing)
-        arguments = (restored, state, lock, nothing, peers, Waiters(lock), lambda: set[ModelRef]())
+        self.state = state = ShardState(0, lambda _: 0)
+        lock, peers = threading.RLock(), cast(Any, self)
+        holdings: Any = SimpleNamespace(drop_save=lambda owner: None, grant=lambda *arguments: [])
+        home_of = {"mine": 0, "theirs": 1}.__getitem__
+        restored = restore(0, peers, state, lock, holdings, home_of)
+        arguments = (restored, state, lock, holdings, peers, Waiters(lock), lambda: state.live)
         return restored, Mirrors(0, 1, "node 0", None, *arguments)
 
 
@@ -276,6 +281,55 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         shelves.told(1, Open(0, 2))  # another process is shard 0 now
         wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused", PATIENCE_S)
         assert shelves.mirror(1).life == 2
+
+
+def committed(*names: str) -> ShardState:
+    """A shard with a version of each of these names, without tensors."""
+    state = ShardState(0, lambda _: 0)
+    state.open("client", now=0.0)
+    for name in names:
+        graph = ModelGraph(()).to_json()
+        draft = Draft(name, f"client/{name}", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+        state.publish(state.begin_commit(draft), draft, created_ns=1)
+    return state
+
+
+class TestNamesThatMove:
+    refs = tuple(ModelRef(name, 1) for name in ("mine", "theirs"))
+
+    @pytest.fixture
+    def begun(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> tuple[Restored, Mirrors]:
+        """Shard 0 starts again; its mirror has versions of two names, of which one has arrived elsewhere."""
+        before, shelf = committed("mine", "theirs"), shelves.shelves[1].name
+        shelves.told(
+            1,
+            Open(0, 1),
+            Put(0, 1, shelf, {}, {r: before.kept(r) for r in self.refs}, None, 1.0),
+            Mark(0, 1, shelf, (1, 1)),
+        )
+        return shelves.begin(monkeypatch)
+
+    def test_what_has_gone_with_its_name_does_not_come_back(
+        self, shelves: Shelves, begun: tuple[Restored, Mirrors]
+    ) -> None:
+        restored, mirrors = begun
+        assert restored.refs == [self.refs[0]]
+        assert shelves.state.live == {self.refs[0]}
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+        assert set(shelves.mirror(1).records) == {self.refs[0]}
+
+    def test_a_version_on_its_way_is_kept_until_it_has_arrived(
+        self, shelves: Shelves, begun: tuple[Restored, Mirrors]
+    ) -> None:
+        _, mirrors = begun
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+        shelves.state.hand_over(["mine"])
+        for _ in range(2):  # what it was told last tells all that went before
+            told = mirrors._stamps
+            wait_until(lambda told=told: mirrors._stamps > told + 1, "the buddy to be told", PATIENCE_S)
+            assert set(shelves.mirror(1).records) == {self.refs[0]}
+        shelves.state.departing = frozenset()
+        wait_until(lambda: not shelves.mirror(1).records, "the buddy to let go", PATIENCE_S)
 
 
 class TestABuddyWithoutRoom:
