@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Set
+import time
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from ...store.errors import StorageError
 from ...store.refs import ModelRef
+from ...store.segments.segment import SegmentId
 from ...store.shard import ShardState
 from ...store.versions.ledger import Told
 from ...store.versions.overtaken import Overtaken
@@ -171,6 +173,21 @@ class ShardParts:
     def _knows_claims(self) -> bool:
         """Tell whether all others have said what they name here. Call it with the lock held."""
         return self._claims is None or not self._claims.open
+
+    async def _copy_leaving(self, holder: str, segments: Sequence[SegmentId], timeout: float) -> None:
+        """Have copies on other nodes of what only a version's manifest tells of, which is about to go.
+
+        What of it is on disk only is read for that: after a restart the file would be nobody's.
+        """
+        if self._mirrors is None:
+            return
+        with self._lock:
+            awaited = self._state.awaited(segments)
+        views = await self._history.load(holder, awaited, self._room.taken) if awaited and self._history else []
+        try:
+            await self._mirrors.leaves(holder, segments, time.monotonic() + timeout)
+        finally:
+            views.clear()
 
     def _disk(self) -> History:
         if self._history is None:

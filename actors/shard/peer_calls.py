@@ -162,8 +162,7 @@ class ShardPeers(ShardParts):
     @group("data")
     async def leaves(self, holder: str, segments: Sequence[SegmentId], timeout: float) -> None:
         """Have copies on other nodes of what only a version's manifest tells of, which is about to go."""
-        if self._mirrors is not None:
-            await self._mirrors.leaves(holder, segments, time.monotonic() + timeout)
+        await self._copy_leaving(holder, segments, timeout)
 
     # ---- an earlier life --------------------------------------------------------------------------------
 

@@ -294,7 +294,7 @@ class ShardWrites(ShardParts):
                 by_shard.setdefault(self._state.where(segment), []).append(segment)
         own, timeout = by_shard.pop(self._config.index, []), PEER_TIMEOUT_S / 2
         await asyncio.gather(
-            self._mirrors.leaves(str(ref), own, time.monotonic() + timeout),
+            self._copy_leaving(str(ref), own, timeout),
             *(self._peers.tell(shard, "leaves", str(ref), part, timeout) for shard, part in by_shard.items()),
         )
 

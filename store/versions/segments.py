@@ -377,6 +377,15 @@ class SegmentTable:
         if holder in self._held and holder not in self._waiting:
             self._leaving.add(holder)
 
+    def awaited(self, segments: Iterable[SegmentId]) -> dict[SegmentId, list[int]]:
+        """Return the slots of segments that versions hold whose manifests are not on disk."""
+        found: dict[SegmentId, list[int]] = {}
+        for segment in filter(None, map(self._segments.get, segments)):
+            slots = set[int]().union(*(segment.holders[h] for h in segment.holders.keys() & self._waiting))
+            if slots:
+                found[segment.id] = sorted(slots)
+        return found
+
     def rests(self, segment_id: SegmentId) -> bool:
         """Tell whether a restart would find all that versions hold of a segment on the disk, or it is gone.
 

@@ -401,6 +401,18 @@ class TestTakingBack:
         table.written("m@2")
         assert table.unsaved() == {(0, 2)}
 
+    def test_what_waits_for_the_disk_names_what_must_not_be_found_by_another_manifest_only(self) -> None:
+        table = SegmentTable(0)
+        table.adopt("m@1", (0, 1), "block", [4, 4, 4])
+        table.store((0, 1), Stored("f", 0, 500, frozenset({0, 1, 2})))
+        table.written("m@1")
+        assert table.awaited([(0, 1), (0, 2)]) == {}
+        table.hold("n@1", {(0, 1): [1]})
+        table.hold("n@2", {(0, 1): [2]})
+        assert table.awaited([(0, 1), (0, 2)]) == {(0, 1): [1, 2]}
+        table.written("n@1")
+        assert table.awaited([(0, 1)]) == {(0, 1): [2]}
+
     def test_a_file_is_worth_as_much_as_the_manifests_that_name_what_is_needed_of_it(self) -> None:
         table, segment = SegmentTable(0), (0, 1)
         table.adopt("m@1", segment, "block", [4, 4])
