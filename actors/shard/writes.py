@@ -199,33 +199,41 @@ class ShardWrites(ShardParts):
             await self._estate.heard()
             await self._peers.hold(str(ref), draft.holds)
             await self._peers.note({ref: (draft.parent, True)})
-            if not durable:
-                await self._secure(draft, draft.header(ref, created_ns), deadline)
-                if self._history is not None:
-                    await self._history.numbering.add(ref)
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
+            elif self._history is not None:
+                await self._history.numbering.add(ref)
+            while True:
+                if not durable:
+                    await self._secure(draft, draft.header(ref, created_ns), deadline)
+                with self._lock:
+                    if durable or self._mirrors is None or self._mirrors.have(ref):
+                        cold = self._publish(ref, draft, created_ns, durable)
+                        break  # else other shards keep the mirrors by now
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
             await self._peers.note_gently({ref: (draft.parent, False)})
             await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
             raise
-        with self._lock:
-            self._state.publish(ref, draft, created_ns)
+        self._wake(ref.name)
+        with _after(ref):
+            for shard, other in cold:
+                await self._peers.tell_gently(shard, "cool", other)
+        return ref, created_ns
+
+    def _publish(self, ref: ModelRef, draft: Draft, created_ns: int, durable: bool) -> list[tuple[int, ModelRef]]:
+        """Make a version exist; give (shard, version) for those that retention lets go. Call it with the lock held."""
+        self._state.publish(ref, draft, created_ns)
+        with _after(ref):
             if self._board is not None:
                 self._board.announce([(draft.header(ref, created_ns), draft.body)])
             self._holdings.end_save(draft.save_id)
-            others: list[tuple[int, ModelRef]] = []
             if self._history is not None:
                 if not durable:
                     self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
-                others = self._history.retain(ref.name)
-        self._wake(ref.name)
-        with _after(ref):
-            for shard, cold in others:
-                await self._peers.tell_gently(shard, "cool", cold)
-        return ref, created_ns
+                return self._history.retain(ref.name)
+        return []
 
     async def _secure(self, draft: Draft, header: Header, deadline: float) -> None:
         """Have copies of a version on other nodes before it exists: its record, and its bytes wherever they are."""

@@ -130,6 +130,13 @@ class Mirrors:
             answers = await asyncio.gather(*(self._put(link, segments, records, deadline) for link in left))
             done |= {link for link, taken in zip(left, answers, strict=True) if taken}
 
+    def have(self, ref: ModelRef) -> bool:
+        """Tell whether all buddies have a version's record: they may be others by now than those that `secure` told.
+
+        Call it with the lock held, in the step in which the version comes to exist.
+        """
+        return self._ready() and all(ref in link.records for link in self._buddies.links)
+
     async def leaves(self, holder: str, segments: Collection[SegmentId], deadline: float) -> None:
         """Have the buddies take what only a manifest that is about to go still tells of; errors as in `secure`."""
         with self._lock:
