@@ -12,6 +12,7 @@ from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.waiters import Busy, Waiters
 from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
 from tensorvine.actors.shard.handoff.estate import Estate
+from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.peer_calls import ShardPeers
@@ -89,6 +90,7 @@ class Home(ShardWrites, ShardPeers):
         self._room = self._estate = quiet
         self._history = self._board = self._mirrors = self._claims = None
         self._overtaken = Overtaken()
+        self._strays = Strays(self._state, self._lock, self._peers, lambda: True)
         self._committing, self._settling = Busy(), Busy()
         self._restarts_heard: dict[int, int] = {}
         self._elastic = Elastic(
@@ -376,3 +378,13 @@ def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Ho
     with pytest.raises(OperationTimeoutError, match=ENDED):
         asyncio.run(roomy.adopt(SAVE, os.getpid(), [(SEGMENT, b"abcd", [4])]))
     assert roomy._state.segment(SEGMENT) is None
+
+
+def test_a_home_tells_which_of_its_versions_are_none_and_nothing_while_names_move(home: Home) -> None:
+    home._state.open(CLIENT, 0.0)
+    saved = home.save([])
+    ask = lambda version: asyncio.run(home.unknown([saved, "m@7"], version))  # noqa: E731
+    assert ask(home._peers.topology.version) == ["m@7"]
+    assert ask(home._peers.topology.version + 1) == []
+    home._peers.topology = home._peers.topology.grown((5,))
+    assert ask(home._peers.topology.version) == []
