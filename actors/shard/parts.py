@@ -215,7 +215,7 @@ class ShardParts:
         self._state.claim(names)
         kept = {str(ref) for ref in (*self._state.models(), *self._state.unread)}
         buried = self._buried(standing.ledger, names)
-        gone = [str(ref) for ref in (*self._state.census(), *buried) if str(ref) not in kept]
+        gone = [ref for ref in dict.fromkeys(map(str, (*self._state.census(), *buried))) if ref not in kept]
         if not self._peers.topology.former:  # else names that are to be at home here may be elsewhere still
             self._peers.forget_earlier(kept)
         for shard in self._peers.others if gone else ():  # also where they go by another topology already

@@ -374,7 +374,7 @@ class SegmentTable:
 
     def leaves(self, holder: str) -> None:
         """Hear that a version's manifest is about to go: others must not count on it any more."""
-        if holder in self._held and holder not in self._waiting:
+        if holder in self._held:  # also one that is not on disk yet: it may be written before it goes
             self._leaving.add(holder)
 
     def awaited(self, segments: Iterable[SegmentId]) -> dict[SegmentId, list[int]]:

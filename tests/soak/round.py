@@ -230,7 +230,12 @@ class Play:
                 self._compare(entry["who"], "descriptors", entry["descriptors"], first["descriptors"], 1 + 4 * extra)
                 self._compare(entry["who"], "threads", entry["threads"], first["threads"], 2)
         files = {file for pid in self._pids() for file in traces.memory_of(pid)}
-        self._await("no lock on the shards' memory", CLOSE_S, lambda: not traces.locks_on(files))
+        self._await(
+            "no lock on the shards' memory",
+            CLOSE_S,
+            lambda: not traces.locks_on(files),
+            found=lambda: traces.lockers(files),
+        )
         (self._folder / "leave").touch()
         for client, process in clients.living().items():
             try:

@@ -59,6 +59,20 @@ def locks_on(files: Iterable[tuple[int, int]]) -> int:
     return sum(row[5] in wanted for row in rows)
 
 
+def lockers(files: Iterable[tuple[int, int]]) -> list[str]:
+    """Say which processes have locks on files, given by device and inode: number, first words, range of bytes."""
+    wanted = {f"{os.major(device):02x}:{os.minor(device):02x}:{inode}" for device, inode in files}
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        try:
+            rows = [line.split() for line in path.read_text().splitlines() if line.startswith("lock:")]
+            who = Path(f"/proc/{path.parts[2]}/cmdline").read_text().replace("\0", " ")[:60] if rows else ""
+        except OSError:
+            continue  # closed, or ended, since it was listed
+        found += [f"{path.parts[2]} {who}: {' '.join(row[2:])}" for row in rows if row[6] in wanted]
+    return found
+
+
 def more(now: Mapping[str, int], before: Mapping[str, int], slack: int = 0) -> dict[str, tuple[int, int]]:
     """Name the kinds of which there is more now: kind -> (before, now).
 
