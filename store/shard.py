@@ -93,6 +93,8 @@ class ShardState(VersionTable):
         self.home_of = home_of
         self.departing: frozenset[ModelRef] = frozenset()
         """Live versions that were handed over and have not arrived yet: mirrors keep them until then."""
+        self.arriving: set[ModelRef] = set()
+        """Live versions whose names are about to be at home here: mirrors have them before."""
 
     def stats(self) -> ShardStats:
         """Sum up what is here."""

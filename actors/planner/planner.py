@@ -24,7 +24,7 @@ from typing import Any
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import LOCK_NAME, Archive
-from ...store.errors import StorageError, TensorVineError
+from ...store.errors import MovedError, RepositoryNotFoundError, StorageError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
 from ..engine.engine import Engine, group
@@ -126,9 +126,28 @@ class Planner:
             self._ledger.merge(told)
 
     @group("ctl")
-    async def arrived(self, shard: int, names: Sequence[str]) -> None:
-        """Learn that names have come to a shard in the change that is under way."""
-        with self._lock:
+    async def arrives(self, shard: int, names: Sequence[str], former: int, restarts: int) -> None:
+        """Learn that a shard is about to have names in the change that is under way.
+
+        Args:
+            shard: the one; it answers for them from the answer to this on, and for none if there is none.
+            names: the names.
+            former: the shard that handed them over.
+            restarts: how often that had started again by then.
+
+        Raises:
+            MovedError: it has started again since, and may answer for them.
+        """
+        await asyncio.to_thread(self._note_arrival, shard, names, former, restarts)
+
+    def _note_arrival(self, shard: int, names: Sequence[str], former: int, restarts: int) -> None:
+        with self._lock:  # who starts again is counted first, and asks for its standing then
+            if self._registry.restarts().get(former, 0) != restarts:
+                raise MovedError(
+                    f"names on their way to shard {shard}: expected shard {former} to be the one that sent them; it "
+                    "has started again",
+                    self._topology.version,
+                )
             self._arrived |= dict.fromkeys(names, shard)
 
     @group("ctl")
@@ -271,5 +290,7 @@ class Planner:
     def _resume(self) -> None:
         try:
             self._resizing.resume()
+        except RepositoryNotFoundError as exc:
+            log.info("planner started again: no change of the shards is brought to its end: %s", exc)
         except Exception:
             log.exception("planner started again: a change of the shards is not brought to its end")

@@ -26,6 +26,7 @@ from ..rpc.messages import PEER_TIMEOUT_S, Moved, Tag
 from .handoff.elastic import Unwritten
 from .handoff.estate import MOVING, needed
 from .parts import ShardParts
+from .peers import Sender
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class ShardChanges(ShardParts):
             )
             await self._history.take_over(self._claims.ask_anew, lambda: self._elastic.learn(topology))
         self._elastic.learn(topology)
-        await self._estate.learned()
+        self._estate.learned()
         await self._settle()
         self._wake(None)
         if self._mirrors is not None and topology.leaving:
@@ -89,17 +90,26 @@ class ShardChanges(ShardParts):
         return await self._elastic.hand_over()
 
     @group("ctl")
-    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
-        """Become home to names; gives the bytes by which the metadata here grew."""
-        grown = self._elastic.take(bundle, unwritten)
-        if self._mirrors is not None:
+    async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten], sender: Sender) -> int:
+        """Become home to names; gives the bytes by which the metadata here grew.
+
+        The mirrors have them first; then the planner hears of it; then they are here.
+
+        Raises:
+            MovedError: who sent them has started again since, and is home to them.
+        """
+        in_memory = {header.ref for header, _ in unwritten} if self._history is not None else None
+        records = bundle.records(in_memory)
+        with self._lock:
+            self._state.arriving |= records.keys()
+        try:
+            if self._mirrors is not None:
+                await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
+            await self._elastic.announce(list(bundle.names), sender)
+            return self._elastic.take(bundle, unwritten)
+        finally:
             with self._lock:
-                here = self._only_in_memory()
-                arrived = {version.header.ref for version in bundle.versions} & here
-                records = {ref: self._state.kept(ref) for ref in arrived}
-            await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
-        await self._peers.arrived(list(bundle.names))
-        return grown
+                self._state.arriving -= records.keys()
 
     @group("ctl")
     async def arrived(self, former: int, version: int) -> None:
@@ -132,7 +142,7 @@ class ShardChanges(ShardParts):
     async def _claimed(self) -> None:
         """Wait until all other shards have said what they hold here, if this one has started again."""
         deadline = time.monotonic() + PEER_TIMEOUT_S
-        while not self._knows_claims():
+        while self._claims is not None and self._claims.open:
             if time.monotonic() > deadline:
                 raise ShardUnavailableError(
                     f"shard {self._config.index}: expected all other shards to say what they hold here before it drains"

@@ -182,7 +182,8 @@ class ShardParts:
         if self._mirrors is None:
             return
         with self._lock:
-            awaited = self._state.awaited(segments)
+            self._state.leaves(holder)
+            awaited = self._state.awaited([segment for segment in segments if not self._state.rests(segment)])
         views = await self._history.load(holder, awaited, self._room.taken) if awaited and self._history else []
         try:
             await self._mirrors.leaves(holder, segments, time.monotonic() + timeout)
@@ -219,7 +220,8 @@ class ShardParts:
         if not self._peers.topology.former:  # else names that are to be at home here may be elsewhere still
             self._peers.forget_earlier(kept)
         for shard in self._peers.others if gone else ():  # also where they go by another topology already
-            self._peers.send(shard, "note", dict.fromkeys(buried, (None, False)))
+            if buried:
+                self._peers.send(shard, "note", dict.fromkeys(buried, (None, False)))
             self._peers.send(shard, "release_all", gone)
         self._peers.tell_planner(self._state.ledger.told())
         used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}

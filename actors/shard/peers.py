@@ -35,6 +35,8 @@ NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
 OWED_PAUSE_S = 0.2
 
+Sender = tuple[int, int]
+"""A shard that hands names over: its number, and how often it has started again."""
 LONG_TIMEOUT_S = 120.0
 """How long a shard may take for what has many bytes."""
 
@@ -150,9 +152,18 @@ class Peers:
         except TensorVineError as exc:
             log.warning("the planner did not hear of %s: %s", list(news), exc)
 
-    async def arrived(self, names: Sequence[str]) -> None:
-        """Tell the planner what names have come here in the change that is under way."""
-        await self._to_planner.call(PEER_TIMEOUT_S, "arrived", self._config.index, list(names))
+    async def arrives(self, names: Sequence[str], sender: Sender) -> None:
+        """Tell the planner what names come here in the change that is under way.
+
+        Raises:
+            MovedError: who sent them has started again since.
+        """
+        await self._to_planner.call(PEER_TIMEOUT_S, "arrives", self._config.index, list(names), *sender)
+
+    @property
+    def sender(self) -> Sender:
+        """This shard, as it tells those to whom it hands names."""
+        return self._config.index, self._restarts
 
     def owe(self, news: Mapping[ModelRef, Fact]) -> None:
         """Have the other shards be told, with the next commit, what an earlier life owed them, if it did."""

@@ -201,15 +201,16 @@ class ShardWrites(ShardParts):
             await self._peers.note({ref: (draft.parent, True)})
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
-            elif self._history is not None:
-                await self._history.numbering.add(ref)
+            else:
+                await self._secure(draft, draft.header(ref, created_ns), deadline)
+                if self._history is not None:
+                    await self._history.numbering.add(ref)
             while True:
-                if not durable:
-                    await self._secure(draft, draft.header(ref, created_ns), deadline)
                 with self._lock:
                     if durable or self._mirrors is None or self._mirrors.have(ref):
                         cold = self._publish(ref, draft, created_ns, durable)
-                        break  # else other shards keep the mirrors by now
+                        break
+                await self._secure(draft, draft.header(ref, created_ns), deadline)  # others keep the mirrors by now
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)

@@ -71,10 +71,9 @@ class Architectures:
             if architecture is None:
                 raise GraphError(f"{what}: expected a graph that shard {self._shard} keeps; found no such key")
             graph = ModelGraph.from_json(architecture[0])
-            packed = zlib.compress(json.dumps(architecture).encode(), 1)
-            self._graphs[key] = _Graph(packed, PrefixQuery.of(graph))
+            self._graphs[key] = _Graph(packed(architecture), PrefixQuery.of(graph))
             self._patterns.add(key, graph)
-            self.nbytes += len(packed)
+            self.nbytes += len(self._graphs[key].packed)
         self._graphs[key].users += 1
 
     def leave(self, key: bytes) -> None:
@@ -119,7 +118,12 @@ class Architectures:
         return sorted(ref for key in self._patterns.find(pattern, exact) for ref in self._graphs[key].refs)
 
 
-def unpacked(packed: bytes) -> Architecture:
-    """Return what `Architectures.packed` gave."""
-    text, recipe = json.loads(zlib.decompress(packed))
+def packed(architecture: Architecture) -> bytes:
+    """Return an architecture as it is kept."""
+    return zlib.compress(json.dumps(architecture).encode(), 1)
+
+
+def unpacked(content: bytes) -> Architecture:
+    """Return what `packed` was given."""
+    text, recipe = json.loads(zlib.decompress(content))
     return text, recipe

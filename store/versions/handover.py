@@ -9,15 +9,17 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Unreadable
 from ..refs import ModelRef
 from ..segments.segment import Offset, SegmentId, Stored
+from .architectures import packed
 from .ledger import Told
 from .manifest import Header
+from .mirror import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Bundle:
     """Key -> the graph's JSON and the framework's recipe."""
     unread: Mapping[ModelRef, Unreadable] = field(default_factory=dict[ModelRef, Any])
     """Versions whose manifests could not be read yet -> why."""
+
+    def records(self, refs: Set[ModelRef] | None) -> dict[ModelRef, Kept]:
+        """Return what mirrors keep of the live versions in it; of some, or of all."""
+        live = (v for v in self.versions if not v.ghost and (refs is None or v.header.ref in refs))
+        return {v.header.ref: Kept(v.header, v.body, packed(self.graphs[v.header.graph_key])) for v in live}
 
     @property
     def leases(self) -> list[str]:

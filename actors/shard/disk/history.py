@@ -471,7 +471,7 @@ class History:
             learn: goes by the topology. Called with the lock held.
 
         Raises:
-            StorageError: a manifest cannot be read; nothing has changed.
+            StorageError: a manifest that was there before cannot be read; nothing has changed.
         """
         await asyncio.to_thread(self._take_over, ask_anew, learn)
 
@@ -493,16 +493,23 @@ class History:
             ask_anew(set(self._state.version_holders()) - before)
         for reader, segment in missing:
             log.error("shard %d: %s names segment %x, which has no file", self._config.index, reader, segment[1])
-        self._learn_of(set(self._archive.manifests()) - set(names))
+        self._read_late(names)
         self._settle()
 
-    def _learn_of(self, names: Collection[str]) -> None:
-        """Know what manifests name that came while others were read: this shard may have been told of it too early."""
-        manifests, unread = self._read(sorted(names))
-        files = self._archive.segments() if manifests else {}
+    def _read_late(self, early: Collection[str]) -> None:
+        """Learn of the manifests that came while the others were read: who wrote them may have told of it too early."""
+        while True:
+            try:
+                manifests, unread = self._read(sorted(set(self._archive.manifests()) - set(early)))
+                files = self._archive.segments() if manifests else {}
+                break
+            except StorageError as exc:
+                log.warning("shard %d: the manifests are listed again: %s", self._config.index, exc)
+            threading.Event().wait(STORE_PAUSE_S)
         with self._lock:
             for ref, why in unread.items():
-                self._state.miss(ref, why, self._state.home_of(ref.name) == self._config.index)
+                if self._state.known(ref) is None:
+                    self._state.miss(ref, why, self._state.home_of(ref.name) == self._config.index)
             for manifest in manifests:
                 try:
                     relearn(self._state, manifest, files)

@@ -33,7 +33,7 @@ from ...rpc.messages import PEER_TIMEOUT_S, Moved, Standing, Tag
 from ...rpc.waiters import Waiters
 from ..disk.history import History
 from ..disk.persister import Job
-from ..peers import Peers
+from ..peers import Peers, Sender
 from ..serving.redis_board import RedisBoard
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Elastic:
         self._done = False
         self._handed: set[str] = set()
         self._delivered: set[str] = set(standing.arrived) if standing is not None else set()
-        """Those of them that have arrived; known to an earlier life, too."""
+        """Names that have arrived, as far as is known here; `delivered` picks those that went from here."""
         self._frozen: set[str] = set()
         self._writing: Counter[str] = Counter()
         self._life = uuid.uuid4().hex[:8]
@@ -240,6 +240,23 @@ class Elastic:
             if version == self._peers.topology.version:
                 self._finished.add(former)
 
+    async def announce(self, names: Sequence[str], sender: Sender) -> None:
+        """Tell the planner that names come here, until it has heard: they are nowhere else by then.
+
+        Raises:
+            MovedError: who sent them has started again since.
+        """
+        while True:
+            try:
+                return await self._peers.arrives(names, sender)
+            except MovedError:
+                raise
+            except TensorVineError as exc:
+                log.warning(
+                    "shard %d: the planner did not hear yet of %d names: %s", self._state.index, len(names), exc
+                )
+            await asyncio.sleep(RETRY_S)
+
     def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
         """Become home to names; gives the bytes by which the metadata here grew."""
         with self._lock:
@@ -329,7 +346,7 @@ class Elastic:
         """Send a bundle until it has arrived: there is no other copy of it."""
         while True:
             try:
-                return await self._peers.tell(home, "take", bundle, list(unwritten))
+                return await self._peers.tell(home, "take", bundle, list(unwritten), self._peers.sender)
             except TensorVineError as exc:
                 here, count = self._state.index, len(bundle.names)
                 log.warning("shard %d: shard %d did not take %d names yet: %s", here, home, count, exc)

@@ -68,8 +68,8 @@ class Estate:
         self._said: dict[int, list[MovedSegment]] = {}
         """What the heirs are told."""
         self._copied: set[SegmentId] = set()
+        """What heirs have; another set after a drain was given up."""
         self._bytes = 0
-        self._given_up = False
         self._heard = threading.Event()
         """The heirs know who holds what."""
         self._heard.set()
@@ -91,28 +91,23 @@ class Estate:
             StoreFullError: an heir has no room.
         """
         async with self._turn:
-            while not self._given_up and (missing := self._missing()):
+            copied = self._copied
+            while copied is self._copied and (missing := self._missing()):
                 await self._copy_all(missing[:AT_ONCE], after)
             return self._bytes
 
-    async def learned(self) -> None:
+    def learned(self) -> None:
         """Let go of what is not to be any more by the topology that was learned last.
 
-        Copies of shards that stay go; so does what this one copied, if it stays: what is being copied ends, and counts
-        for nothing.
+        Copies of shards that stay go. If this one stays, what it copied counts for nothing, and its copying ends.
         """
         with self._lock:
             topology = self._peers.topology
             for holder in self._state.holders(DRAIN):
                 if _drain_of(holder)[0] not in topology.leaving:
                     self._state.release(holder)
-            if self._state.index in topology.leaving or self.moved:
-                return
-        self._given_up = True
-        async with self._turn:
-            self._given_up = False
-            self._copied.clear()
-            self._bytes = 0
+            if self._state.index not in topology.leaving and not self.moved:
+                self._copied, self._bytes = set(), 0
 
     async def hand_over(self, after: Topology) -> int:
         """Have the heirs be the ones that hold the segments; gives the bytes that were copied in all."""
@@ -255,12 +250,12 @@ class Estate:
             return [segment for segment in self._state.resident() if segment not in self._copied]
 
     async def _copy_all(self, segments: Sequence[SegmentId], after: Topology) -> None:
-        holder = self._holder(after)
+        holder, copied = self._holder(after), self._copied
         found = await asyncio.gather(*(self._copy(s, after, holder) for s in segments), return_exceptions=True)
         for failure in found:
             if isinstance(failure, BaseException):
                 raise without_frames(failure)  # it is in `found`: a cycle, which would keep what those frames hold
-        self._copied.update(segments)
+        copied.update(segments)
 
     async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
         """Copy what is in memory of a segment to its heir."""

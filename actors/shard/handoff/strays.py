@@ -5,8 +5,8 @@ Rules
   topology changes that counts for nothing, and nobody names what that life had begun and told no ledger of, or what it
   had retired and told nobody of.
 - A version is a stray when two looks, `LOOK_S` apart, found that it is not among those that exist by the ledger here,
-  and its home does not know it either. Then it is released, unless it was held anew while its home was asked: its
-  number may have been given again.
+  and its home does not know it either. Then it is released, unless it was held anew while its home was asked: a number
+  that no ledger has heard of may be given again.
 - There is no look while names or segments move, or while others have not said yet what they name here.
 """
 
@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Sequence
 from ....store.errors import TensorVineError
 from ....store.refs import ModelRef
 from ....store.shard import ShardState
-from ...rpc.messages import PEER_TIMEOUT_S
 from ..peers import Peers
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 30.0
+ANSWER_S = 5.0
 
 
 class Strays:
@@ -59,7 +59,12 @@ class Strays:
         """
         if time.monotonic() - self._looked < LOOK_S:
             return 0
-        self._looked = time.monotonic()
+        try:
+            return self._look()
+        finally:
+            self._looked = time.monotonic()
+
+    def _look(self) -> int:
         version = self._settled()
         if version is None:
             self._suspects = set()
@@ -95,6 +100,8 @@ class Strays:
             strays = [holder for holder in unknown if holder in self._asked]
             if self._settled() != version:
                 return 0
+            if home == self._state.index:  # a save may have begun since
+                strays = unknown_here(self._state, strays)
             for holder in strays:
                 self._state.release(holder)
         if strays:
@@ -103,7 +110,7 @@ class Strays:
 
     def _unknown_at(self, home: int, holders: Sequence[str], version: int) -> list[str]:
         if home != self._state.index:
-            return self._peers.ask(home, "unknown", (holders, version), PEER_TIMEOUT_S)
+            return self._peers.ask(home, "unknown", (holders, version), ANSWER_S)
         with self._lock:
             return unknown_here(self._state, holders)
 

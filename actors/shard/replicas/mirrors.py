@@ -244,6 +244,8 @@ class Mirrors:
                 inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | moving)
             segments, refs = self._ask(link.shard, inventory)
             if not segments and refs <= moving:
+                with self._lock:
+                    link.records -= refs  # it had them in an earlier life
                 break
             self._tell(link, segments, refs - moving)
         self._mark(link)
@@ -299,16 +301,16 @@ class Mirrors:
         return segments, refs, set(wanted - link.records)
 
     def _moving(self) -> Set[ModelRef]:
-        """Return the versions that a buddy keeps if it has them: being committed, or on their way to another home.
+        """Return the versions that a buddy keeps if it has them: being committed, or on their way.
 
         Call it with the lock held.
         """
-        return self._state.begun().keys() | self._state.departing
+        return self._state.begun().keys() | self._state.departing | self._state.arriving
 
     def _fingerprint(self) -> tuple[int, ...]:
         """Return something that changes when segments or versions come or go, or reach the disk."""
         stats = self._state.stats()
-        return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted()), len(self._state.departing)
+        return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted()), len(self._moving())
 
     def _mark(self, link: Link) -> None:
         with self._lock:

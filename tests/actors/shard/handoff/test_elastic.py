@@ -32,6 +32,7 @@ class Others:
     def __init__(self) -> None:
         self.topology = self.topology_after = AFTER
         self.refusals = 0
+        self.sender = (HERE, 0)
         self.seen: list[dict[str, int]] = []
         self.delivered = dict[str, int]
 

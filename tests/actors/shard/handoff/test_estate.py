@@ -99,7 +99,7 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     copy, block = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0), np.zeros(64, np.uint8)
     asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
     peers.topology = warned.warned(())
-    asyncio.run(estate.learned())
+    estate.learned()
     with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was given up"):
         asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
     peers.topology = peers.topology.warned((1,))
