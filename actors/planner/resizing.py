@@ -219,8 +219,9 @@ class Resizing:
             self._tell(warned.alive, "learn", warned, deadline=deadline)
             self._ask(shard, "copy_out", (after,), deadline - time.monotonic())
         except BaseException:
-            self._stay()
-            raise
+            if not self._until_done(shard, "has_moved", ()):  # in an earlier life of the planner; then no way leads back
+                self._stay()
+                raise
         nbytes: int = self._until_done(shard, "move_segments", (after,))
         self._announce(after)
         return nbytes

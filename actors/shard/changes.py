@@ -131,6 +131,12 @@ class ShardChanges(ShardParts):
         await self._claimed()
         return await self._estate.copy(after)
 
+    @group("ctl")
+    async def has_moved(self) -> bool:
+        """Tell whether other shards hold the segments: then this one cannot stay any more."""
+        with self._lock:
+            return self._estate.moved
+
     @group("watch")
     async def move_segments(self, after: Topology) -> int:
         """Have other shards hold the segments from now on; gives the bytes that were copied in all."""

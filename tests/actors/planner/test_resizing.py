@@ -19,6 +19,7 @@ ANSWERS: dict[str, Any] = {
     "is_needed": False,
     "move_segments": 0,
     "copy_out": 0,
+    "has_moved": False,
 }
 
 
@@ -28,6 +29,7 @@ class Shards:
 
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     killed: list[str] = field(default_factory=list[str])
+    answers: dict[str, Any] = field(default_factory=lambda: dict(ANSWERS))
 
     def find(self, name: str) -> str:
         return name
@@ -37,7 +39,10 @@ class Shards:
         return method
 
     def result(self, future: str, timeout: float, who: str) -> Any:
-        return ANSWERS.get(future)
+        answer = self.answers.get(future)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def kill(self, name: str) -> None:
         self.killed.append(name)
@@ -110,3 +115,19 @@ def test_a_planner_that_starts_again_tells_all_what_was_recorded_and_perhaps_not
     planner.resizing.resume()
     assert planner.shards.asked == [("resizing/shard-0", "learn"), ("resizing/shard-1", "learn")]
     assert planner.topology is calm
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_drain_is_given_up_only_where_the_segments_have_not_moved(moved: bool) -> None:
+    """An earlier life of the planner had them moved, and died before the topology said so."""
+    planner = Planner(Topology("resizing", (0, 1, 2), "starter").warned((2,)))
+    planner.shards.answers |= {"copy_out": OperationTimeoutError("shard 2 is silent"), "has_moved": moved}
+    if moved:
+        planner.resizing.resume()
+        assert (planner.topology.shards, planner.topology.leaving) == ((0, 1), ())
+        assert ("resizing/shard-2", "move_segments") in planner.shards.asked
+    else:
+        with pytest.raises(OperationTimeoutError):
+            planner.resizing.resume()
+        assert (planner.topology.shards, planner.topology.leaving) == ((0, 1, 2), ())
+        assert ("resizing/shard-2", "move_segments") not in planner.shards.asked

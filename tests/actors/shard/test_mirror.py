@@ -283,13 +283,16 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         assert shelves.mirror(1).life == 2
 
 
+def draft_of(name: str) -> Draft:
+    graph = ModelGraph(()).to_json()
+    return Draft(name, f"client/{name}", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+
+
 def committed(*names: str) -> ShardState:
     """A shard with a version of each of these names, without tensors."""
     state = ShardState(0, lambda _: 0)
     state.open("client", now=0.0)
-    for name in names:
-        graph = ModelGraph(()).to_json()
-        draft = Draft(name, f"client/{name}", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+    for draft in map(draft_of, names):
         state.publish(state.begin_commit(draft), draft, created_ns=1)
     return state
 
@@ -330,6 +333,22 @@ class TestNamesThatMove:
             assert set(shelves.mirror(1).records) == {self.refs[0]}
         shelves.state.departing = frozenset()
         wait_until(lambda: not shelves.mirror(1).records, "the buddy to let go", PATIENCE_S)
+
+
+class TestABuddyThatStartsAgain:
+    def test_has_nothing_of_a_commit_on_its_way_before_it_is_told(
+        self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, mirrors = shelves.begin(monkeypatch)
+        wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
+        shelves.state.open("client", now=0.0)
+        ref, link = shelves.state.begin_commit(draft_of("mine")), mirrors._buddies.links[0]
+        link.records.add(ref)  # it was told, and then started again
+        assert mirrors.have(ref)
+        shelves.shelves[link.shard] = shelves.shelf(link.shard)
+        wait_until(lambda: shelves.shelves[link.shard]._mirrors, "the new life to be told", PATIENCE_S)
+        wait_until(lambda: not mirrors.behind and link.shelf == shelves.shelves[link.shard].name, "all", PATIENCE_S)
+        assert not mirrors.have(ref)
 
 
 class TestABuddyWithoutRoom:

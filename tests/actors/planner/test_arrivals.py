@@ -1,0 +1,95 @@
+"""Names on their way: a shard that takes them asks the planner first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tensorvine.actors.planner.planner import Planner
+from tensorvine.actors.shard.changes import ShardChanges
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import MovedError
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.refs import ModelRef
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.handover import Bundle
+from tensorvine.store.versions.manifest import encode_body
+from tensorvine.store.versions.version import Draft
+
+SENDER, TAKER = 0, 1
+REF = ModelRef("m", 1)
+
+
+def test_the_planner_refuses_names_of_a_sender_that_has_started_again_since() -> None:
+    registry = SimpleNamespace(restarts=lambda: {SENDER: 2})
+    planner = SimpleNamespace(
+        _lock=threading.RLock(), _registry=registry, _topology=Topology("names", (0, 1), "s"), _arrived={}
+    )
+    with pytest.raises(MovedError, match="expected shard 0 to be the one that sent them; it has started again"):
+        Planner._note_arrival(cast("Any", planner), TAKER, ["m"], SENDER, 1)
+    assert planner._arrived == {}
+    Planner._note_arrival(cast("Any", planner), TAKER, ["m"], SENDER, 2)
+    assert planner._arrived == {"m": TAKER}
+
+
+def bundle() -> Bundle:
+    """A name with one version, as its home hands it over."""
+    state = ShardState(SENDER, lambda name: SENDER)
+    state.open("client", now=0.0)
+    graph = ModelGraph(()).to_json()
+    draft = Draft("m", "client/1", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+    state.publish(state.begin_commit(draft), draft, created_ns=1)
+    return state.hand_over(["m"])
+
+
+class Taker(ShardChanges):
+    """The parts of a shard that taking names needs; they tell what they were asked, and what mirrors kept then."""
+
+    def __init__(self, *, refused: bool) -> None:
+        self._lock = threading.RLock()
+        self._state = ShardState(TAKER, lambda name: TAKER)
+        self._history = None
+        self.told: list[tuple[str, set[ModelRef]]] = []
+        self._refused = refused
+        this: Any = self
+        self._mirrors = self._elastic = this
+
+    async def secure(self, segments: tuple[()], records: dict[ModelRef, Any], deadline: float) -> None:
+        assert records.keys() == {REF}
+        self._tell("secure")
+
+    async def announce(self, names: list[str], sender: tuple[int, int]) -> None:
+        assert (names, sender) == (["m"], (SENDER, 3))
+        self._tell("announce")
+        if self._refused:
+            raise MovedError("it has started again", 1)
+
+    def _tell(self, what: str) -> None:
+        assert self._state.known(REF) is None
+        self.told.append((what, set(self._state.arriving)))
+
+    def run(self) -> None:
+        took = SimpleNamespace(
+            take=lambda bundle, unwritten: self._state.take_over(bundle, 0.0), announce=self.announce
+        )
+        self._elastic = cast("Any", took)
+        asyncio.run(self.take(bundle(), [], (SENDER, 3)))
+
+
+def test_mirrors_have_names_before_the_planner_hears_of_them_and_they_are_here_last() -> None:
+    taker = Taker(refused=False)
+    taker.run()
+    assert taker.told == [("secure", {REF}), ("announce", {REF})]
+    assert taker._state.known(REF) is not None
+    assert not taker._state.arriving
+
+
+def test_what_is_refused_is_not_taken() -> None:
+    taker = Taker(refused=True)
+    with pytest.raises(MovedError):
+        taker.run()
+    assert not taker._state.knows("m")
+    assert not taker._state.arriving
