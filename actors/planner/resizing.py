@@ -219,7 +219,7 @@ class Resizing:
             self._tell(warned.alive, "learn", warned, deadline=deadline)
             self._ask(shard, "copy_out", (after,), deadline - time.monotonic())
         except BaseException:
-            if not self._until_done(shard, "has_moved", ()):  # in an earlier life of the planner; then no way leads back
+            if not self._until_done(shard, "has_moved", ()):  # as an earlier life of the planner may have had it do
                 self._stay()
                 raise
         nbytes: int = self._until_done(shard, "move_segments", (after,))
