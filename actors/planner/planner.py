@@ -130,7 +130,7 @@ class Planner:
         """Learn that a shard is about to have names in the change that is under way.
 
         Args:
-            shard: the one; it answers for them from the answer to this on, and for none if there is none.
+            shard: the one that takes them; it answers for them once it has heard that this was noted.
             names: the names.
             former: the shard that handed them over.
             restarts: how often that had started again by then.

@@ -98,13 +98,15 @@ class ShardChanges(ShardParts):
         Raises:
             MovedError: who sent them has started again since, and is home to them.
         """
+        if self._mirrors is None:
+            await self._elastic.announce(list(bundle.names), sender)
+            return self._elastic.take(bundle, unwritten)
         in_memory = {header.ref for header, _ in unwritten} if self._history is not None else None
         records = bundle.records(in_memory)
         with self._lock:
             self._state.arriving |= records.keys()
         try:
-            if self._mirrors is not None:
-                await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
+            await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
             await self._elastic.announce(list(bundle.names), sender)
             return self._elastic.take(bundle, unwritten)
         finally:

@@ -183,10 +183,14 @@ class ShardParts:
             return
         with self._lock:
             self._state.leaves(holder)
-            awaited = self._state.awaited([segment for segment in segments if not self._state.rests(segment)])
+            needed = [segment for segment in segments if not self._state.rests(segment)]
+            awaited = self._state.awaited(needed)
+        if not needed:
+            return
+        deadline = time.monotonic() + timeout
         views = await self._history.load(holder, awaited, self._room.taken) if awaited and self._history else []
         try:
-            await self._mirrors.leaves(holder, segments, time.monotonic() + timeout)
+            await self._mirrors.secure(needed, {}, deadline)
         finally:
             views.clear()
 

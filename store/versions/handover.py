@@ -62,8 +62,9 @@ class Bundle:
 
     def records(self, refs: Set[ModelRef] | None) -> dict[ModelRef, Kept]:
         """Return what mirrors keep of the live versions in it; of some, or of all."""
-        live = (v for v in self.versions if not v.ghost and (refs is None or v.header.ref in refs))
-        return {v.header.ref: Kept(v.header, v.body, packed(self.graphs[v.header.graph_key])) for v in live}
+        live = [v for v in self.versions if not v.ghost and (refs is None or v.header.ref in refs)]
+        graphs = {key: packed(self.graphs[key]) for key in {v.header.graph_key for v in live}}
+        return {v.header.ref: Kept(v.header, v.body, graphs[v.header.graph_key]) for v in live}
 
     @property
     def leases(self) -> list[str]:

@@ -6,8 +6,8 @@ Rules
 - Names go in chunks. Nobody may write a name of a chunk from when it is chosen; then what is being written ends, then
   the chunk goes. It is sent until it has arrived: a shard that takes it twice takes it once.
 - Leases move with their names. A shard that handed one over passes on that it is let go.
-- Who took a name says so to the planner, and who gave it remembers that it arrived: when the planner and one of the two
-  die, the names still have a home.
+- The shard that takes a name tells the planner first, and the one that gave it remembers that it arrived: when the
+  planner and one of the two die, the name still has a home.
 - What `tag` gives changes with every chunk that leaves or arrives: who asks all shards sees whether all were asked at
   one time.
 """
@@ -241,7 +241,7 @@ class Elastic:
                 self._finished.add(former)
 
     async def announce(self, names: Sequence[str], sender: Sender) -> None:
-        """Tell the planner that names come here, until it has heard: they are nowhere else by then.
+        """Tell the planner that names come here, again and again until it has answered.
 
         Raises:
             MovedError: who sent them has started again since.

@@ -137,14 +137,6 @@ class Mirrors:
         """
         return self._ready() and all(ref in link.records for link in self._buddies.links)
 
-    async def leaves(self, holder: str, segments: Collection[SegmentId], deadline: float) -> None:
-        """Have the buddies take what only a manifest that is about to go still tells of; errors as in `secure`."""
-        with self._lock:
-            self._state.leaves(holder)
-            needed = [segment for segment in segments if self._needs(segment)]
-        if needed:
-            await self.secure(needed, {}, deadline)
-
     async def leave(self, deadline: float) -> None:
         """Wait until no shard that is about to drain keeps the mirror; what is late is finished behind."""
         while True:

@@ -383,7 +383,10 @@ def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Ho
 def test_a_home_tells_which_of_its_versions_are_none_and_nothing_while_names_move(home: Home) -> None:
     home._state.open(CLIENT, 0.0)
     saved = home.save([])
-    ask = lambda version: asyncio.run(home.unknown([saved, "m@7"], version))  # noqa: E731
+
+    def ask(version: int) -> list[str]:
+        return asyncio.run(home.unknown([saved, "m@7"], version))
+
     assert ask(home._peers.topology.version) == ["m@7"]
     assert ask(home._peers.topology.version + 1) == []
     home._peers.topology = home._peers.topology.grown((5,))
