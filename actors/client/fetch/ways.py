@@ -13,6 +13,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
@@ -21,6 +22,7 @@ import numpy as np
 from ....store.errors import ModelLostError, ShardUnavailableError
 from ....store.segments.blockheader import header_of
 from ....store.segments.segment import Block, SegmentId, layout
+from ...engine.engine import Future
 from ...memory.buffers import Buffers
 from ...memory.copying import copy_all
 from ...transport.backends import BACKENDS
@@ -214,16 +216,11 @@ class ObjectStoreWay:
         """Have the shard put blocks into the store, and copy what is asked for out of it."""
         left = time_left(deadline, what)
         blocks: dict[SegmentId, Block] = self._session.call(shard, "carried", places, timeout=left, again=True)
-        hashes: Digests = {}
-        if digests:
-            left = time_left(deadline, what)
-            hashes = self._session.call(shard, "digests", list(places), timeout=left, again=True)
-            lost = sorted(blocks.keys() - hashes.keys())
-            if lost:
-                raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")
+        asked = self._session.send(shard, "digests", list(places)) if digests else None  # answered beside the bytes
         far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
         handles = [block.handle for block in far.values()]
         came = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
+        hashes = self._digests(asked, shard, blocks.keys(), deadline, what) if asked is not None else {}
         found: dict[SegmentId, Received] = {}
         for segment, block in blocks.items():
             if segment not in far:
@@ -237,6 +234,20 @@ class ObjectStoreWay:
 
     def close(self) -> None:
         """Do nothing: the engine owns the store."""
+
+    def _digests(
+        self, asked: Future, shard: int, blocks: AbstractSet[SegmentId], deadline: float, what: str
+    ) -> Digests:
+        """Wait for the content hashes that were asked for; a shard that died meanwhile is asked again."""
+        try:
+            hashes: Digests = self._session.result(asked, shard, time_left(deadline, what))
+        except ShardUnavailableError:
+            left = time_left(deadline, what)
+            hashes = self._session.call(shard, "digests", list(blocks), timeout=left, again=True)
+        lost = sorted(blocks - hashes.keys())
+        if lost:
+            raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")
+        return hashes
 
     def _copied(self, seen: Received, block: Block, helper: Executor) -> Received:
         """Copy slots into this process's own memory, each up to where the block's next slot starts."""

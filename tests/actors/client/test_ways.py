@@ -392,6 +392,38 @@ class TestFallingBack:
                 reader.fetch(name, timeout=60)
             far.close()
 
+    def test_a_shard_that_dies_before_its_hashes_come_is_asked_for_them_again(
+        self, cluster: object, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Repository.start(f"again-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
+            repo.save(name, TENSORS)
+            repo.flush()
+            far = Repository.connect(repo.name)
+            far._session.node = "another"
+            process = psutil.Process(repo._session.connection(0).hello.pid)
+            result, send, hashes = far._session.result, far._session.send, []
+
+            def noted(shard: int, method: str, *arguments: Any) -> Any:
+                future = send(shard, method, *arguments)
+                hashes.extend([future] if method == "digests" else [])
+                return future
+
+            def cut(future: Any, shard: int, timeout: float) -> Any:
+                if len(hashes) == 1 and future is hashes[0]:
+                    process.kill()
+                    psutil.wait_procs([process], timeout=20)
+                    raise ShardUnavailableError("shard 0 died")
+                return result(future, shard, timeout)
+
+            with reader_of(far, ObjectStoreWay(far._session)) as reader:
+                monkeypatch.setattr(far._session, "send", noted)
+                monkeypatch.setattr(far._session, "result", cut)
+                loaded = reader.fetch(name, timeout=60, verify=True)
+            assert equal(loaded.arrays, TENSORS)
+            assert loaded.digests_checked
+            assert len(hashes) > 1
+            far.close()
+
 
 class TestWrongWays:
     @pytest.mark.parametrize("transport", ["", "Auto", "mpi", None, 3])
