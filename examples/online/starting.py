@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +14,8 @@ import typer
 
 INTERRUPTED = 130
 """The exit code that shells give to what Ctrl-C ended."""
+AGAIN_S = 0.05
+"""Seconds after which a Ctrl-C that was lost is raised again."""
 
 
 @contextmanager
@@ -17,10 +23,37 @@ def interruptible() -> Iterator[None]:
     """End the process with what shells expect when Ctrl-C comes within the block."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported, actors inherit it
     try:
-        yield
+        with _raised_again():
+            yield
     except KeyboardInterrupt:
         typer.echo("\nstopped by Ctrl-C", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """Raise a Ctrl-C again that came while Python ran a finalizer or a weak reference's callback.
+
+    Python prints what such a function raises, and goes on.
+    """
+    hook = sys.unraisablehook
+
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(_press_again, ())  # the interrupted code may hold the locks of `threading`
+        else:
+            hook(unraisable)
+
+    sys.unraisablehook = lost
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def _press_again() -> None:
+    time.sleep(AGAIN_S)  # at once, it would meet the same finalizer
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextmanager
