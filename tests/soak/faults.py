@@ -3,9 +3,10 @@
 Rules
 - It carries out the plan's faults one after another; each waits for the clients' progress, and then for the repository
   to be whole again, so that what may be lost follows from what died at one time.
+- Before it kills the planner and a shard it waits until all shards have heard of all commits (rule L3).
 - What it did stands in its journal: `died` names what was killed `at` the earliest and `until` the latest, and whether
-  that were `all` actors; `stopped` what is stopped. A kill that it did not come to tell of was followed by the end of
-  the round itself.
+  that were `all` that knew of some commits: all actors, or the planner and a shard that owed others a note; `stopped`
+  what is stopped. A kill that it did not come to tell of was followed by the end of the round itself.
 - With replicas it waits until copies are complete before it kills, and says so where they were not (`safe`).
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorvine.actors import Repository
+from tensorvine.actors.rpc.registry import Registry
 from tensorvine.store.errors import TensorVineError
 
 from tests.soak import ground
@@ -34,6 +36,8 @@ BUSY_S = 5.0
 """How many times longer than other troubles that lasts."""
 COPIES_S = 60.0
 """How long copies may take to be complete."""
+TOLD_S = 30.0
+"""How long shards may take to hear of all commits."""
 MOST_SHARDS = 4
 CHANGE_S = 4.0
 """About how long a change of the shards takes: somebody dies within this time."""
@@ -66,6 +70,7 @@ class Operator:
         self._disk = disk
         self._journal = journal
         self._clients = clients
+        self._registry = Registry(repo._session.engine, repo.name, repo._session.topology.started_by)
         self._stopped: set[int] = set()
         self._lives: dict[str, int] = {}
         self._killed: set[int] = set()
@@ -149,6 +154,8 @@ class Operator:
         shards = "shard" in what
         safe = self._copies_complete() if shards else True
         targets = self._targets(what, draw)
+        if shards and "planner" in what:
+            self._all_told()
         self.kill(targets, safe)
 
     def kill(self, targets: dict[str, int], safe: bool = False) -> None:
@@ -162,7 +169,9 @@ class Operator:
         self._died(list(targets), began, safe)
 
     def _died(self, what: list[str], began: float, safe: bool) -> None:
-        everybody = self._lives.keys() <= set(what)
+        owing = {f"{self._repo.name}/shard-{shard}" for shard in self._registry.owing()}
+        forgotten = f"{self._repo.name}/planner" in what and not owing.isdisjoint(what)
+        everybody = self._lives.keys() <= set(what) or forgotten
         self._journal.say("died", what=what, at=began, until=time.monotonic(), safe=safe, all=everybody)
 
     def _stop(self, what: str, fault: Fault) -> None:
@@ -228,6 +237,12 @@ class Operator:
             self._journal.say("done", kind="scale", seconds=0.0)
             return True
         return False
+
+    def _all_told(self) -> None:
+        """Wait until no shard owes another what it has committed; on a busy machine one may owe again soon after."""
+        deadline = time.monotonic() + TOLD_S
+        while self._registry.owing() and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
 
     def _copies_complete(self) -> bool:
         """Wait for the mirrors; without replicas there is nothing to wait for."""
