@@ -23,7 +23,7 @@ from typing import Any
 
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.registry import Registry
-from tensorvine.store.errors import TensorVineError
+from tensorvine.store.errors import StoreFullError, TensorVineError
 
 from tests.soak import ground
 from tests.soak.disk import ERRORS, Disk
@@ -221,22 +221,27 @@ class Operator:
         self.kill(targets, safe)
         change.join()
         deadline = time.monotonic() + ground.PATIENCE_S
-        while not self._scale(count) and time.monotonic() < deadline:
+        while (refused := self._scale(count)) is not None:
+            if time.monotonic() > deadline:
+                if not isinstance(refused, StoreFullError):  # fewer shards may be too small for what there is
+                    text = f"no {count} shards within {ground.PATIENCE_S} s: {type(refused).__name__}: {refused}"
+                    self._journal.say("foreign", kind="scale", text=text)
+                return
             threading.Event().wait(0.5)
 
-    def _scale(self, count: int) -> bool:
-        """Change the number of shards; tells whether it is as was asked for."""
+    def _scale(self, count: int) -> Exception | None:
+        """Change the number of shards; returns why it is not as was asked for."""
         self._journal.say("scaling", shards=count)
         try:
             self._repo.scale(count, timeout=90.0)
         except TensorVineError as exc:
             self._journal.say("refused", kind="scale", error=type(exc).__name__, text=str(exc)[:400])
+            return exc
         except Exception as exc:  # noqa: BLE001  told as a finding
             self._journal.say("foreign", kind="scale", text=f"{type(exc).__name__}: {exc}")
-        else:
-            self._journal.say("done", kind="scale", seconds=0.0)
-            return True
-        return False
+            return exc
+        self._journal.say("done", kind="scale", seconds=0.0)
+        return None
 
     def _all_told(self) -> None:
         """Wait until no shard owes another what it has committed; on a busy machine one may owe again soon after."""
