@@ -36,24 +36,25 @@ def _raised_again() -> Iterator[None]:
 
     Python prints what such a function raises, and goes on.
     """
-    hook = sys.unraisablehook
+    hook, over = sys.unraisablehook, False
 
     def lost(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _thread.start_new_thread(_press_again, ())  # the interrupted code may hold the locks of `threading`
+            _thread.start_new_thread(again, ())  # the interrupted code may hold the locks of `threading`
         else:
             hook(unraisable)
+
+    def again() -> None:
+        time.sleep(AGAIN_S)  # at once, it would meet the same finalizer
+        if not over:
+            os.kill(os.getpid(), signal.SIGINT)
 
     sys.unraisablehook = lost
     try:
         yield
     finally:
+        over = True
         sys.unraisablehook = hook
-
-
-def _press_again() -> None:
-    time.sleep(AGAIN_S)  # at once, it would meet the same finalizer
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextmanager

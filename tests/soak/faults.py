@@ -243,23 +243,26 @@ class Operator:
         self._journal.say("done", kind="scale", seconds=0.0)
         return None
 
-    def _all_told(self) -> None:
+    def _all_told(self) -> bool:
         """Wait until no shard owes another what it has committed; on a busy machine one may owe again soon after."""
-        deadline = time.monotonic() + TOLD_S
-        while self._registry.owing() and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
+        return _comes(lambda: not self._registry.owing(), TOLD_S)
 
     def _copies_complete(self) -> bool:
         """Wait for the mirrors; without replicas there is nothing to wait for."""
         if self._mode.replicas == 1:
             return True
-        deadline = time.monotonic() + COPIES_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(TensorVineError):
-                if not any(shard.mirrors_behind for shard in self._repo.stats().shards):
-                    return True
-            threading.Event().wait(0.1)
-        return False
+        return _comes(lambda: not any(shard.mirrors_behind for shard in self._repo.stats().shards), COPIES_S)
+
+
+def _comes(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for what the repository says; tells whether it came within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TensorVineError):
+            if condition():
+                return True
+        threading.Event().wait(0.1)
+    return False
 
 
 def counts(entries: list[dict[str, Any]]) -> dict[str, int]:
