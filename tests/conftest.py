@@ -23,6 +23,8 @@ from hypothesis import settings
 from tensorvine.actors.client.repository import Repository
 from tensorvine.clusters import LocalCluster
 
+from tests.support.warm import warm_workers
+
 STORE_BYTES = 256 << 20
 os.environ.setdefault("RAY_ADDRESS", "local")
 
@@ -56,7 +58,8 @@ def refuse(*_: object, **__: object) -> NoReturn:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """The embedded Ray, started once."""
-    with LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
+    with warm_workers() as serve, LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
+        serve()
         yield started
 
 

@@ -33,6 +33,7 @@ from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUna
 
 from benchmarks.raylets import _await_room
 from tests.support.processes import stand_still
+from tests.support.warm import warm_workers
 
 STORE = 256 << 20
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(1 << 20, np.float64)}
@@ -527,15 +528,8 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
 
 
 def main(names: list[str]) -> None:
-    arguments = {"num_cpus": 1, "object_store_memory": STORE}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
-    try:
-        for _ in range(2):
-            cluster.add_node(**arguments)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes()
-        for row in ray.nodes():
-            _await_room(row["NodeID"])
+    with warm_workers() as serve, three_nodes() as cluster:
+        serve()
         for name in names or SCENARIOS:
             began = time.monotonic()
             error = ""
@@ -546,6 +540,21 @@ def main(names: list[str]) -> None:
             seconds = round(time.monotonic() - began, 1)
             sys.stdout.write(json.dumps({"scenario": name, "seconds": seconds, "error": error}) + "\n")
             sys.stdout.flush()
+
+
+@contextmanager
+def three_nodes() -> Iterator[Cluster]:
+    """Start three raylets, and join them."""
+    arguments = {"num_cpus": 1, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    try:
+        for _ in range(2):
+            cluster.add_node(**arguments)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes()
+        for row in ray.nodes():
+            _await_room(row["NodeID"])
+        yield cluster
     finally:
         with suppress(Exception):
             ray.shutdown()

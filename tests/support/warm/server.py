@@ -1,0 +1,84 @@
+"""A fork server: each connection asks for one child, which runs a worker of Ray. See `tests.support.warm`."""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+
+PRELOADED = (
+    "pyarrow.json",
+    "ray._common.pydantic_compat",
+    "ray._private.workers.default_worker",
+    "scipy.optimize",
+    "starlette.datastructures",
+    "tensorvine.actors.client.repository",
+    "tensorvine.actors.planner.planner",
+    "tensorvine.actors.shard.shard",
+    "tensorvine.actors.updates.consumer",
+    "tensorvine.actors.updates.producer",
+)
+"""What every worker of Ray, a shard and a planner import when they start, the largest of it late."""
+
+
+def main(path: str) -> None:
+    """Serve at a socket of this path until the process that started this one ends."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while sys.stdin.fileno() not in (ready := select.select([sys.stdin.fileno(), listener], [], [])[0]):
+            assert ready
+            connection, _ = listener.accept()
+            command, environment, folder, streams = ordered(connection)
+            if os.fork() == 0:
+                listener.close()
+                work(command, environment, folder, streams)
+                return
+            connection.close()
+            for stream in streams:
+                os.close(stream)
+
+
+def ordered(connection: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
+    """Receive what a worker is to be."""
+    head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * array.array("i").itemsize))
+    streams = array.array("i", ancillary[0][2])
+    expected, order = int.from_bytes(head, "big"), b""
+    while len(order) < expected:
+        order += connection.recv(expected - len(order))
+    command, environment, folder = json.loads(order)
+    return command, environment, folder, list(streams)
+
+
+def work(command: list[str], environment: dict[str, str], folder: str, streams: list[int]) -> None:
+    """Be a worker. The connection stays open until this process ends, however it does: its other end waits for that."""
+    os.setpgid(0, 0)  # a raylet kills what is left of a worker's group
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for place, stream in enumerate(streams):
+        os.dup2(stream, place)
+        os.close(stream)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = command
+    sys.path[0] = os.path.dirname(command[0])
+    runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

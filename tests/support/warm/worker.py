@@ -1,0 +1,37 @@
+"""What a raylet starts as a worker: it has one forked, and ends with it. Imports little, for that is its purpose."""
+
+from __future__ import annotations
+
+import array
+import importlib.util
+import json
+import os
+import socket
+import sys
+
+FOLDER = "TENSORVINE_TEST_FORK_SERVERS"
+"""An environment variable: the folder of the servers' sockets, each named after its raylet and its job."""
+
+
+def main() -> None:
+    """Run Ray's own `default_worker.py` with this process's arguments, in a child of the fork server where one is."""
+    ray = importlib.util.find_spec("ray")
+    assert ray is not None
+    assert ray.origin is not None
+    command = [os.path.join(os.path.dirname(ray.origin), "_private", "workers", "default_worker.py"), *sys.argv[1:]]
+    address = os.path.join(os.environ[FOLDER], f"{os.environ['RAY_RAYLET_PID']}-{os.environ['RAY_JOB_ID']}")
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            server.connect(address)
+        except OSError:  # the worker is another job's, or an early one
+            os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - this Python
+        order = json.dumps([command, dict(os.environ), os.getcwd()]).encode()
+        streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", range(3)))]
+        server.sendmsg([len(order).to_bytes(8, "big")], streams)
+        server.sendall(order)
+        while server.recv(1):
+            pass
+
+
+if __name__ == "__main__":
+    main()

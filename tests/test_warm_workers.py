@@ -1,0 +1,84 @@
+"""Workers of the shared Ray are forked, and are in all else what Ray would have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from tensorvine.clusters import LocalCluster
+
+from tests.support.warm import worker
+
+COLD = 5
+"""So many workers may have been started before the fork server was ready."""
+
+
+@pytest.fixture
+def forked(cluster: LocalCluster) -> Iterator[tuple[Any, psutil.Process]]:
+    """An actor that is forked, with its process."""
+
+    class Empty:
+        def run(self, call: Any, *arguments: Any) -> Any:
+            return call(*arguments)
+
+    made: list[Any] = []
+    for _ in range(COLD + 1):  # those that are forked come last
+        made.append(ray.remote(num_cpus=0)(Empty).remote())
+        process = psutil.Process(ray.get(made[-1].run.remote(os.getpid), timeout=60))
+        if process.parent().name() != "raylet":
+            break
+    try:
+        yield made[-1], process
+    finally:
+        for each in made:
+            ray.kill(each)
+
+
+def waiting() -> set[int]:
+    """Processes that a raylet has started for a worker, and that wait for its end."""
+    found: set[int] = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if worker.__file__ in child.cmdline():
+                found.add(child.pid)
+    return found
+
+
+def test_a_worker_is_forked_in_a_group_of_its_own(forked: tuple[Any, psutil.Process]) -> None:
+    running, process = forked
+    assert any(part.endswith("warm/server.py") for part in process.parent().cmdline())
+    assert os.getpgid(process.pid) == process.pid
+    environment = ray.get(running.run.remote(lambda: dict(os.environ)), timeout=30)
+    assert environment["RAY_JOB_ID"] == ray.get_runtime_context().get_job_id()
+    assert ray.get(running.run.remote(os.getcwd), timeout=30) == process.cwd()
+
+
+def test_what_started_a_worker_ends_with_it(forked: tuple[Any, psutil.Process]) -> None:
+    _, process = forked
+    before = waiting()
+    assert before
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    deadline = time.monotonic() + 30
+    while before <= waiting():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def test_no_framework_is_imported_before_a_worker_asks_for_it(forked: tuple[Any, psutil.Process]) -> None:
+    running, _ = forked
+
+    def imported() -> set[str]:
+        import sys
+
+        return {"keras", "tensorflow", "torch"} & sys.modules.keys()
+
+    assert ray.get(running.run.remote(imported), timeout=30) == set()
