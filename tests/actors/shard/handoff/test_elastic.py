@@ -58,9 +58,12 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
     return made
 
 
-def test_what_has_arrived_is_remembered_and_what_is_on_its_way_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("CHUNK_NAMES", 1), ("CHUNK_BYTES", 0)])
+def test_what_has_arrived_is_remembered_and_what_is_on_its_way_is_not(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elastic, "RETRY_S", 0.0)
-    monkeypatch.setattr(elastic, "CHUNK_NAMES", 1)
+    monkeypatch.setattr(elastic, limit, value)
     others = Others()
     others.refusals = 2
     giver = elastic_of(others)
