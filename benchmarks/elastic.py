@@ -45,9 +45,16 @@ class Sizes:
         return self.models * LAYERS // 2 * self.layer_bytes
 
 
+SIZES = {
+    Effort.QUICK: Sizes(200, MIB // 64),
+    Effort.NORMAL: Sizes(4_000, MIB // 16),
+    Effort.FULL: Sizes(4_000, MIB // 16),
+}
+
+
 def run(effort: Effort) -> Report:
     """Measure both changes on one repository."""
-    sizes = Sizes(200, MIB // 64) if effort is Effort.QUICK else Sizes(4_000, MIB // 16)
+    sizes = SIZES[effort]
     report = Report("elastic")
     room = max(2 * sizes.stored_bytes, 64 * MIB)
     with repository(GIB, shards=2, store_bytes=room) as repo:

@@ -48,6 +48,8 @@ class Size:
     candidates: int
     data: str
     seeds: Sequence[int]
+    workers: int = 2
+    """That evaluate candidates."""
 
 
 SIZES = {
@@ -130,7 +132,7 @@ def searched(mode: str, seed: int, size: Size, effort: Effort, out: Path) -> Sea
     """
     quick = ("--quick",) if effort is Effort.QUICK else ()
     options = ("--out", out, "--candidates", size.candidates, "--data", size.data, "--seed", seed)
-    command = [sys.executable, EXAMPLE, *OPTIONS[mode], *quick, *options]
+    command = [sys.executable, EXAMPLE, *OPTIONS[mode], *quick, *options, "--workers", size.workers]
     done = subprocess.run(  # noqa: S603 - no input
         list(map(str, command)),
         env={**os.environ, "RAY_ADDRESS": "local"},

@@ -142,7 +142,7 @@ class Case:
 
 
 def partial_reads(
-    report: Report, folder: Path, size: int, layers: int, peers: Sequence[Peer], rounds: tuple[int, int]
+    report: Report, folder: Path, size: int, layers: int, peers: Sequence[Peer], rounds: tuple[int, int], warmup: int
 ) -> None:
     """Measure one model.
 
@@ -153,6 +153,7 @@ def partial_reads(
         layers: how many tensors it has.
         peers: who else reads.
         rounds: how often all is read, and how often one tensor is.
+        warmup: rounds of both before those.
     """
     tensors = synthetic(size, layers).tensors()
     with _written(folder, tensors, peers) as (ref, everybody):
@@ -161,7 +162,7 @@ def partial_reads(
         for state in STATES:
             progress(f"reads of {size // MIB} MiB in {layers} tensors, {state}")
             with closing(Cold(folder / REPOSITORY, ref, size, files.one_of_each())) as cold:
-                _measure(report, case, state, cold, files, rounds)
+                _measure(report, case, state, cold, files, rounds, warmup)
 
 
 @contextmanager
@@ -181,7 +182,9 @@ def _written(folder: Path, tensors: Tensors, peers: Sequence[Peer]) -> Iterator[
     Peer.remove(folder / REPOSITORY)
 
 
-def _measure(report: Report, case: Case, state: str, cold: Cold, files: SegmentFiles, rounds: tuple[int, int]) -> None:
+def _measure(
+    report: Report, case: Case, state: str, cold: Cold, files: SegmentFiles, rounds: tuple[int, int], warmup: int
+) -> None:
     """Time everybody in one state of the page cache."""
 
     def prepare(_: object = None) -> None:
@@ -207,6 +210,7 @@ def _measure(report: Report, case: Case, state: str, cold: Cold, files: SegmentF
             **{name: Action(load, prepare) for name, load in alone.items()},
         },
         rounds=rounds[0],
+        warmup=warmup,
     )
     one = alternate(
         {
@@ -215,6 +219,7 @@ def _measure(report: Report, case: Case, state: str, cold: Cold, files: SegmentF
             **{name: Action(load, prepare) for name, load in single.items()},
         },
         rounds=rounds[1],
+        warmup=warmup,
     )
     for level, facts in ((REPOSITORY, {}), (FILES, {"manifest_s": files.manifest_s})):
         _rows(report, case, f"{state}, {level}", (everything[level], one[level]), everything, one, facts)

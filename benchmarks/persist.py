@@ -39,7 +39,6 @@ HEADLINE_PEER = "h5py"
 OURS, BEHIND = "save, on disk", "from commit to disk"
 GOAL = 0.8
 """Of plain write and fsync's throughput."""
-WARMUP = 1
 NOTE = "peers are followed by fsync of their files and folders (DCP and Orbax sync by themselves, too)"
 
 
@@ -61,6 +60,8 @@ class Plan:
     trained_bytes: int
     """At least, of the trained weights that are encoded."""
     quick: bool
+    warmup: int = 1
+    """Rounds that do not count."""
 
 
 PLANS = {
@@ -98,9 +99,9 @@ def run(effort: Effort) -> Report:
         for layers in plan.layers:
             _writes(report, Path(folder), plan, layers, peers)
         for layers in plan.read_layers:
-            partial_reads(report, Path(folder), plan.size, layers, peers, plan.read_rounds)
+            partial_reads(report, Path(folder), plan.size, layers, peers, plan.read_rounds, plan.warmup)
         _codecs(report, Path(folder), plan)
-        recoveries(report, Path(folder), plan.models, plan.rounds)
+        recoveries(report, Path(folder), plan.models, plan.rounds, plan.warmup)
     return report
 
 
@@ -161,9 +162,9 @@ def _writes(report: Report, folder: Path, plan: Plan, layers: int, peers: Sequen
         actions = {OURS: Action(ours.save, ours.forget), BEHIND: Action(ours.save_behind, ours.forget)}
         actions |= {peer.name: _write(peer, folder / "peer") for peer in others}
         settle()
-        found = alternate(actions, rounds=plan.rounds, warmup=WARMUP)
+        found = alternate(actions, rounds=plan.rounds, warmup=plan.warmup)
     Peer.remove(path)
-    found[BEHIND] = Sample(tuple(ours.behind_s[WARMUP:]))
+    found[BEHIND] = Sample(tuple(ours.behind_s[plan.warmup :]))
     for way in (OURS, BEHIND):
         for peer in others[1:]:
             of_floor = found[plain.name].median / found[way].median
@@ -212,7 +213,7 @@ def _codecs(report: Report, folder: Path, plan: Plan) -> None:
         actions = {name: Action(ours.save, ours.forget) for name, ours in everybody.items()}
         actions[plain.name] = _write(plain, folder / "peer")
         settle()
-        found = alternate(actions, rounds=plan.rounds, warmup=WARMUP)
+        found = alternate(actions, rounds=plan.rounds, warmup=plan.warmup)
     bare, *encoded = codecs
     for name in encoded:
         nbytes = everybody[name].nbytes

@@ -38,11 +38,16 @@ class Sizes:
     shards: tuple[int, ...]
 
 
+SIZES = {
+    Effort.QUICK: Sizes(2_000, 200, (1, 4), (1, 2)),
+    Effort.NORMAL: Sizes(60_000, 10_000, (1, 4, 16), (1, 2, 4, 8)),
+    Effort.FULL: Sizes(60_000, 10_000, (1, 4, 16), (1, 2, 4, 8)),
+}
+
+
 def run(effort: Effort) -> Report:
     """Fill a repository and the peer with the same graphs, then ask at each number of shards and callers."""
-    sizes = Sizes(60_000, 10_000, (1, 4, 16), (1, 2, 4, 8))
-    if effort is Effort.QUICK:
-        sizes = Sizes(2_000, 200, (1, 4), (1, 2))
+    sizes = SIZES[effort]
     report = Report("query_scaling")
     graphs = nas_graphs(sizes.graphs + sizes.queries * len(sizes.callers) * len(sizes.shards) + 100)
     with RedisServer() as server, repository(GIB, shards=1) as repo:

@@ -134,7 +134,7 @@ def _write_model(
     archive.write_manifest(Manifest(header, (design.text, None), entries, {}), design.layers)
 
 
-def recoveries(report: Report, folder: Path, models: int, rounds: int) -> None:
+def recoveries(report: Report, folder: Path, models: int, rounds: int, warmup: int) -> None:
     """Time starts on a path with `models` models and on an empty one, and the first load after each."""
     path, empty = folder / "models", folder / "empty"
     progress(f"writing {models} models")
@@ -148,7 +148,7 @@ def recoveries(report: Report, folder: Path, models: int, rounds: int) -> None:
         actions[f"models {shards}"] = Action(on_models, partial(_first_load, refs[-1], loads[shards]))
         on_empty = partial(start, empty, STORE_BYTES, shards=shards)
         actions[f"empty {shards}"] = Action(on_empty, lambda repo: repo.close())
-    found = alternate(actions, rounds=rounds)
+    found = alternate(actions, rounds=rounds, warmup=warmup)
     size = sum(file.stat().st_size for file in manifests)
     for shards in SHARDS:
         ours, nothing = found[f"models {shards}"], found[f"empty {shards}"]

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -358,11 +359,14 @@ def test_the_report_shows_every_variant_and_the_paper_s_figures() -> None:
 
 
 @pytest.fixture(scope="module")
-def quick() -> dict[str, Any]:
-    return checkpoint.run(Effort.QUICK).as_dict()
+def quick(cluster: object) -> dict[str, Any]:
+    plan = replace(checkpoint.PLANS[Effort.QUICK], interval_s=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(checkpoint.PLANS, Effort.QUICK, plan)
+        patch.setitem(trained.QUICK, "resnet", Recipe("resnet", width=16, steps=10, batch=8, rate=0.02))
+        return checkpoint.run(Effort.QUICK).as_dict()
 
 
-@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 class TestQuick:
     def test_everybody_is_measured_idle_and_under_load(self, quick: dict[str, Any]) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.collective import Case
+from benchmarks import collective
+from benchmarks.collective import KIB, Case
 from benchmarks.collective_member import RAW, Member, _expect
-from benchmarks.measure import MIB
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.measure import MIB, Effort
 
 
 @pytest.fixture
@@ -57,14 +53,12 @@ def test_small_arrays_are_sent_more_often() -> None:
     assert str(Case("broadcast", 1 << 10, 4)) == "broadcast 1 KiB, 4 ranks"
 
 
-@pytest.mark.own_cluster
-def test_the_quick_benchmark_measures_all_back_ends() -> None:
-    command = [sys.executable, "-m", "benchmarks", "collective", "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+def test_the_quick_benchmark_measures_all_back_ends(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(collective.PLANS, Effort.QUICK, collective.Plan(1, (KIB, 4 * MIB), (KIB, MIB), (2,)))
+    monkeypatch.setattr(collective, "HEADLINE", ("gloo", collective.MESSAGE, 4 * MIB))
+    report = json.loads(json.dumps(collective.run(Effort.QUICK).as_dict()))
     assert report["benchmark"] == "collective"
-    assert (report["case"], report["size_bytes"]) == ("gloo: send 64 MiB", 64 * MIB)
+    assert (report["case"], report["size_bytes"]) == ("gloo: send 4 MiB", 4 * MIB)
     assert report["goals"][0]["goal"].partition(": ")[2].startswith("of a raw loopback socket's bandwidth")
     for key in ("ours_s", "peer_s", "ratio", "limit_s", "limit_ratio"):
         assert report[key] > 0

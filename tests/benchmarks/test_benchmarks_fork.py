@@ -237,8 +237,10 @@ def test_a_training_of_two_ranks_is_cloned_by_all_ways(cluster: object, monkeypa
     assert set(found.ways) == {"ours, shared", FILE, OBJECTS}
     assert (found.ranks, found.tensors) == (2, 7)
     assert found.first is not None, "and it is not among those that count"
-    (shared,), (file,) = found.ways["ours, shared"], found.ways[FILE]
+    (shared,), (file,), (objects,) = (found.ways[way] for way in ("ours, shared", FILE, OBJECTS))
     assert shared.backward_s > 0
     assert shared.standby_s == pytest.approx(shared.readiness_s + shared.backward_s)
-    assert 0 < file.standby_s < file.readiness_s
+    assert file.standby_s > 0, "a clone begins to read when the file is complete"
+    assert objects.standby_s == objects.readiness_s, "both from the end of the step"
+    assert file.backward_s == objects.backward_s == 0, "nobody was told of an update"
     json.dumps(report.as_dict())

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from benchmarks import nas
 from benchmarks.measure import Effort
 from benchmarks.nas import HDF5, KEPT, NONE, OPTIONS, REPOSITORY, Candidate, Search, Size, read, reported
+from examples.nas.plan import Mode
+from examples.nas.run import app
 
 
 def search(seconds: float, best: float, stored_s: float, space: int, written: int) -> Search:
@@ -87,13 +90,24 @@ def test_a_search_that_does_not_end_well_is_an_error_with_what_it_wrote(tmp_path
         nas.searched(NONE, 0, Size(2, "nothing", (0,)), Effort.QUICK, tmp_path)
 
 
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_the_example_knows_the_options_of_each_search(mode: str) -> None:
+    given = typer.main.get_command(app).make_context("run.py", [*OPTIONS[mode]]).params
+    assert given["mode"] in list(Mode)
+    assert (given["memory"], given["keep"]) == (mode in (REPOSITORY, KEPT), mode == KEPT)
+
+
 @pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_all_of_it_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(nas.SIZES, Effort.QUICK, Size(6, "wine", (0,)))
+    """Two of the searches run; the others are made up."""
+    monkeypatch.setattr(nas, "OPTIONS", {mode: OPTIONS[mode] for mode in (HDF5, REPOSITORY)})
+    monkeypatch.setattr(nas, "reported", lambda ran: reported(found(**ran)))
+    monkeypatch.setitem(nas.SIZES, Effort.QUICK, Size(6, "wine", (0,), workers=1))
     monkeypatch.setattr(nas, "TARGETS", (0.01,))
     report = nas.run(Effort.QUICK)
     facts = {row.case: row for row in report.rows}
+    assert facts[f"end to end, beside {HDF5}"].ratio
     assert facts[f"end to end, beside {NONE}"].facts["candidates"] == 6
     assert facts["time to 1.0%"].peer == NONE
     assert facts[f"space, {REPOSITORY}"].facts["hdf5_written_bytes"] > 0

@@ -207,17 +207,30 @@ def test_an_update_is_printed_part_by_part() -> None:
 # ---- the benchmarks -------------------------------------------------------------------------------------
 
 SCRIPT = """
-import json, sys
+import gc, json
+from contextlib import contextmanager
 from dataclasses import replace
+
+import keras
 from benchmarks import update_latency
 from benchmarks.measure import Effort
 from benchmarks.networks import nt3
+from benchmarks.raylets import two_raylets
+from tests.support.warm import warm_workers
+
+@contextmanager
+def warm_raylets(store_bytes):
+    with warm_workers() as serve, two_raylets(store_bytes) as nodes:
+        serve()
+        yield nodes
 
 plan = update_latency.PLANS[Effort.QUICK]
 blocks = tuple(update_latency.BLOCKS[place] for place in (0, 3, 4, 5, 6))
 small = replace(plan, cases=((nt3("NT3", 60, features=600, filters=16), blocks),))
 update_latency.PLANS[Effort.QUICK] = small
 update_latency.STORE_BYTES = 100 << 20
+update_latency.two_raylets = warm_raylets
+gc.freeze()  # each collection between two updates would look at all of the framework
 print(json.dumps(update_latency.run(Effort.QUICK).as_dict()))
 """
 
@@ -269,7 +282,9 @@ def test_who_is_told_stands_beside_who_asks(cluster: object, monkeypatch: pytest
 
 
 def test_consumers_are_asked_with_updates_and_without(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = replace(consumers.PLANS[Effort.QUICK], counts=(1, 5), side=64, tensors=3, updates=3, iterations=80)
+    plan = replace(
+        consumers.PLANS[Effort.QUICK], counts=(1, 5), side=64, tensors=3, updates=3, pause_s=0.03, iterations=80
+    )
     monkeypatch.setitem(consumers.PLANS, Effort.QUICK, plan)
     found = consumers.run(Effort.QUICK).as_dict()
     assert found["consumers"] == 5, "the headline is of the largest crowd"

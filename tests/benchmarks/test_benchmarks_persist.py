@@ -19,13 +19,14 @@ from rich.console import Console
 from tensorvine.store import ModelGraph
 from tensorvine.store.archive.archive import Archive
 
-from benchmarks import disk, partial_read, persist, recovery
+from benchmarks import disk, partial_read, persist, recovery, trained
 from benchmarks.architectures import synthetic
 from benchmarks.disk import Dcp, Plain, disk_peers, drop_from_cache, sync
 from benchmarks.measure import MIB, Effort, Row, Sample
 from benchmarks.partial_read import Cold, SegmentFiles
 from benchmarks.peers import H5py, Peer, Safetensors
 from benchmarks.persist import PersistReport
+from benchmarks.training import Recipe
 
 PEERS = [H5py(), Safetensors()]
 
@@ -216,9 +217,11 @@ def test_the_notes_are_printed_and_in_the_json() -> None:
 def quick(cluster: object) -> dict[str, Any]:
     """Run it on little, and without JAX in this process (see above)."""
     plan = persist.PLANS[Effort.QUICK]
-    small = replace(plan, size=4 * MIB, layers=(10,), rounds=1, read_rounds=(1, 1), models=20, trained_bytes=MIB)
+    small = replace(plan, size=4 * MIB, layers=(10,), models=20, trained_bytes=MIB)
+    small = replace(small, rounds=1, read_rounds=(1, 1), warmup=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(persist.PLANS, Effort.QUICK, small)
+        patch.setitem(trained.QUICK, "resnet", Recipe("resnet", width=16, steps=10, batch=8, rate=0.02))
         patch.setattr(persist, "disk_peers", lambda: (PEERS, ["Orbax is not asked"]))
         patch.setattr(partial_read, "STATES", (partial_read.DROPPED,))
         return persist.run(Effort.QUICK).as_dict()
