@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.store import Layer, ModelGraph
 
 MIB = 1 << 20
@@ -88,6 +89,48 @@ def kill_shard(repo: Repository, shard: int) -> None:
     process = psutil.Process(repo._session.connection(shard).hello.pid)
     process.kill()
     psutil.wait_procs([process], timeout=20)
+
+
+def in_shard(repo: Repository, shard: int, work: Callable[[Any], Any]) -> Any:
+    """Have a shard's process carry out a function of its actor; a nested one, which goes there as it is."""
+    actor = repo.engine.find(actor_name(repo.name, shard))
+    return repo.engine.result(actor.__ray_call__.remote(work), PATIENCE_S, f"shard {shard}")
+
+
+def hold_disk(repo: Repository, shard: int, gate: Path, step: str = "write_manifest", after: int = 0) -> Path:
+    """Have a shard wait before a step of its archive until the file `gate` is there, the first `after` times excepted.
+
+    What this gives is there as soon as the shard waits.
+    """
+    opened, waits = str(gate), str(gate.with_name(f"{gate.name}.{shard}"))
+
+    def hold(actor: Any) -> None:
+        archive, calls = actor._history.persister.archive, itertools.count()
+        real = getattr(archive, step)
+
+        def held(*arguments: Any) -> Any:
+            if next(calls) >= after:
+                Path(waits).touch()
+                deadline = time.monotonic() + PATIENCE_S
+                while not Path(opened).exists():
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{opened}: nobody opened the gate")
+                    threading.Event().wait(0.01)
+            return real(*arguments)
+
+        setattr(archive, step, held)
+
+    in_shard(repo, shard, hold)
+    return Path(waits)
+
+
+def is_refused(repo: Repository, shard: int = 0) -> bool:
+    """Tell whether the disk has refused what a shard has to write, and has not taken it since."""
+
+    def refused(actor: Any) -> bool:
+        return actor._history.persister.error is not None
+
+    return in_shard(repo, shard, refused)
 
 
 def chain(kinds: Sequence[str]) -> ModelGraph:

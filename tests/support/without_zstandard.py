@@ -1,6 +1,8 @@
-"""Starts a repository where the package zstandard cannot be imported, and says what happens, as JSON.
+"""Starts repositories where the package zstandard cannot be imported, and says what happens, as JSON.
 
-    python tests/support/without_zstandard.py PATH
+    python tests/support/without_zstandard.py PATH RUNNING
+
+It opens the history at PATH, and tries to start a second repository at RUNNING.
 
 Rules
 - The workers of Ray are other processes: each gets a `sitecustomize` that hides the package.
@@ -29,9 +31,11 @@ sys.meta_path.insert(0, Hidden())
 
 
 def outcome(work: Callable[[], object]) -> list[str]:
+    from tensorvine.store.errors import StorageError
+
     try:
         work()
-    except ImportError as exc:
+    except (ImportError, StorageError) as exc:
         return [type(exc).__name__, str(exc)]
     return ["", ""]
 
@@ -42,10 +46,11 @@ def main() -> None:
     from tensorvine.clusters import LocalCluster
     from tensorvine.store import Zstd
 
-    path = sys.argv[1]
+    path, running = sys.argv[1:]
     options = {"shards": 1, "path": path, "store_bytes": 64 << 20, "preallocate_bytes": 0}
     with LocalCluster(object_store_bytes=128 << 20, cpus=2):
         said: dict[str, object] = {"start": outcome(lambda: Repository.start("with", codec=Zstd(), **options))}
+        said["second"] = outcome(lambda: Repository.start("second", **{**options, "path": running}))
         with Repository.start("without", **options) as repo:
             said["load"] = outcome(lambda: repo.load("m"))
             said["noise"] = repo.load("noise")["a"].nbytes

@@ -438,27 +438,41 @@ class TestWrongWays:
             repository.load(name, transport="files")
 
 
-class TestFiles:
-    def test_what_is_not_on_disk_yet_is_no_file(self, cluster: object, tmp_path: Path, name: str) -> None:
-        with Repository.start(f"files-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
-            repo.save(name, TENSORS, durability="disk")
-            assert equal(repo.load(name, transport="files"), TENSORS)
-            for file in (tmp_path / "segments").iterdir():
-                file.unlink()
-            repo._reader.close()
-            with pytest.raises(StorageError, match=r"expected segment \w+ with slots .* on disk"):
-                repo.load(name, transport="files")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `plain` keeps its history."""
+    return tmp_path_factory.mktemp("files")
 
-    def test_a_byte_that_flipped_on_disk_is_refused(self, cluster: object, tmp_path: Path, name: str) -> None:
-        with Repository.start(f"flip-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
-            repo.save(name, {"a": np.arange(50_000)}, durability="disk")
-            (file,) = (tmp_path / "segments").iterdir()
-            content = bytearray(file.read_bytes())
-            content[content.index(np.arange(1000).tobytes()) + 800] ^= 1
-            file.write_bytes(content)
-            with pytest.raises(CorruptDataError, match=r"tensor 'a' .*expected bytes of checksum"):
-                repo.load(name, transport="files")
-            assert repo.load(name)["a"][100] == 100
+
+@pytest.fixture(scope="module")
+def plain(cluster: object, folder: Path) -> Iterator[Repository]:
+    """One of a shard; each test retires what it spoiled."""
+    with Repository.start("ways-files", shards=1, path=folder, preallocate_bytes=0) as started:
+        yield started
+
+
+class TestFiles:
+    def test_what_is_not_on_disk_yet_is_no_file(self, plain: Repository, folder: Path, name: str) -> None:
+        plain.save(name, TENSORS, durability="disk")
+        assert equal(plain.load(name, transport="files"), TENSORS)
+        for file in (folder / "segments").iterdir():
+            file.unlink()
+        plain._reader.close()
+        with pytest.raises(StorageError, match=r"expected segment \w+ with slots .* on disk"):
+            plain.load(name, transport="files")
+        plain.retire(name)
+
+    def test_a_byte_that_flipped_on_disk_is_refused(self, plain: Repository, folder: Path, name: str) -> None:
+        before = set((folder / "segments").iterdir())
+        plain.save(name, {"a": np.arange(50_000)}, durability="disk")
+        (file,) = set((folder / "segments").iterdir()) - before
+        content = bytearray(file.read_bytes())
+        content[content.index(np.arange(1000).tobytes()) + 800] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CorruptDataError, match=r"tensor 'a' .*expected bytes of checksum"):
+            plain.load(name, transport="files")
+        assert plain.load(name)["a"][100] == 100
+        plain.retire(name)
 
     def test_a_lossy_file_does_not_pass_for_the_memory(self, cluster: object, tmp_path: Path, name: str) -> None:
         tensors = {"a": np.random.default_rng(0).normal(size=50_000).astype(np.float32)}
@@ -472,19 +486,18 @@ class TestFiles:
             assert 0 < np.abs(rough.arrays["a"] - tensors["a"]).max() < 0.1
             assert equal(again.arrays, rough.arrays)
 
-    def test_a_file_that_was_written_anew_is_found(self, cluster: object, tmp_path: Path, name: str) -> None:
-        with Repository.start(f"anew-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
-            first = repo.save(name, {n: np.full(30_000, i) for i, n in enumerate("abcd")}, durability="disk").ref
-            changed = {n: np.full(30_000, i + 10 * (n != "a")) for i, n in enumerate("abcd")}
-            repo.save(name, changed, durability="disk")
-            assert repo.load(first, transport="files")["d"][0] == 3
-            repo.retire(first)
-            deadline = time.monotonic() + 20
-            while not any(".1.arrow" in file.name for file in (tmp_path / "segments").iterdir()):
-                assert time.monotonic() < deadline
-                threading.Event().wait(0.05)
-            repo._reader.close()
-            assert equal(repo.load(name, transport="files"), changed)
+    def test_a_file_that_was_written_anew_is_found(self, plain: Repository, folder: Path, name: str) -> None:
+        first = plain.save(name, {n: np.full(30_000, i) for i, n in enumerate("abcd")}, durability="disk").ref
+        changed = {n: np.full(30_000, i + 10 * (n != "a")) for i, n in enumerate("abcd")}
+        plain.save(name, changed, durability="disk")
+        assert plain.load(first, transport="files")["d"][0] == 3
+        plain.retire(first)
+        deadline = time.monotonic() + 60
+        while not any(".1.arrow" in file.name for file in (folder / "segments").iterdir()):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+        plain._reader.close()
+        assert equal(plain.load(name, transport="files"), changed)
 
 
 def slots_of_model(repo: Repository, name: str) -> dict[SegmentId, list[int]]:

@@ -188,7 +188,7 @@ def test_any_order_of_calls_matches_the_plain_model(cluster: object, codec: Code
     run_state_machine_as_test(
         bound,
         settings=settings(
-            max_examples=3,
+            max_examples=2,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

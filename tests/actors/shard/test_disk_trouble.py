@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +22,19 @@ from tensorvine.store.errors import (
     TensorVineError,
 )
 
-from tests.support.disk import MIB, manifests, noise, same, segments, start, weights
+from tests.support.disk import MIB, eventually, is_refused, manifests, noise, same, segments, start, weights
 
 pytestmark = pytest.mark.timeout(240)
 
 MOUNT, UMOUNT, CHATTR = (shutil.which(tool) or "" for tool in ("mount", "umount", "chattr"))
 
 
-@pytest.fixture(autouse=True)
-def short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def short_goodbye() -> Iterator[None]:
     """A test that fails while the disk is in trouble must not wait for it when it closes."""
-    monkeypatch.setattr("tensorvine.actors.client.repository.FLUSH_TIMEOUT_S", 20.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorvine.actors.client.repository.FLUSH_TIMEOUT_S", 20.0)
+        yield
 
 
 def tensors(seed: int) -> dict[str, np.ndarray]:
@@ -54,6 +56,7 @@ class TestPathGoneForAWhile:
                 repo.save("m", tensors(2), durability="disk", timeout=20)
             assert repo.models() == [repo.info("m@1").ref]
             refs = [repo.save("m", tensors(n)).ref for n in range(3, 7)]
+            eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.flush(timeout=1)
             assert repo.stats().shards[0].versions_behind == len(refs)
@@ -71,8 +74,9 @@ class TestPathGoneForAWhile:
         with start(path, lag_bytes=0) as repo:
             (path / "segments").write_text("no folder")
             repo.save("m", tensors(1))
+            eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
-                repo.save("n", tensors(2), timeout=10)  # by then the disk has refused, on a busy machine too
+                repo.save("n", tensors(2), timeout=2)
             stats = repo.stats().shards[0]
             assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
@@ -88,8 +92,9 @@ class TestPathGoneForAWhile:
             (path / "manifests").rename(path / "apart")
             (path / "manifests").write_text("no folder")
             repo.save(names[1], tensors(1), parent=names[0], inherit=None)
+            eventually(lambda: is_refused(repo, 1), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}/manifests"):
-                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
+                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=2)
             assert repo.stats().shards[1].versions_behind == 1
             (path / "manifests").unlink()
             (path / "apart").rename(path / "manifests")
@@ -108,6 +113,7 @@ class TestPathGoneForAWhile:
                     repo.save("m", {"t": noise(4 * MIB, 2)}, durability="disk")
                 assert same(repo.load("m"), given)
                 waiting = repo.save("m", {"t": noise(4 * MIB, 3)}).ref
+                eventually(lambda: is_refused(repo), "the disk has refused")
                 with pytest.raises(StorageError, match="No space left on device"):
                     repo.flush(timeout=1)
                 repo.retire("m@1")
@@ -244,48 +250,43 @@ class TestPathsThatCannotBeUsed:
             repo.save("m", tensors(1), durability="disk")
         assert manifests(path) == ["m@1"]
 
-    def test_a_second_repository_here_and_from_another_process(self, cluster: object, path: Path) -> None:
-        script = """
-            import sys
-            from tensorvine.actors import Repository
-            from tensorvine.store.errors import StorageError
-
-            try:
-                Repository.start("second", path=sys.argv[1], shards=1, store_bytes=1 << 24, preallocate_bytes=0)
-            except StorageError as exc:
-                sys.exit(f"refused: {exc}")
-        """
-        with start(path) as repo:
-            repo.save("m", tensors(1), durability="disk")
-            with pytest.raises(StorageError, match=f"{path}: expected a path of its own; another repository"):
-                start(path)
-            child = subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(script), str(path)],
-                env={**os.environ, "RAY_ADDRESS": "local"},
-                capture_output=True,
-                timeout=200,
-                check=False,
-            )
-            assert b"refused" in child.stderr, child.stderr.decode()[-2000:]
-            assert b"another repository runs on it" in child.stderr
-            assert repo.save("m", tensors(2), durability="disk").ref.version == 2
-            assert repo.verify() == []
+    def test_a_second_repository_here_and_from_another_process(
+        self, foreign: tuple[Repository, Path, dict[str, Any]]
+    ) -> None:
+        repo, path, said = foreign
+        with pytest.raises(StorageError, match=f"{path}: expected a path of its own; another repository"):
+            start(path)
+        assert said["second"][0] == StorageError.__name__
+        assert "another repository runs on it" in said["second"][1]
+        assert repo.save("m", tensors(2), durability="disk").ref.version == 2
+        assert repo.verify() == []
 
 
-class TestCodecNotInstalled:
-    def test_starting_and_reading_say_which(self, cluster: object, path: Path) -> None:
-        with start(path, codec=Zstd()) as repo:
-            repo.save("m", {"a": np.zeros(300_000, np.float32)}, durability="disk")
-            repo.save("noise", {"a": noise(300_000)}, durability="disk")
+@pytest.fixture(scope="module")
+def foreign(
+    cluster: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Repository, Path, dict[str, Any]]]:
+    """A repository that runs, its path, and what a process with a Ray of its own says of it and of another path."""
+    running, ended = (tmp_path_factory.mktemp("foreign") / name for name in ("running", "ended"))
+    with start(ended, codec=Zstd()) as repo:
+        repo.save("m", {"a": np.zeros(300_000, np.float32)}, durability="disk")
+        repo.save("noise", {"a": noise(300_000)}, durability="disk")
+    with start(running) as repo:
+        repo.save("m", tensors(1), durability="disk")
         child = subprocess.run(
-            [sys.executable, str(Path(__file__).parents[2] / "support/without_zstandard.py"), str(path)],
+            [sys.executable, str(Path(__file__).parents[2] / "support/without_zstandard.py"), str(ended), str(running)],
             env={**os.environ, "RAY_ADDRESS": "local"},
             capture_output=True,
             timeout=200,
             check=False,
         )
         assert child.returncode == 0, child.stderr.decode()[-3000:]
-        said = json.loads(child.stdout)
+        yield repo, running, json.loads(child.stdout)
+
+
+class TestCodecNotInstalled:
+    def test_starting_and_reading_say_which(self, foreign: tuple[Repository, Path, dict[str, Any]]) -> None:
+        _, _, said = foreign
         assert said["start"][0] == said["load"][0] == CodecUnavailableError.__name__
         assert "zstandard" in said["start"][1]
         assert "zstandard" in said["load"][1]

@@ -17,6 +17,9 @@ from tests.support.disk import MIB, bits, eventually, noise, same, segments, sta
 
 pytestmark = pytest.mark.timeout(240)
 
+PART = MIB // 4
+"""Of a small memory: it has 24 of them."""
+
 
 @pytest.fixture(params=[1, 2], ids=["one-shard", "two-shards"])
 def shards(request: pytest.FixtureRequest) -> int:
@@ -73,8 +76,8 @@ class TestRetention:
 
 class TestPressure:
     def test_a_history_of_ten_times_the_memory(self, cluster: object, tmp_path: Path, shards: int) -> None:
-        store = 24 * MIB
-        given = {n: {"a": noise(5 * MIB, n), "b": weights(MIB // 4, n)} for n in range(40 * shards)}
+        store = 24 * PART
+        given = {n: {"a": noise(5 * PART, n), "b": weights(PART // 4, n)} for n in range(40 * shards)}
         with start(tmp_path, shards=shards, store_bytes=store) as repo:
             names = [f"m{n % 5}" for n in given]
             refs = [repo.save(names[n], tensors).ref for n, tensors in given.items()]
@@ -88,26 +91,26 @@ class TestPressure:
             repo._session.broadcast("check")
 
     def test_held_arrays_stay_intact_when_their_segment_leaves(self, cluster: object, tmp_path: Path) -> None:
-        with start(tmp_path, store_bytes=24 * MIB) as repo:
+        with start(tmp_path, store_bytes=24 * PART) as repo:
             held = []
             for n in range(3):
-                repo.save("m", {"t": noise(5 * MIB, n)}, durability="disk")
+                repo.save("m", {"t": noise(5 * PART, n)}, durability="disk")
                 held.append(repo.load(f"m@{n + 1}")["t"])
             for n in range(3, 12):
-                repo.save("m", {"t": noise(5 * MIB, n)}, durability="disk")
-            assert all(np.array_equal(array, noise(5 * MIB, n)) for n, array in enumerate(held))
-            assert all(np.array_equal(repo.load(f"m@{n + 1}")["t"], noise(5 * MIB, n)) for n in range(4))
-            assert all(np.array_equal(array, noise(5 * MIB, n)) for n, array in enumerate(held))
+                repo.save("m", {"t": noise(5 * PART, n)}, durability="disk")
+            assert all(np.array_equal(array, noise(5 * PART, n)) for n, array in enumerate(held))
+            assert all(np.array_equal(repo.load(f"m@{n + 1}")["t"], noise(5 * PART, n)) for n in range(4))
+            assert all(np.array_equal(array, noise(5 * PART, n)) for n, array in enumerate(held))
 
     def test_readers_wait_for_each_other_where_not_all_fit_at_once(self, cluster: object, tmp_path: Path) -> None:
-        with start(tmp_path, store_bytes=24 * MIB) as repo:
+        with start(tmp_path, store_bytes=24 * PART) as repo:
             for n in range(5):
-                repo.save("m", {"t": noise(10 * MIB, n)}, durability="disk")
+                repo.save("m", {"t": noise(10 * PART, n)}, durability="disk")
             outcomes: list[object] = []
 
             def read(n: int) -> None:
                 try:
-                    outcomes.append(np.array_equal(repo.load(f"m@{n % 5 + 1}")["t"], noise(10 * MIB, n % 5)))
+                    outcomes.append(np.array_equal(repo.load(f"m@{n % 5 + 1}")["t"], noise(10 * PART, n % 5)))
                 except TensorVineError as exc:
                     outcomes.append(exc)
 
@@ -119,10 +122,10 @@ class TestPressure:
             assert outcomes == [True] * 10
 
     def test_a_load_that_cannot_fit_says_so(self, cluster: object, tmp_path: Path) -> None:
-        with start(tmp_path, store_bytes=24 * MIB) as repo:
+        with start(tmp_path, store_bytes=24 * PART) as repo:
             tensors: dict[str, np.ndarray] = {}
             for n in range(5):
-                tensors[f"t{n}"] = noise(8 * MIB, n)
+                tensors[f"t{n}"] = noise(8 * PART, n)
                 repo.save("m", tensors, durability="disk")
             with pytest.raises(StoreFullError, match="store_bytes"):
                 repo.load("m", timeout=30)
@@ -135,7 +138,7 @@ class TestPressure:
 
 class TestCompaction:
     def test_a_file_that_is_mostly_dead_is_written_anew(self, cluster: object, tmp_path: Path, shards: int) -> None:
-        first = {"a": weights(MIB // 8, 1), "b": noise(4 * MIB, 2), "c": np.arange(9)}
+        first = {"a": weights(MIB // 8, 1), "b": noise(2 * MIB, 2), "c": np.arange(9)}
         second = {**first, "b": noise(100, 3)}
         with start(tmp_path, shards=shards, codec=Shuffle() | Zstd()) as repo:
             base = repo.save("m", first, durability="disk").ref

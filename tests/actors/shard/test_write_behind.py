@@ -13,13 +13,25 @@ from tensorvine.actors import Repository
 from tensorvine.store import Gzip, Shuffle
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
-from tests.support.disk import MIB, eventually, kill_shard, manifests, name_at, same, segments, start, weights
+from tests.support.disk import (
+    MIB,
+    eventually,
+    hold_disk,
+    in_shard,
+    kill_shard,
+    manifests,
+    name_at,
+    same,
+    segments,
+    start,
+    weights,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
 SLOW = Shuffle() | Gzip(9)
 """Takes a second for some 10 MiB."""
-LAG = 6 * MIB
+LAG = 2 * MIB
 FLUSH_S = 400.0
 """What writes goes behind all others, and this codec needs a core for seconds: a busy machine takes minutes."""
 
@@ -31,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="class")
 def repo(cluster: object, path: Path) -> Iterator[Repository]:
-    with start(path, shards=2, codec=SLOW, lag_bytes=LAG, store_bytes=96 * MIB) as started:
+    with start(path, shards=2, codec=SLOW, lag_bytes=LAG) as started:
         yield started
 
 
@@ -48,15 +60,20 @@ def before_it_is_asked(repo: Repository, monkeypatch: pytest.MonkeyPatch, happen
 
 
 class TestSlowDisk:
-    def test_saves_return_before_the_write_and_reach_the_disk_in_order(self, repo: Repository, path: Path) -> None:
+    def test_saves_return_before_the_write_and_reach_the_disk_in_order(
+        self, repo: Repository, path: Path, tmp_path: Path
+    ) -> None:
         names = [name_at(repo, shard, stem) for shard in (0, 1) for stem in ("x", "y")]
+        for shard in (0, 1):
+            hold_disk(repo, shard, tmp_path / "gate", "write_segment", after=1)
         given = {}
         for n in range(12):
-            given[repo.save(names[n % 4], {"t": weights(MIB // 2, n)}).ref] = n
-        assert repo.stats().shards[0].versions_behind > 0
-        assert len(manifests(path)) < len(given)
+            given[repo.save(names[n % 4], {"t": weights(MIB // 16, n)}).ref] = n
+        assert [s.versions_behind >= 5 for s in repo.stats().shards] == [True, True]
+        assert len(manifests(path)) <= 2
         for ref, n in given.items():
-            assert same(repo.load(ref), {"t": weights(MIB // 2, n)})
+            assert same(repo.load(ref), {"t": weights(MIB // 16, n)})
+        (tmp_path / "gate").touch()
         repo.flush(FLUSH_S)
         assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
         appeared = manifests(path)
@@ -66,7 +83,7 @@ class TestSlowDisk:
 
     def test_a_flush_during_which_a_shard_dies_says_so(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         """What that shard had only in memory is lost: that its next life has nothing left to write is no promise."""
-        repo.save(name_at(repo, 0), {"t": weights(MIB)})
+        repo.save(name_at(repo, 0), {"t": weights(MIB // 4)})
         before_it_is_asked(repo, monkeypatch, lambda: kill_shard(repo, 0))
         with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[0\]"):
             repo.flush(FLUSH_S)
@@ -74,26 +91,48 @@ class TestSlowDisk:
         repo.flush(FLUSH_S)
 
     def test_savers_wait_so_that_the_lag_is_bounded(self, repo: Repository) -> None:
-        name, size = name_at(repo, 0), 2 * MIB
+        name, size = name_at(repo, 0), LAG // 3
         for n in range(10):
             repo.save(name, {"t": weights(size // 4, n)})
             assert repo.stats().shards[0].bytes_behind <= LAG + size
         repo.flush(FLUSH_S)
 
-    def test_many_may_wait_for_two_shards_that_need_each_other(self, repo: Repository) -> None:
+    def test_many_may_wait_for_two_shards_that_need_each_other(self, repo: Repository, tmp_path: Path) -> None:
+        for shard in (0, 1):
+            hold_disk(repo, shard, tmp_path / "gate", "write_segment")
         for shard in (0, 1):  # a child whose home is the other shard has its tensors written by its parent's
             parent, child = name_at(repo, shard, "p"), name_at(repo, 1 - shard, "c")
-            repo.save(child, {"x": np.round(weights(MIB + MIB // 4, 1), 2)})  # what is regular takes longest
-            base = repo.save(parent, {"t": weights(MIB // 2, 2), "u": np.ones(9)}).ref
-            repo.save(child, {"t": weights(MIB // 2, 2), "u": np.zeros(9)}, parent=base)
+            repo.save(child, {"x": weights(MIB // 16, 1)})
+            base = repo.save(parent, {"t": weights(MIB // 16, 2), "u": np.ones(9)}).ref
+            repo.save(child, {"t": weights(MIB // 16, 2), "u": np.zeros(9)}, parent=base)
+
+        def count_flushes(actor: Any) -> None:
+            history, real = actor._history, actor._history.flush
+            history.flushes = 0
+
+            async def flush(timeout: float) -> None:
+                history.flushes += 1
+                await real(timeout)
+
+            history.flush = flush
+
+        def all_wait(actor: Any) -> bool:
+            return actor._history.flushes == 20
+
+        for shard in (0, 1):
+            in_shard(repo, shard, count_flushes)
         with ThreadPoolExecutor(20) as pool:
             waits = [pool.submit(repo.flush, FLUSH_S) for _ in range(20)]
+            try:
+                eventually(lambda: in_shard(repo, 0, all_wait) and in_shard(repo, 1, all_wait), "all wait for both")
+            finally:
+                (tmp_path / "gate").touch()
             assert [wait.result(90) for wait in waits] == [None] * 20
         assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
 
     def test_a_durable_save_comes_after_what_was_committed_before_it(self, repo: Repository, path: Path) -> None:
         name = name_at(repo, 1)
-        before = [str(repo.save(name, {"t": weights(MIB // 2, n)}).ref) for n in range(3)]
+        before = [str(repo.save(name, {"t": weights(MIB // 8, n)}).ref) for n in range(3)]
         ref = repo.save(name, {"t": np.ones(9)}, durability="disk").ref
         assert manifests(path)[-4:] == [*before, str(ref)]
 
@@ -101,8 +140,8 @@ class TestSlowDisk:
         name = name_at(repo, 0, "gone")
         repo.flush(FLUSH_S)
         known = set(segments(path))
-        first = repo.save(name, {"t": weights(MIB, 1)}).ref
-        doomed = repo.save(name, {"t": weights(MIB, 2)}).ref
+        first = repo.save(name, {"t": weights(MIB // 4, 1)}).ref
+        doomed = repo.save(name, {"t": weights(MIB // 4, 2)}).ref
         repo.retire(doomed)
         repo.retire(first)
         repo.flush(FLUSH_S)
@@ -110,12 +149,17 @@ class TestSlowDisk:
         assert repo.verify() == []
         assert repo.save(name, {}).ref.version == doomed.version + 1
 
-    def test_a_durable_save_that_takes_too_long_never_exists(self, repo: Repository, path: Path) -> None:
+    def test_a_durable_save_that_takes_too_long_never_exists(
+        self, repo: Repository, path: Path, tmp_path: Path
+    ) -> None:
         name = name_at(repo, 1, "late")
         known = set(segments(path))
+        waits = hold_disk(repo, 1, tmp_path / "gate", "write_segment")
         with pytest.raises(OperationTimeoutError, match="the disk is slower"):
-            repo.save(name, {f"t{n}": weights(2 * MIB, n) for n in range(6)}, durability="disk", timeout=2)
+            repo.save(name, {f"t{n}": weights(50_000, n) for n in range(6)}, durability="disk", timeout=2)
+        assert waits.exists()
         assert [ref for ref in repo.models() if ref.name == name] == []
+        (tmp_path / "gate").touch()
         repo.flush(FLUSH_S)
         assert not any(name in manifest for manifest in manifests(path))
         eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
@@ -124,13 +168,18 @@ class TestSlowDisk:
 
 
 class TestClose:
-    def test_who_started_it_leaves_when_all_is_on_disk(self, cluster: object, tmp_path: Path) -> None:
-        given = {"t": weights(2 * MIB, 1)}
-        repo = start(tmp_path, codec=SLOW)
+    def test_who_started_it_leaves_when_all_is_on_disk(
+        self, cluster: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, gate = tmp_path / "repository", tmp_path / "gate"
+        given = {"t": weights(MIB // 4, 1)}
+        repo = start(path, codec=SLOW)
+        hold_disk(repo, 0, gate, "write_segment")
+        before_it_is_asked(repo, monkeypatch, gate.touch)  # from there to the last byte it takes a third of a second
         pending = [repo.save_async("m", {k: v + n for k, v in given.items()}) for n in range(3)]
         repo.close()
         assert [p.committed(1).ref.version for p in pending] == [1, 2, 3]
-        assert manifests(tmp_path) == ["m@1", "m@2", "m@3"]
+        assert manifests(path) == ["m@1", "m@2", "m@3"]
 
 
 def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
@@ -138,7 +187,7 @@ def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
 ) -> None:
     """What the others handed over to it had perhaps not been written."""
     with start(tmp_path, shards=1, store_bytes=32 * MIB) as repo:
-        repo.save("m", {"t": weights(MIB)})
+        repo.save("m", {"t": weights(MIB // 4)})
         before_it_is_asked(repo, monkeypatch, lambda: (repo.scale(shards=2), kill_shard(repo, 1)))
         with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[1\]"):
             repo.flush(FLUSH_S)

@@ -437,7 +437,7 @@ class TestForkableRank:
 
 
 def loop_of_ray_train(config: dict[str, Any]) -> None:
-    """Train in a Ray Train worker, until the fork has been ordered and some steps beyond it."""
+    """Train in a Ray Train worker, five steps beyond the one that is forked; stand before it until it was ordered."""
     import ray.train
     import ray.train.torch
 
@@ -447,17 +447,17 @@ def loop_of_ray_train(config: dict[str, Any]) -> None:
     model = ray.train.torch.prepare_model(MODELS["Convolutional"]())
     optimizer = sgd(model.parameters())
     losses: list[float] = []
-    last = None
+    at = config["at"]
     with ForkableRank(config["run"], context.get_world_rank(), context.get_world_size(), model, optimizer) as forkable:
-        while last is None or forkable.steps_done < last:
+        while forkable.steps_done < at + 5:
             with forkable.step() as step:
                 optimizer.zero_grad()
                 found = loss(model, batches(step, 0, 1))
                 found.backward()
                 optimizer.step()
             losses.append(found.item())
-            if last is None and Path(config["ordered"]).exists():
-                last = int(Path(config["ordered"]).read_text()) + 5
+            while forkable.steps_done == at - 5 and not Path(config["ordered"]).exists():
+                threading.Event().wait(0.01)
         Path(config["losses"]).write_text(json.dumps(losses))
 
 
@@ -467,8 +467,8 @@ def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, eng
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    run = f"train-{uuid.uuid4().hex[:8]}"
-    config = {"run": run, "ordered": str(tmp_path / "ordered"), "losses": str(tmp_path / "losses")}
+    run, at = f"train-{uuid.uuid4().hex[:8]}", 200
+    config = {"run": run, "at": at, "ordered": str(tmp_path / "ordered"), "losses": str(tmp_path / "losses")}
     trainer = TorchTrainer(
         loop_of_ray_train,
         train_loop_config=config,
@@ -480,10 +480,8 @@ def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, eng
         fitting = pool.submit(trainer.fit)
         ranks = Ranks(engine, run)
         order = ranks.order(1)
-        at = ranks.steps_done() + 1000
         ranks.ask("arm", order, at)
-        (tmp_path / "ordered.part").write_text(str(at))
-        (tmp_path / "ordered.part").rename(config["ordered"])
+        (tmp_path / "ordered").touch()
         clone = make("Convolutional", sgd, seed=9)
         while ranks.steps_done() < at + 5:  # the training has come to its end: it stays until its state is sent
             assert not fitting.done()
