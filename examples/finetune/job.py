@@ -63,9 +63,9 @@ UNFROZEN = Branch("unfrozen", 1e-3, learns=(*TRUNK, "head"))
 DEEPER = Branch("deeper", 1e-2, extra=(64, 32))
 POLISHED = Branch("polished", 3e-4)
 QUICK = Plan(
-    root_epochs=4,
-    from_root=(HEAD, Branch("head-slow", 1e-3), EXTRA, FEATURES, UNFROZEN),
-    from_branches=(DEEPER, POLISHED),
+    root_epochs=2,
+    from_root=(HEAD, EXTRA, FEATURES),
+    from_branches=(DEEPER,),
     retire=2,
 )
 FULL = Plan(

@@ -34,7 +34,7 @@ class Size:
     """In all."""
 
 
-QUICK = Size(DIRECTIONS[:4], forked_at=150, steps=500)
+QUICK = Size(DIRECTIONS[:2], forked_at=80, steps=230)
 FULL = Size(DIRECTIONS, forked_at=150, steps=1200)
 
 

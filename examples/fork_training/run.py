@@ -10,7 +10,7 @@ What it shows
 4. What the fork cost, a table of the directions, and a picture of their losses and of their progress.
 
 How to run it, after `pip install '.[examples]'`
-    python examples/fork_training/run.py --quick         4 directions, under a minute
+    python examples/fork_training/run.py --quick         2 directions, under a minute
     python examples/fork_training/run.py --out DIR       6 directions that go further, the picture in DIR
 """
 

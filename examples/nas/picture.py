@@ -104,7 +104,7 @@ def _draw_tasks(axes: Axes, run: Results, end: float, *, last: bool) -> None:
         axes.broken_barh(bars, (row - 0.42, 0.84), facecolors=shades, linewidth=0)
         failed = [one.at for one in own if one.outcome.quality is None]
         axes.plot(failed, [row] * len(failed), "x", color=INK, markersize=5)
-    axes.set_title(f"What each of {len(workers)} workers did, {NAMES[run.plan.mode]}: {run.seconds:.0f} s in all")
+    axes.set_title(f"What each worker did, {NAMES[run.plan.mode]}: {run.seconds:.0f} s in all")
     axes.set_yticks(range(len(workers)), [f"worker {row + 1}" for row in range(len(workers))])
     axes.set_xlim(0, end)
     if last:

@@ -9,7 +9,7 @@ What it shows
 3. What dies: a worker costs its candidate, which is evaluated again; a controller costs nothing: `--resume` goes on.
 
 How to run it, after `pip install '.[examples,interchange]'`
-    python examples/nas/run.py --quick                        60 candidates per mode, under two minutes
+    python examples/nas/run.py --quick                        24 candidates per mode by one worker, under a minute
     python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
     python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
     python examples/nas/run.py --mode repository --elastic    on nodes that Ray's autoscaler makes and removes
@@ -28,17 +28,20 @@ from examples.online.starting import interruptible
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Of PyTorch and NumPy in each worker, as workers share few cores; they are read when these are imported."""
-QUICK = {"candidates": 60, "population": 15, "sample": 4, "data": "digits"}
+QUICK = {"candidates": 24, "population": 8, "sample": 4, "data": "digits"}
+WORKERS, WORKERS_QUICK = 2, 1
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="few candidates")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="few candidates, one worker")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where journals and the picture go")] = Path(
         "out/nas"
     ),
     mode: Annotated[str, typer.Option(help="all, or one of: none, hdf5, repository")] = "all",
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that is in DIR")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="how many evaluate candidates")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="how many evaluate candidates: 2, or 1 with --quick, unless given")
+    ] = None,
     elastic: Annotated[bool, typer.Option("--elastic", help="on nodes that the autoscaler makes")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="keep the repository in memory: nothing to resume")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
@@ -59,7 +62,8 @@ def main(
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
         plan = Plan(space=space, seed=seed, keep=keep, **chosen)
         modes = tuple(Mode) if mode == "all" else (Mode(mode),)
-        run(plan, modes, Means(workers, elastic, memory, resume), out)
+        means = Means(workers or (WORKERS_QUICK if quick else WORKERS), elastic, memory, resume)
+        run(plan, modes, means, out)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -1,4 +1,4 @@
-"""The job itself: `model.fit` with a callback that publishes, and two consumers that classify meanwhile."""
+"""The job itself: `model.fit` with a callback that publishes, and consumers that classify meanwhile."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from tensorvine.clusters import LocalCluster
 from tensorvine.planner import PlanRequest
 
 SEED = 7
-CONSUMERS = 2
 WARMUP = 2
 """Epochs before the first version."""
 ASKED = 20
 """Samples of one question."""
 EACH = 2
-"""Iterations from one question to the next, both consumers together."""
+"""Iterations from one question to the next, all consumers together."""
 START_S, END_S = 120.0, 300.0
 """How long to wait for the first version, and for the last answer once it is due."""
 
@@ -42,10 +41,11 @@ class Size:
     """Of stochastic gradient descent."""
     period_s: float
     """From one training iteration to the next, at least."""
+    consumers: int
 
 
-QUICK = Size(epochs=20, rate=0.01, period_s=0.01)
-FULL = Size(epochs=120, rate=0.002, period_s=0.01)
+QUICK = Size(epochs=12, rate=0.01, period_s=0.01, consumers=1)
+FULL = Size(epochs=120, rate=0.002, period_s=0.01, consumers=2)
 
 
 def run(*, quick: bool, out: Path) -> None:
@@ -129,8 +129,9 @@ class Job:
 
     def _consumers(self, name: str, opened: ExitStack) -> list[Consumer]:
         """Start the consumers, all at once: most of the time goes into importing TensorFlow."""
-        with ThreadPoolExecutor(CONSUMERS) as pool:
-            starting = [pool.submit(Consumer.start, self._repo, name, build) for _ in range(CONSUMERS)]
+        count = self._size.consumers
+        with ThreadPoolExecutor(count) as pool:
+            starting = [pool.submit(Consumer.start, self._repo, name, build) for _ in range(count)]
         return [opened.enter_context(consumer.result()) for consumer in starting]
 
     def _model(self) -> keras.Model:

@@ -3,7 +3,7 @@
 What it shows
 1. NT3, a network that tells tumours from normal tissue, is trained by plain `model.fit`, in this very process. The
    only thing added is `callbacks=[CheckpointCallback(repo, "nt3")]`.
-2. Meanwhile two consumers, processes of their own, classify samples that the training does not see, with the newest
+2. Meanwhile consumers, processes of their own, classify samples that the training does not see, with the newest
    version they have.
 3. This is done twice, with the same weights, batches and questions: first the planner decides when to publish, from
    the losses and from what an update costs; then there is one update at the end of each epoch.
@@ -11,8 +11,8 @@ What it shows
    its fits, of how far the consumers are behind, and of what their answers lost.
 
 How to run it, after `pip install '.[examples]'`
-    python examples/online_cancer/run.py --quick         40 epochs, under a minute
-    python examples/online_cancer/run.py --out DIR       200 epochs that learn slower, the picture in DIR
+    python examples/online_cancer/run.py --quick         12 epochs and one consumer, under a minute
+    python examples/online_cancer/run.py --out DIR       120 epochs that learn slower, the picture in DIR
 
 Questions come at a fixed rate, because all of it runs on the same few cores: see `online.answering`.
 """
@@ -29,7 +29,7 @@ from online.starting import interruptible, stderr_closed
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="fewer epochs")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer epochs, one consumer")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/online_cancer"
     ),

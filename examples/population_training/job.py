@@ -25,7 +25,7 @@ class Size:
     steps: int
 
 
-QUICK = Size(width=768, interval=150, steps=1200)
+QUICK = Size(width=256, interval=400, steps=2000)
 FULL = Size(width=1024, interval=100, steps=2000)
 
 

@@ -62,7 +62,7 @@ def _draw_rates(axes: Axes, run: PopulationRun, end: float) -> None:
         start, tip = _place(exploit.source, exploit.winner), _place(exploit.rate, exploit.member)
         axes.annotate("", (at, tip), (at, start), arrowprops=arrow)
     axes.set_yscale("log")
-    axes.set(title=f"{run.name}: {len(run.exploits)} exploits", xlabel=SECONDS)
+    axes.set(title=f"{run.name}, exploits: {len(run.exploits)}", xlabel=SECONDS)
     axes.set_xlim(0, end)
     _legend(axes)
 

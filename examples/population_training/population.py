@@ -68,7 +68,9 @@ class Population:
         """Train all members to their end."""
         with ThreadPoolExecutor(len(self._rates)) as pool:
             try:
-                list(pool.map(self._live, range(len(self._rates)), self._rates))
+                members = list(pool.map(self._start, range(len(self._rates)), self._rates))
+                self._begun = time.perf_counter()
+                list(pool.map(self._live, members))
             except BaseException:
                 self._stopping = True
                 for member in self._members:
@@ -98,20 +100,19 @@ class Population:
         )
         member = Member(number, self._opened.enter_context(trainers), rate)
         with self._lock:
-            self._begun = self._begun or time.perf_counter()
             self._members.append(member)
         return member
 
-    def _live(self, number: int, rate: float) -> None:
-        """Start a member, and train it, and whoever takes its place, to the end."""
-        member, interval = self._start(number, rate), self._problem.interval
+    def _live(self, member: Member) -> None:
+        """Train a member, and whoever takes its place, to the end."""
+        interval = self._problem.interval
         while member.step < self._steps and not self._stopping:
             steps = interval - member.step % interval
             accuracy = member.trainers.train(steps, TIMEOUT_S)[0][-1]
             with self._lock:
                 member.step, member.accuracy = member.step + steps, accuracy
                 at = time.perf_counter() - self._begun
-                self._intervals.append(Interval(at, number, member.step, steps, member.rate, accuracy))
+                self._intervals.append(Interval(at, member.number, member.step, steps, member.rate, accuracy))
                 winner = self._winner(member)
                 options = explore({"rate": winner.rate}, self._random) if winner else {}
             if winner is not None:

@@ -33,21 +33,21 @@ SAYS = {
     "fork_training": (
         r"MB of state were there \d+\.\d s after the fork was ordered; the original was at step \d+ by then",
         r"learning rate × 4 +1 +\d\.\d{4} .* rate-up@1 +original@1",  # noqa: RUF001  the sign is meant
-        r"Original and control: 350 losses of each rank and 25 tensors are the same, bit for bit",
+        r"Original and control: 150 losses of each rank and 25 tensors are the same, bit for bit",
     ),
     "nas": (
-        r"1\.5e\+19 candidates in 18 decisions; 60 are evaluated",
+        r"1\.5e\+19 candidates in 18 decisions; 24 are evaluated",
         r"The best candidates, repository",
         r"\d+ of \d+ +\d+ \d\d\.\d% > \d+ \d\d\.\d%",
-        r"candidates \(of these, failed\) +60 \(0\) +60 \(0\) +60 \(0\)",
+        r"candidates \(of these, failed\) +24 \(0\) +24 \(0\) +24 \(0\)",
         r"share of time for storing +- +\d+\.\d+% +\d+\.\d+%",
     ),
-    "online_cancer": (r"920/920 loss 0\.\d+  published @\d+", r"planned +\d+ ", r"414 answers each"),
+    "online_cancer": (r"552/552 loss 0\.\d+  published @\d+", r"planned +\d+ ", r"230 answers each"),
     "online_ptychography": (
         r"16 patterns every \d+ ms",
-        r"245/245 loss 0\.\d+  published @\d+",
-        r"epoch +[4-6] ",
-        r"196 answers each",
+        r"147/147 loss 0\.\d+  published @\d+",
+        r"epoch +[2-4] ",
+        r"98 answers each",
     ),
     "population_training": (
         r"\d\.\d s: \d becomes a copy of \d at step \d+, with learning rate 0\.\d+, after",

@@ -26,7 +26,7 @@ from examples.nas import catalogue
 from examples.nas import crew as crews
 from examples.nas.catalogue import Catalogue
 from examples.nas.controller import Controller
-from examples.nas.crew import STARTS, Crew
+from examples.nas.crew import Crew
 from examples.nas.data import Data
 from examples.nas.evolution import Evolution
 from examples.nas.files import FileStore
@@ -230,11 +230,14 @@ def test_no_ancestor_is_lost(ended: Ended) -> None:
     assert inherited
 
 
-def test_workers_that_never_start_are_an_error_with_the_reason(cluster: LocalCluster) -> None:
+def test_workers_that_never_start_are_an_error_with_the_reason(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "STARTS", starts := 2)
     with Crew(lambda: (Trainer(SPACE, "no such data"), Access()), 1) as crew:
-        for _ in range(STARTS - 1):
+        for _ in range(starts - 1):
             assert crew.next(60.0) is None
-        with pytest.raises(RuntimeError, match=rf"(?s){STARTS} in a row died.*data: expected one of digits"):
+        with pytest.raises(RuntimeError, match=rf"(?s){starts} in a row died.*data: expected one of digits"):
             crew.next(60.0)
 
 

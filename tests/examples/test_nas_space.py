@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +34,15 @@ from examples.nas.space import (
 from examples.nas.trainer import Trainer, TrainingError
 
 SPACE = AttnSpace(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let PyTorch compute with one thread: several threads wait for one another, and such waiting takes CPU time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("module", [space, evolution, report])
