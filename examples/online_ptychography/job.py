@@ -1,4 +1,4 @@
-"""The job itself: one training and its consumers, under one schedule of updates after the other."""
+"""The job itself: one training and two consumers, under one schedule of updates after the other."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tensorvine.planner import PlanRequest
 
 SEED = 7
 REPOSITORY = "ptychography"
+CONSUMERS = 2
 BATCH, RATE = 16, 2e-3
 START_S, END_S = 120.0, 300.0
 """How long to wait for the first version; and for the last answer and the end of the training once they are due."""
@@ -43,7 +44,6 @@ class Size:
     scans_per_sample: int
     period_s: float
     """From one batch of patterns to the next, at least."""
-    consumers: int
 
     def study(self) -> Study:
         """Say what the training is."""
@@ -52,8 +52,8 @@ class Size:
         return Study(REPOSITORY, instrument, self.width, BATCH, RATE, scan, scan * (1 + self.scans))
 
 
-QUICK = Size(width=6, scans=2, scans_per_sample=2, period_s=0.04, consumers=1)
-FULL = Size(width=16, scans=14, scans_per_sample=3, period_s=0.1, consumers=2)
+QUICK = Size(width=8, scans=4, scans_per_sample=2, period_s=0.04)
+FULL = Size(width=16, scans=14, scans_per_sample=3, period_s=0.1)
 
 
 def run(*, quick: bool, out: Path) -> None:
@@ -64,10 +64,9 @@ def run(*, quick: bool, out: Path) -> None:
     report = Report()
     report.title("Starting Ray and the repository on this machine")
     with LocalCluster(object_store_bytes=1 << 30), Repository.start(REPOSITORY) as repo:
-        planned = Job(repo, study, "planned", PlanRequest("optimal", **known), size.consumers, report)
+        planned = Job(repo, study, "planned", PlanRequest("optimal", **known), report)
         runs = [planned.follow(size.period_s)]
-        by_scan = PlanRequest("epoch", epoch=study.scan, **known)
-        epochs = Job(repo, study, "epoch", by_scan, size.consumers, report)
+        epochs = Job(repo, study, "epoch", PlanRequest("epoch", epoch=study.scan, **known), report)
         runs.append(epochs.follow(runs[0].period_s, adapt=False))
     report.table(f"PtychoNN reconstructs {study.batch} patterns an answer, and learns meanwhile", runs)
     report.picture(draw_runs(runs, study.exchanges(), out / "runs.png", planned.images))
@@ -79,14 +78,11 @@ class Job:
     images: Reconstructions
     """Of the first and of the last version; there after `follow`."""
 
-    def __init__(
-        self, repo: Repository, study: Study, schedule: str, request: PlanRequest, consumers: int, report: Report
-    ) -> None:
+    def __init__(self, repo: Repository, study: Study, schedule: str, request: PlanRequest, report: Report) -> None:
         self._repo = repo
         self._study = study
         self._schedule = schedule
         self._request = request
-        self._consumers = consumers
         self._report = report
         self._name = f"ptychonn-{schedule}"
         """A name of its own for each run: what the planner learned of one is not told to the other."""
@@ -131,10 +127,10 @@ class Job:
 
     def _start(self, opened: ExitStack) -> tuple[Producer, list[Consumer]]:
         """Start the actors, all at once: most of the time goes into importing TensorFlow."""
-        name, repo, study, consumers = self._name, self._repo, self._study, self._consumers
-        with ThreadPoolExecutor(1 + consumers) as pool:
+        name, repo, study = self._name, self._repo, self._study
+        with ThreadPoolExecutor(1 + CONSUMERS) as pool:
             training = pool.submit(Producer.start, repo, name, partial(train, study=study), schedule=self._request)
-            answering = [pool.submit(Consumer.start, repo, name, partial(build, study)) for _ in range(consumers)]
+            answering = [pool.submit(Consumer.start, repo, name, partial(build, study)) for _ in range(CONSUMERS)]
         return (
             opened.enter_context(training.result()),
             [opened.enter_context(consumer.result()) for consumer in answering],

@@ -3,7 +3,7 @@
 What it shows
 1. An instrument scans an object with light, and exchanges it for another one now and then (simulated, of real
    images). PtychoNN turns each diffraction pattern into the object's amplitude and phase.
-2. A producer warms up on the first scan, then learns from every batch of patterns as it comes. Consumers
+2. A producer warms up on the first scan, then learns from every batch of patterns as it comes. Two consumers
    reconstruct each batch as soon as it is measured, before the producer learns from it, with the newest version they
    have. Versions travel while the training and the answers go on.
 3. The same is done twice, with the same data at the same times: first the planner decides when to publish, from the
@@ -12,7 +12,7 @@ What it shows
    its fits, of how far the consumers are behind, and of reconstructions.
 
 How to run it, after `pip install '.[examples]'`
-    python examples/online_ptychography/run.py --quick         PtychoNN of width 6 and one consumer, under a minute
+    python examples/online_ptychography/run.py --quick         PtychoNN of width 8, under a minute
     python examples/online_ptychography/run.py --out DIR       width 16 and more scans, minutes, the picture in DIR
 
 Questions come at a fixed rate, because all of it runs on the same few cores: see `online.answering`.
@@ -30,7 +30,7 @@ from online.starting import interruptible
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a smaller network, fewer scans, one consumer")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a smaller network and fewer scans")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/online_ptychography"
     ),

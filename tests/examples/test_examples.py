@@ -45,9 +45,9 @@ SAYS = {
     "online_cancer": (r"552/552 loss 0\.\d+  published @\d+", r"planned +\d+ ", r"230 answers each"),
     "online_ptychography": (
         r"16 patterns every \d+ ms",
-        r"147/147 loss 0\.\d+  published @\d+",
-        r"epoch +[2-4] ",
-        r"98 answers each",
+        r"245/245 loss 0\.\d+  published @\d+",
+        r"epoch +[3-6] ",
+        r"196 answers each",
     ),
     "population_training": (
         r"\d\.\d s: \d becomes a copy of \d at step \d+, with learning rate 0\.\d+, after",

@@ -8,29 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from tensorvine.actors import Repository
 
-from examples.nas.controller import Controller
-from examples.nas.evolution import Evolution
-from examples.nas.journal import Journal, Told, read
-from examples.nas.plan import Mode, Plan
+from examples.nas.journal import Told, read
 from examples.nas.results import results_of
-from examples.nas.run import QUICK, THREADS, main
-from examples.nas.store import Access, Keeper
-from examples.nas.worker import Outcome, Task, Worker
 
 RUN = Path(__file__).parents[2] / "examples/nas/run.py"
 MARK = "TENSORVINE_TEST_NAS"
 CANDIDATES, KILL_AFTER = 16, 12
 """The first 8 are drawn; then they descend from one another, and those that leave the population are retired."""
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:
@@ -80,52 +71,7 @@ def facts(out: Path) -> list[tuple[object, ...]]:
     ]
 
 
-@dataclass(frozen=True)
-class Opened(Access):
-    """Leads a worker of this process to a client, which the test closes."""
-
-    client: Repository | None = None
-
-    def open(self) -> Repository | None:
-        return self.client
-
-
-class Alone:
-    """A crew of one worker, which is in this process."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._task: Task | None = None
-
-    @property
-    def idle(self) -> int:
-        return int(self._task is None)
-
-    def give(self, task: Task) -> None:
-        self._task = task
-
-    def next(self, timeout: float) -> Outcome:
-        assert self._task is not None
-        task, self._task = self._task, None
-        return self._worker.evaluate(task)
-
-
-def searched_at_once(repository: Repository, out: Path) -> None:
-    """Run the search that nobody kills in this process, which saves its start."""
-    plan = Plan(**{**QUICK, "candidates": CANDIDATES, "data": "wine"})
-    trainer = plan.trainer()
-    with (
-        Repository.connect(repository.name) as client,
-        Journal(out / Mode.REPOSITORY / "journal.jsonl", plan) as journal,
-    ):
-        crew: Any = Alone(Worker(trainer, Opened(client=client)))
-        evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
-        Controller(plan, evolution, Keeper(client, plan.name, plan.population), journal).run(crew)
-
-
-def test_a_search_whose_controller_is_killed_goes_on_exactly(
-    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     try:
         first = start(parts)
@@ -139,19 +85,19 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(
         assert KILL_AFTER <= len(told(parts)) < CANDIDATES
         _, alive = psutil.wait_procs(marked(parts), timeout=60)
         assert not alive
-        second = start(parts, "--resume")
-        output, _ = second.communicate(timeout=150)
-        assert second.returncode == 0, output
-        searched_at_once(repository, whole)
+        for out, options in ((parts, ("--resume",)), (whole, ())):
+            output, _ = (process := start(out, *options)).communicate(timeout=150)
+            assert process.returncode == 0, output
         assert facts(parts) == facts(whole)
         assert len(facts(parts)) == CANDIDATES
         results = results_of(*read(parts / "repository" / "journal.jsonl"))
         assert results.failed == 0
         assert any(len(results.lineage(one)) > 1 for one in results.told)
-        for name, value in THREADS.items():
-            monkeypatch.setenv(name, value)  # as `main` sets them
-        with pytest.raises(FileExistsError, match="use --resume to go on with it"):
-            main(quick=True, mode=Mode.REPOSITORY, out=parts, candidates=CANDIDATES, data="wine")
+        refused = start(parts)
+        output, _ = refused.communicate(timeout=60)
+        assert refused.returncode == 1
+        assert "use --resume to go on with it" in output
     finally:
-        for process in marked(parts):
-            process.kill()
+        for out in (whole, parts):
+            for process in marked(out):
+                process.kill()
