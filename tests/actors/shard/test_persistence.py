@@ -45,7 +45,7 @@ class TestContract:
     def test_everything_is_back_on_another_number_of_shards(
         self, cluster: object, uri: str, codec: Codec | None
     ) -> None:
-        large = weights((33 if codec is None else 3) * MIB // 4, 3)  # as it is, it is larger than a segment
+        large = weights(33 * MIB // 4, 3)  # larger than a segment
         first, tuned = tensors(1), {**tensors(1), "l2/w": noise(300, 9), "l3/w": large}
         with start(uri, shards=2, codec=codec) as repo:
             base = repo.save("base", first, graph=GRAPH, quality=0.25, metadata={"epoch": 1}, durability="disk").ref
