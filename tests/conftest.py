@@ -5,6 +5,7 @@ Rules
   starts a Ray of its own says `own_cluster`, and is marked `ray` as well. All others are `not ray`, and whatever in
   their process wants to start or join a Ray is refused.
 - Nothing is started unless a test asks for it, and no framework is imported here.
+- Workers of the shared Ray are forked from a process that has imported what they need (`tests/support/warm`).
 - A Ray that runs on this machine already, such as another test's, is not joined.
 - Property tests draw the same examples everywhere and are not timed, so that what fails in CI fails at home, and a busy
   machine fails nothing. `pytest --hypothesis-profile=default` draws others.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -71,6 +73,19 @@ def test_what_started_a_worker_ends_with_it(forked: tuple[Any, psutil.Process]) 
     while before <= waiting():
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", (9).to_bytes(8, "big"), (9).to_bytes(8, "big") + b"[["])
+def test_who_is_killed_while_it_asks_for_a_worker_stops_nobody_else(
+    cluster: LocalCluster, sent: bytes, request: pytest.FixtureRequest
+) -> None:
+    (address,) = Path(os.environ[worker.FOLDER]).iterdir()
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(address))
+        if sent:
+            socket.send_fds(asking, [sent], range(3))
+    _, process = request.getfixturevalue("forked")
+    assert any(part.endswith("warm/server.py") for part in process.parent().cmdline())
 
 
 def test_no_framework_is_imported_before_a_worker_asks_for_it(forked: tuple[Any, psutil.Process]) -> None:

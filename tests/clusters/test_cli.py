@@ -349,7 +349,7 @@ def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: 
 
     def tensorvine(*words: str) -> tuple[int, str]:
         done = run(sys.executable, "-c", "from tensorvine.clusters.cli.main import main; main()", *words)
-        return done.returncode, done.stdout or done.stderr
+        return done.returncode, done.stdout + done.stderr if done.returncode else done.stdout
 
     code, said = tensorvine("up", "--port", "0", "--shards", "2", "--path", str(folder / "models"))
     assert code == 0, said

@@ -92,7 +92,7 @@ def kill_shard(repo: Repository, shard: int) -> None:
 
 
 def in_shard(repo: Repository, shard: int, work: Callable[[Any], Any]) -> Any:
-    """Have a shard's process carry out a function of its actor; a nested one, which goes there as it is."""
+    """Have a shard run a function of its actor: a nested one, which goes there as code and not as a name."""
     actor = repo.engine.find(actor_name(repo.name, shard))
     return repo.engine.result(actor.__ray_call__.remote(work), PATIENCE_S, f"shard {shard}")
 

@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.rpc.messages import actor_name, planner_name
+from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
+
+from tests.support.disk import in_shard
 
 pytestmark = pytest.mark.timeout(900)
 _serial = count(1)
@@ -52,14 +54,13 @@ def in_memory(cluster: LocalCluster) -> Iterator[Repository]:
 def fill(repo: Repository) -> list[ModelRef]:
     """Save some models, whose names move slowly while their shards live."""
 
-    def slowly(_: object) -> None:  # in here, so that it goes to a shard as code and not as a name
+    def slowly(_: object) -> None:
         from tensorvine.actors.shard.handoff import elastic
 
         elastic.CHUNK_NAMES, elastic.PAUSE_S = 1, 0.1
 
     for shard in repo.shards:
-        actor = repo.engine.find(actor_name(repo.name, shard))
-        repo.engine.result(actor.__ray_call__.remote(slowly), 30.0, f"shard {shard}")
+        in_shard(repo, shard, slowly)
     graph = ModelGraph([Layer("in", {"class": "In"}, (), ["w"])])
     return [repo.save(f"m{i}", {"w": np.full(1, i, np.int8)}, graph=graph).ref for i in range(MODELS)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import gc
 import importlib
 import json
@@ -25,7 +24,11 @@ PRELOADED = (
     "tensorvine.actors.updates.consumer",
     "tensorvine.actors.updates.producer",
 )
-"""What every worker of Ray, a shard and a planner import when they start, the largest of it late."""
+"""What every worker of Ray, a shard and a planner import when they start, or soon after."""
+HEAD_BYTES = 8
+"""Of an order: how long it is."""
+TIMEOUT_S = 30.0
+"""For an order that has begun."""
 
 
 def main(path: str) -> None:
@@ -40,32 +43,38 @@ def main(path: str) -> None:
         listener.listen(64)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        while sys.stdin.fileno() not in (ready := select.select([sys.stdin.fileno(), listener], [], [])[0]):
-            assert ready
-            connection, _ = listener.accept()
-            command, environment, folder, streams = ordered(connection)
-            if os.fork() == 0:
-                listener.close()
-                work(command, environment, folder, streams)
+        while True:
+            ready, _, _ = select.select([sys.stdin, listener], [], [])
+            if sys.stdin in ready:
                 return
-            connection.close()
+            connection, _ = listener.accept()
+            with connection:
+                order, streams = ordered(connection)
+                if order and os.fork() == 0:
+                    listener.close()
+                    work(order, streams)
+                    return
             for stream in streams:
                 os.close(stream)
 
 
-def ordered(connection: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
-    """Receive what a worker is to be."""
-    head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * array.array("i").itemsize))
-    streams = array.array("i", ancillary[0][2])
-    expected, order = int.from_bytes(head, "big"), b""
-    while len(order) < expected:
-        order += connection.recv(expected - len(order))
-    command, environment, folder = json.loads(order)
-    return command, environment, folder, list(streams)
+def ordered(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive what a worker is to be, and its standard streams; no bytes where the other end is gone."""
+    connection.settimeout(TIMEOUT_S)
+    streams: list[int] = []
+    try:
+        head, streams, _, _ = socket.recv_fds(connection, HEAD_BYTES, 3)
+        expected, order = int.from_bytes(head, "big"), b""
+        while len(order) < expected and (part := connection.recv(expected - len(order))):
+            order += part
+    except OSError:
+        return b"", streams
+    return order if len(order) == expected else b"", streams
 
 
-def work(command: list[str], environment: dict[str, str], folder: str, streams: list[int]) -> None:
+def work(order: bytes, streams: list[int]) -> None:
     """Be a worker. The connection stays open until this process ends, however it does: its other end waits for that."""
+    command, environment, folder = json.loads(order)
     os.setpgid(0, 0)  # a raylet kills what is left of a worker's group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for place, stream in enumerate(streams):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import importlib.util
 import json
 import os
@@ -26,8 +25,7 @@ def main() -> None:
         except OSError:  # the worker is another job's, or an early one
             os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - this Python
         order = json.dumps([command, dict(os.environ), os.getcwd()]).encode()
-        streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", range(3)))]
-        server.sendmsg([len(order).to_bytes(8, "big")], streams)
+        socket.send_fds(server, [len(order).to_bytes(8, "big")], range(3))
         server.sendall(order)
         while server.recv(1):
             pass
