@@ -28,7 +28,7 @@ NAMES = {
     "elastic": "shards 2 -> 4 -> 3 under reads and saves: what moves, and what is served; beside copying all anew",
     "query_scaling": "10,000 prefix queries over 60,000 graphs, 1 to 16 callers, 1 to 8 shards, beside Redis-Queries",
     "nas": "a search of 1000 candidates without transfer, with HDF5 files and Redis, and with the repository",
-    "calls": "short calls within a node: by line, and by Ray beside it",
+    "calls": "short calls within a node: by socket, and by Ray beside it",
     "growth": "save, load and query times at 1,000 to 100,000 models",
 }
 

@@ -1,11 +1,11 @@
-"""Short calls within a node: by a line, and by the engine beside it.
+"""Short calls within a node: by a socket, and by the engine beside it.
 
 Rules
 - The call changes nothing and answers a few bytes (`tag` of the shard); both ways reach the same method in the same
   event loop. The floor is one byte there and back between two processes, over a Unix socket.
 - Calls that follow one another find warm caches; those after a pause of 0.2 s, as a search or a training makes them, do
   not. What is timed is the call, not the pause.
-- The small save and the look-up are what a user calls; with lines they go by lines throughout, the shard's note to the
+- The small save and the look-up are what a user calls; they go by sockets throughout, the shard's note to the
   planner included. They have no peer here: `growth` and `save_load` show them beside others.
 """
 
@@ -19,11 +19,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from tensorvine.actors.rpc.messages import actor_name
+from tensorvine.actors.shard.calls import ShardCalls
 
 from .measure import Action, Effort, Goal, Report, Row, Sample, alternate, progress
 from .session import Names, repository
 
-OURS, ENGINE, FLOOR = "by line", "by Ray", "one byte there and back, Unix socket"
+OURS, ENGINE, FLOOR = "by socket", "by Ray", "one byte there and back, Unix socket"
 PAUSE_S = 0.2
 ROUNDS = {Effort.QUICK: (200, 10), Effort.NORMAL: (3000, 100), Effort.FULL: (10_000, 400)}
 """One after the other, after a pause."""
@@ -38,9 +40,9 @@ def run(effort: Effort) -> Report:
         kept = repo.save("kept", tensors).ref
         session = repo._session
         session.connect_all()
-        engine, actor = session.engine, session.connection(0).actor
+        engine, actor = session.engine, session.engine.find(actor_name(repo.name, 0))
         calls: dict[str, Callable[[], Any]] = {
-            OURS: lambda: session.call(0, "tag"),
+            OURS: lambda: session.call(0, ShardCalls.tag()),
             ENGINE: lambda: engine.result(engine.call(actor, "tag"), TIMEOUT_S, "shard 0"),
             FLOOR: floor,
             "info": lambda: repo.info(kept),

@@ -41,6 +41,11 @@ def test_every_package_is_in_the_wheel() -> None:
     assert sorted(listed) == sorted(package.replace("/", ".") for package in PACKAGES)
 
 
+def test_actors_are_called_by_channels_only() -> None:
+    callers = {path.relative_to(ROOT).as_posix() for path in SOURCES if "engine.call(" in path.read_text()}
+    assert callers == {"actors/rpc/channel.py"}
+
+
 def exported(package: str) -> set[str]:
     (names,) = [
         ast.literal_eval(node.value)

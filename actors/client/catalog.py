@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ...store.versions.manifest import TensorEntry, decode_body
+from ..shard.calls import ShardCalls
 from .session import Session
 
 TABLES = 256
@@ -94,9 +95,8 @@ class Catalog:
         """Return a version's graph."""
         key = self._keys.get(ref)
         if key is None:
-            question = ("header", self._session.client, ref.name, ref.version)
-            header = self._session.at_home(ref.name, *question, again=True)
-            key = header.graph_key
+            request = ShardCalls.header(self._session.client, ref.name, ref.version)
+            key = self._session.at_home(ref.name, request).graph_key
             self._keys.put(ref, key)
         return self.graph(ref, key)
 
@@ -110,7 +110,7 @@ class Catalog:
 
     def architecture(self, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
         """Fetch a graph's JSON and the recipe stored with it."""
-        return self._session.at_home(ref.name, "architecture", self._session.client, ref, key, again=True)
+        return self._session.at_home(ref.name, ShardCalls.architecture(self._session.client, ref, key))
 
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
         """Keep what this client has just saved; the table is read when it is asked for."""
@@ -120,4 +120,4 @@ class Catalog:
         self._graphs.put(key, graph)
 
     def _fetch(self, ref: ModelRef) -> bytes:
-        return self._session.at_home(ref.name, "body", self._session.client, ref, again=True)
+        return self._session.at_home(ref.name, ShardCalls.body(self._session.client, ref))

@@ -13,17 +13,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...planner.scaling import ScalePolicy
+from ...planner.topology import Topology
 from ...store.archive.archive import Archive
 from ...store.archive.directory import without_credentials
 from ...store.codecs.codec import Codec
-from ...store.errors import OperationTimeoutError, TensorVineError
+from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
 from ...store.versions.retention import Retention
 from ..engine import embedded
-from ..engine.engine import Actor, Engine, Node
+from ..engine.engine import Engine, Node
 from ..engine.ray import RayEngine
-from ..planner.planner import Planner, Topology
+from ..planner.calls import PlannerCalls
+from ..planner.planner import Planner
 from ..rpc import redis_link
+from ..rpc.channel import Channel
 from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
+from ..rpc.shard_channels import ShardChannels
+from ..shard.calls import ShardCalls
 from ..shard.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -64,10 +69,8 @@ class Launched:
         if planner not in names:
             return []
         try:
-            topology: Topology = self.engine.result(
-                self.engine.call(self.engine.find(planner), "topology"), STOP_TIMEOUT_S, planner
-            )
-        except (LookupError, TensorVineError) as exc:
+            topology = Channel(self.engine, planner).call(PlannerCalls.topology(), STOP_TIMEOUT_S)
+        except TensorVineError as exc:
             log.warning(
                 "repository %r: the planner does not name its shards, those of the start are stopped: %s",
                 self.repository,
@@ -105,11 +108,12 @@ def launch(
         wanted = _wanted(repository, shards, len(nodes), disk, replicas)
         plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling}
-        planner = engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
-        found: Topology = engine.result(engine.call(planner, "topology"), START_TIMEOUT_S, "planner")
+        engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
+        planner = Channel(engine, planner_name(repository))
+        found = planner.call(PlannerCalls.topology(), START_TIMEOUT_S)
         if found.started_by == wanted.started_by:
             launched.names.append(planner_name(repository))
-            _claim(engine, planner, found, redis)
+            _claim(planner, found, redis)
             _start_shards(launched, found, nodes, plan)
         else:
             _check_joined(found, wanted, shards)
@@ -154,10 +158,10 @@ def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, 
     return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas)
 
 
-def _claim(engine: Engine, planner: Actor, topology: Topology, redis: str | None) -> None:
+def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
     """Enter a new repository in its path and in Redis."""
     if topology.path is not None:
-        engine.result(engine.call(planner, "claim"), START_TIMEOUT_S, "planner")
+        planner.call(PlannerCalls.claim(), START_TIMEOUT_S)
     if redis is not None:
         redis_link.enter_start(redis, topology.repository, topology.started_by)
 
@@ -188,15 +192,16 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
 def _await_shards(engine: Engine, topology: Topology) -> None:
     """Wait until all shards answer; whoever joins may be here before the starter has named them all."""
     deadline = time.monotonic() + START_TIMEOUT_S
+    shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
     for index in topology.shards:
-        name = actor_name(topology.repository, index)
         while True:
             left = deadline - time.monotonic()
             try:
-                engine.result(engine.call(engine.find(name), "stats"), left, name)
+                shards[index].call(ShardCalls.stats(), left)
                 break
-            except LookupError as exc:
+            except RepositoryNotFoundError as exc:
                 if left <= 0:
+                    name = actor_name(topology.repository, index)
                     raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc
                 threading.Event().wait(0.05)
 

@@ -30,6 +30,7 @@ from ...store.refs import ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
 from ...store.versions.manifest import TensorEntry, slots_of
 from ..rpc.messages import Fetched
+from ..shard.calls import ShardCalls
 from ..transport.frames import Slots
 from .catalog import Catalog
 from .fetch.carrier import Carrier, Wish
@@ -291,8 +292,8 @@ class Reader:
             if shards[segment] in mapped_shards:
                 missing.setdefault(shards[segment], {})[segment] = slots
         with self._in_part(key, ref, wish):
-            questions = {shard: ("blocks", part) for shard, part in missing.items()}
-            answers = self._session.ask(questions, time_left(wish.deadline, wish.what)) if questions else []
+            requests = {shard: ShardCalls.blocks(part) for shard, part in missing.items()}
+            answers = self._session.call_each(requests, time_left(wish.deadline, wish.what)) if requests else []
         for blocks in answers:
             self._lock_all(held, blocks, wish.deadline)
         near = {segment for segment in needed if segment not in lacking or shards[segment] in mapped_shards}
@@ -317,14 +318,13 @@ class Reader:
         wish: Wish,
     ) -> Fetched:
         """Ask for manifest and blocks; again without a guess when `known` is no longer the latest version."""
-        question = ("fetch", self._session.client, name, version)
-        left = time_left(wish.deadline, wish.what)
+        client, left = self._session.client, time_left(wish.deadline, wish.what)
         try:
-            return self._session.call(home, *question, known, wanted, whole, timeout=left, again=True)
+            return self._session.call(home, ShardCalls.fetch(client, name, version, known, wanted, whole), left)
         except ModelLostError:
             if known is None or version is not None:
                 raise
-            return self._session.call(home, *question, None, {}, whole, timeout=left, again=True)
+            return self._session.call(home, ShardCalls.fetch(client, name, version, None, {}, whole), left)
 
     def _heard(self, ref: ModelRef) -> Fetched | None:
         """Give, once, what a version's home told of it unasked, if nothing has changed there since."""
@@ -340,9 +340,8 @@ class Reader:
             yield
         except ModelLostError as exc:
             name, version, _ = key
-            question = ("header", self._session.client, name, version)
-            left = time_left(wish.deadline, wish.what)
-            if self._session.at_home(name, *question, timeout=left, again=True).ref != ref:
+            request = ShardCalls.header(self._session.client, name, version)
+            if self._session.at_home(name, request, time_left(wish.deadline, wish.what)).ref != ref:
                 raise _NewerError from exc
             raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
 

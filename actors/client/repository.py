@@ -40,10 +40,12 @@ from ...store.versions.retention import Retention
 from ...store.versions.version import Match
 from ..engine.embedded import default_engine
 from ..engine.engine import Engine
+from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
 from ..rpc.lives import Lives
 from ..rpc.messages import Matches
+from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
 from .launch import Launched, disk_options, launch, running
@@ -427,7 +429,7 @@ class Repository:
         chain = [self._header(model).ref]
         while True:
             last = chain[-1]
-            more: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
+            more = self._session.at_home(last.name, ShardCalls.chain(last))
             if len(more) <= 1:
                 return chain
             chain += more[1:]
@@ -448,7 +450,7 @@ class Repository:
             versions.setdefault(ref.name, []).append(ref.version)
         found: dict[ModelRef, float] = {}
         for name, numbers in versions.items():
-            found |= self._session.at_home(name, "qualities", name, numbers, again=True)
+            found |= self._session.at_home(name, ShardCalls.qualities(name, numbers))
         return found
 
     def descendants(self, model: Model) -> list[ModelRef]:
@@ -456,7 +458,7 @@ class Repository:
         seen: dict[ModelRef, bool] = {}
         frontier = [self._header(model).ref]
         while frontier:
-            found = [pair for part in self._session.broadcast("offspring", frontier) for pair in part]
+            found = [pair for part in self._session.broadcast(ShardCalls.offspring(frontier)) for pair in part]
             frontier = [ref for ref, _ in found if ref not in seen]
             for ref, live in found:  # its home knows, others perhaps not
                 seen[ref] = live or seen.get(ref, False)
@@ -473,7 +475,7 @@ class Repository:
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """List live versions whose name starts with `prefix`, sorted."""
-        return sorted(ref for part in self._session.broadcast("models", prefix) for ref in part)
+        return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
     def find(self, pattern: Sequence[Mapping[str, Any]], *, exact: bool = False) -> list[ModelRef]:
         """List versions whose graph has a path that fits a pattern, sorted.
@@ -487,7 +489,7 @@ class Repository:
             GraphError: the pattern is malformed.
         """
         pattern = list(check_pattern(pattern))
-        return sorted(ref for part in self._session.broadcast("find", pattern, exact) for ref in part)
+        return sorted(ref for part in self._session.broadcast(ShardCalls.find(pattern, exact)) for ref in part)
 
     def longest_prefix(self, graph: ModelGraph) -> PrefixMatch | None:
         """Find the model that shares the longest prefix with `graph`; ties go to the higher quality, then the newer.
@@ -508,9 +510,8 @@ class Repository:
         self._session.connect_all()  # so that each watches this process, which it will hold pins for
         queries = [PrefixQuery.of(graph) for graph in graphs]
         topology, one = self._session.topology, len(graphs) == 1
-        answers: list[Matches] = self._session.broadcast(
-            "match", self._session.client, queries, one, spoiled=self._unmatch
-        )
+        request = ShardCalls.match(self._session.client, queries, places=one)
+        answers = self._session.broadcast(request, spoiled=self._unmatch)
         texts = {key: text for answer in answers for key, text in answer.graphs.items()}
         results: list[PrefixMatch | None] = []
         losers: list[str] = []
@@ -527,7 +528,7 @@ class Repository:
 
     def stats(self) -> RepositoryStats:
         """Sum up what the repository holds."""
-        shards: list[ShardStats] = self._session.broadcast("stats")
+        shards = self._session.broadcast(ShardCalls.stats())
         return RepositoryStats(
             sum(s.models for s in shards),
             sum(s.tensors for s in shards),
@@ -545,7 +546,7 @@ class Repository:
             ModelNotFoundError: there is no such live version.
         """
         name, version = split_ref(model)
-        self._session.at_home(name, "retire", name, version)
+        self._session.at_home(name, ShardCalls.retire(name, version))
 
     def scale(self, shards: int, timeout: float = 120.0) -> ScaleReport:
         """Change the number of shards while reads and writes go on; nothing is lost.
@@ -565,7 +566,7 @@ class Repository:
         """
         if shards < 1:
             raise ValueError(f"scale: shards: expected at least 1; found {shards}")
-        report = self._session.planner.call("scale", shards, timeout, timeout=timeout + GRACE_S)
+        report = self._session.planner.call(PlannerCalls.scale(shards, timeout), timeout + GRACE_S)
         self._session.refresh()
         return report
 
@@ -584,9 +585,9 @@ class Repository:
         """
         patience = timeout + CONTROL_TIMEOUT_S
         lives = Lives()
-        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
-        self._session.broadcast("flush", timeout, timeout=patience, heard=lives.heard)
-        self._session.broadcast("tag", timeout=patience, heard=lives.heard)
+        self._session.broadcast(ShardCalls.tag(), patience, heard=lives.heard)
+        self._session.broadcast(ShardCalls.flush(timeout), patience, heard=lives.heard)
+        self._session.broadcast(ShardCalls.tag(), patience, heard=lives.heard)
         if lives.died:
             raise ShardUnavailableError(
                 "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
@@ -656,7 +657,7 @@ class Repository:
             left = max(deadline - time.monotonic(), 0.0)
             home = self._session.home(name)
             try:
-                return self._session.call(home, "wait_newer", name, after, left, timeout=left + 1.0, again=True)
+                return self._session.call(home, ShardCalls.wait_newer(name, after, left), left + 1.0)
             except MovedError as exc:
                 self._session.moved(name, home, exc, deadline + 1.0)
             except OperationTimeoutError:
@@ -735,7 +736,7 @@ class Repository:
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)
-        return self._session.at_home(name, "header", self._session.client, name, version, again=True)
+        return self._session.at_home(name, ShardCalls.header(self._session.client, name, version))
 
     def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
         header = self._header(model)

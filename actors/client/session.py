@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from ...planner.topology import Topology
 from ...store.errors import (
@@ -35,12 +35,15 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
-from ..engine.engine import Actor, Engine, Future
+from ..engine.engine import Engine
 from ..memory.memory import MemoryView
+from ..planner.calls import PlannerCalls
+from ..rpc.calls import Request
+from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
-from ..rpc.line import Line, LineAnswer
-from ..rpc.messages import Hello, Tag, actor_name
-from .planner_calls import PlannerCalls
+from ..rpc.messages import Hello, Tag, planner_name
+from ..rpc.shard_channels import ShardChannels
+from ..shard.calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +57,16 @@ LOOK_S = 0.1
 """How long a topology counts as new enough."""
 LOOK_TIMEOUT_S = 5.0
 
+_R = TypeVar("_R")
+
 
 @dataclass(slots=True)
 class Connection:
     """What a client knows of one life of a shard."""
 
-    actor: Actor
     hello: Hello
     view: MemoryView | None
     """Its memory; None when the shard is on another node."""
-    line: Line | None
-    """For short calls; None when it is on another node, or has none."""
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its board cannot be seen or its process has ended."""
@@ -78,8 +80,6 @@ class Connection:
         """Let go of it."""
         if self.view is not None:
             self.view.close()
-        if self.line is not None:
-            self.line.close()
 
 
 class Session:
@@ -98,13 +98,16 @@ class Session:
         self.repository = repository
         self.client = uuid.uuid4().hex[:16]
         self.node = engine.this_node()
+        self.planner = Channel(engine, planner_name(repository), follows=True)
         try:
-            self.planner = PlannerCalls(engine, repository, self.node)
-        except LookupError as exc:
+            self.planner.find()
+        except EngineStoppedError:
+            raise
+        except ShardUnavailableError as exc:
             raise RepositoryNotFoundError(
                 f"expected a running repository named {repository!r}; found none in this cluster"
             ) from exc
-        self.topology: Topology = self.planner.call("topology", timeout=CONTROL_TIMEOUT_S)
+        self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
         """The newest that is known; learn it once for all that must fit together."""
         self.path = self.topology.path
         self._refused: dict[str, int] = {}
@@ -112,7 +115,7 @@ class Session:
         self._looked = time.monotonic()
         self._heard = True
         """The planner answered last time."""
-        self._actors: dict[int, Actor] = {}
+        self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
         self._connections: dict[int, Connection] = {}
         self._greeted: set[int] = set()
         """Shards that may know this client, whether there still is a connection or not."""
@@ -179,7 +182,7 @@ class Session:
                 return
             self._looked = now
         try:
-            newest = self.planner.call("topology", timeout=LOOK_TIMEOUT_S)
+            newest = self.planner.call(PlannerCalls.topology(), LOOK_TIMEOUT_S)
         except TensorVineError as exc:
             log.log(
                 logging.WARNING if self._heard else logging.DEBUG, "the planner does not tell the topology: %s", exc
@@ -196,15 +199,13 @@ class Session:
         for shard in gone:
             self.forget(shard)
 
-    def at_home(
-        self, name: str, method: str, *arguments: Any, timeout: float = CONTROL_TIMEOUT_S, again: bool = False
-    ) -> Any:
+    def at_home(self, name: str, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
         """Call the shard that is home to `name`, wherever that moves; else as `call`."""
         deadline = time.monotonic() + timeout
         while True:
             shard = self.home(name)
             try:
-                return self.call(shard, method, *arguments, timeout=deadline - time.monotonic(), again=again)
+                return self.call(shard, request, deadline - time.monotonic())
             except MovedError as exc:
                 self.moved(name, shard, exc, deadline)
 
@@ -225,14 +226,14 @@ class Session:
             return known
         timeout = min(CONTROL_TIMEOUT_S, deadline - time.monotonic())
         self._greeted.add(shard)
-        hello: Hello = self.call(shard, "hello", self.client, self.node, os.getpid(), timeout=timeout, again=True)
-        line = Line(hello.line) if hello.line is not None else None
-        made = Connection(self._actor(shard), hello, self._view(hello), line)
+        hello = self.call(shard, ShardCalls.hello(self.client, self.node, os.getpid()), timeout)
+        made = Connection(hello, self._view(hello))
         with self._lock:
             known = self._connections.get(shard)
             again = known is not None and known.is_of(hello)  # another thread was faster
             if not again:
                 self._connections[shard] = made
+                self._channels[shard].open(hello.socket)
         if known is None:
             return made
         spare, kept = (made, known) if again else (known, made)
@@ -251,25 +252,17 @@ class Session:
         """Drop the connection to a shard that did not answer; the next use makes a new one."""
         with self._lock:
             gone = self._connections.pop(shard, None)
+            self._channels[shard].open(None)
         if gone is not None:
             gone.close()
 
-    def call(
-        self,
-        shard: int,
-        method: str,
-        *arguments: Any,
-        timeout: float = CONTROL_TIMEOUT_S,
-        again: bool = False,
-    ) -> Any:
-        """Call a shard and wait.
+    def call(self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
+        """Call a shard and wait; a request that may be repeated is, while the shard is restarting.
 
         Args:
             shard: its index.
-            method: a method of `shard.Shard`.
-            arguments: for the method.
+            request: one of `ShardCalls`.
             timeout: seconds to wait in all.
-            again: the call may be repeated while the shard is restarting: it changes nothing, or not twice.
 
         Raises:
             EngineStoppedError: the engine was shut down in this process.
@@ -280,7 +273,7 @@ class Session:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                return self.result(self.send(shard, method, *arguments), shard, deadline - time.monotonic())
+                return self.send(shard, request).result(deadline - time.monotonic())
             except EngineStoppedError:
                 raise
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
@@ -288,22 +281,21 @@ class Session:
                 self._check_left(shard, exc)
                 if isinstance(exc, RepositoryNotFoundError):
                     raise
-                if not again or time.monotonic() + RETRY_S > deadline or self._closing.wait(RETRY_S):
+                repeatable = request.remote.repeatable and time.monotonic() + RETRY_S <= deadline
+                if not repeatable or self._closing.wait(RETRY_S):
                     raise
 
     def broadcast(
         self,
-        method: str,
-        *arguments: Any,
+        request: Request[_R],
         timeout: float = CONTROL_TIMEOUT_S,
-        spoiled: Callable[[list[Any]], None] | None = None,
+        spoiled: Callable[[list[_R]], None] | None = None,
         heard: Callable[[Sequence[Tag]], None] | None = None,
-    ) -> list[Any]:
-        """Ask all shards the same at one time, and wait for all answers; repeated as in `call` with `again`.
+    ) -> list[_R]:
+        """Ask all shards the same at one time, and wait for all answers; repeated as in `call`.
 
         Args:
-            method: a method of `shard.Shard`.
-            arguments: for the method.
+            request: one of `ShardCalls` that may be repeated.
             timeout: seconds to wait in all.
             spoiled: told answers that do not count, for names were on their way.
             heard: told how things stood whenever all have answered.
@@ -312,8 +304,8 @@ class Session:
         while True:
             topology = self.topology
             try:
-                questions = dict.fromkeys(topology.alive, ("gathered", method, arguments))
-                told: list[tuple[Tag, Any]] = self.ask(questions, deadline - time.monotonic())
+                question = ShardCalls.gathered(request.remote.name, request.arguments)
+                told = self.call_each(dict.fromkeys(topology.alive, question), deadline - time.monotonic())
                 tags = [tag for tag, _ in told]
                 if heard is not None:
                     heard(tags)
@@ -327,7 +319,7 @@ class Session:
             self.refresh(newest)
             if time.monotonic() + MOVE_S > deadline or self._closing.wait(MOVE_S):
                 raise OperationTimeoutError(
-                    f"{method}: expected all shards to answer while names move; none did so yet"
+                    f"{request.remote.name}: expected all shards to answer while names move; none did so yet"
                 )
 
     def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:
@@ -336,39 +328,27 @@ class Session:
             return False
         if not topology.former:
             return True
-        return self.ask(dict.fromkeys(topology.alive, ("tag",)), deadline - time.monotonic()) == tags
+        return self.call_each(dict.fromkeys(topology.alive, ShardCalls.tag()), deadline - time.monotonic()) == tags
 
-    def ask(self, questions: Mapping[int, tuple[Any, ...]], timeout: float) -> list[Any]:
-        """Ask several shards at once: shard -> (method, arguments). Repeated as in `call` with `again`."""
+    def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]:
+        """Call several shards at once, each as `call` does, and wait for all answers."""
         deadline = time.monotonic() + timeout
-        futures = {shard: self.send(shard, *question) for shard, question in questions.items()}
-        answers: list[Any] = []
-        for shard, future in futures.items():
+        sent = {shard: self.send(shard, request) for shard, request in requests.items()}
+        answers: list[_R] = []
+        for shard, answer in sent.items():
             try:
-                answers.append(self.result(future, shard, deadline - time.monotonic()))
+                answers.append(answer.result(deadline - time.monotonic()))
             except EngineStoppedError:
                 raise
             except ShardUnavailableError as exc:
                 self.forget(shard)
                 self._check_left(shard, exc)
-                left = deadline - time.monotonic()
-                answers.append(self.call(shard, *questions[shard], timeout=left, again=True))
+                answers.append(self.call(shard, requests[shard], deadline - time.monotonic()))
         return answers
 
-    def send(self, shard: int, method: str, *arguments: Any) -> Future:
-        """Call a shard without waiting: by its line, if there is one that takes the call, else by the engine."""
-        known = self._connections.get(shard)
-        if known is not None and known.line is not None and known.line.carries(method):
-            answer = known.line.send(method, arguments)
-            if answer is not None:
-                return answer
-        return self.engine.call(self._actor(shard), method, *arguments)
-
-    def result(self, future: Future, shard: int, timeout: float) -> Any:
-        """Wait for an answer of `shard`."""
-        if isinstance(future, LineAnswer):
-            return future.result(timeout, actor_name(self.repository, shard))
-        return self.engine.result(future, timeout, f"{actor_name(self.repository, shard)}")
+    def send(self, shard: int, request: Request[_R]) -> Answer[_R]:
+        """Call a shard, and do not wait."""
+        return self._channels[shard].send(request)
 
     # ---- leases -----------------------------------------------------------------------------------------
 
@@ -378,11 +358,11 @@ class Session:
             given = _by_shard(leases)
             alive = self.topology.alive
             orphaned = [lease for shard, part in given.items() if shard not in alive for lease in part]
-            questions = {shard: ("unpin", given.get(shard, []) + orphaned) for shard in alive}
+            leases_at = {shard: given.get(shard, []) + orphaned for shard in alive}
             try:
-                self.ask({shard: question for shard, question in questions.items() if question[1]}, CONTROL_TIMEOUT_S)
+                self.call_each({s: ShardCalls.unpin(some) for s, some in leases_at.items() if some}, CONTROL_TIMEOUT_S)
             except MovedError:  # one that gave some has drained just now
-                self.broadcast("unpin", list(leases))
+                self.broadcast(ShardCalls.unpin(list(leases)))
 
     def unpin_behind(self, leases: Sequence[str]) -> None:
         """Let pins go and do not wait; while shards change, when the housekeeping comes to it."""
@@ -392,7 +372,7 @@ class Session:
                 self._dropped.extend(part)
                 continue
             try:
-                self.send(shard, "unpin", part)
+                self.send(shard, ShardCalls.unpin(part))
             except TensorVineError as exc:  # it has gone, and the newest topology is not known here
                 log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
                 self._dropped.extend(part)
@@ -415,14 +395,14 @@ class Session:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        farewells: list[tuple[int, Future]] = []
+        farewells: list[tuple[int, Answer[None]]] = []
         alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
         for shard in alive if self.topology.version else alive & self._greeted:
             with contextlib.suppress(TensorVineError):
-                farewells.append((shard, self.send(shard, "goodbye", self.client)))
+                farewells.append((shard, self.send(shard, ShardCalls.goodbye(self.client))))
         for shard, farewell in farewells:
             try:
-                self.result(farewell, shard, 2.0)
+                farewell.result(2.0)
             except TensorVineError as exc:
                 log.debug("shard %d did not hear goodbye: %s", shard, exc)
         closes = [partial(self.forget, shard) for shard in list(self._connections)]
@@ -436,7 +416,7 @@ class Session:
                 self.unpin(dropped)
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
-                    self.broadcast("renew", self.client, timeout=RENEW_S)
+                    self.broadcast(ShardCalls.renew(self.client), RENEW_S)
                     self.at_renewal()
                     quiet = False
             except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed
@@ -457,17 +437,6 @@ class Session:
         self.refresh()
         if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
-
-    def _actor(self, shard: int) -> Actor:
-        actor = self._actors.get(shard)
-        if actor is None:
-            try:
-                actor = self._actors[shard] = self.engine.find(actor_name(self.repository, shard))
-            except LookupError as exc:
-                raise RepositoryNotFoundError(
-                    f"repository {self.repository!r}: expected shard {shard}; it was stopped"
-                ) from exc
-        return actor
 
     def _view(self, hello: Hello) -> MemoryView | None:
         if hello.node != self.node:

@@ -14,6 +14,7 @@ from ...store.errors import ModelNotFoundError, MovedError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import TensorEntry, decode_body
+from ..shard.calls import ShardCalls
 from .session import Session
 
 
@@ -44,11 +45,10 @@ class Verifier:
         """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
         session = self._session
         try:
-            table = decode_body(session.at_home(ref.name, "body", session.client, ref, again=True), ref)
+            table = decode_body(session.at_home(ref.name, ShardCalls.body(session.client, ref)), ref)
             texts = self._owners(ref, table)
             if session.path is not None:
-                arguments = (session.client, ref)
-                texts += session.at_home(ref.name, "check_manifest", *arguments, timeout=timeout, again=True)
+                texts += session.at_home(ref.name, ShardCalls.check_manifest(session.client, ref), timeout)
             texts += self._tensors(table, timeout)
         except ModelNotFoundError:
             return []
@@ -61,7 +61,7 @@ class Verifier:
         line = {ref}
         last = ref
         while True:
-            chain: list[ModelRef] = self._session.at_home(last.name, "chain", last, again=True)
+            chain = self._session.at_home(last.name, ShardCalls.chain(last))
             if len(chain) <= 1:
                 break
             line.update(chain)
@@ -78,9 +78,9 @@ class Verifier:
             names.setdefault(self._session.topology.where(entry.segment), {}).setdefault(entry.segment, {})[
                 entry.slot
             ] = name
-        questions = {shard: ("check_tensors", part) for shard, part in names.items()}
+        requests = {shard: ShardCalls.check_tensors(part) for shard, part in names.items()}
         try:
-            found: list[list[str]] = self._session.ask(questions, timeout) if questions else []
+            found = self._session.call_each(requests, timeout)
         except MovedError as exc:  # a shard has drained just now
             self._session.refresh(exc.version)
             return self._tensors(table, timeout)

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...store.errors import OperationTimeoutError
-from ..engine.engine import Engine, group
+from ..engine.engine import Engine
+from ..rpc.calls import answers, remote
+from ..rpc.channel import Channel
 
 ACTOR = "rendezvous"
 ANSWER_S = 10.0
@@ -130,15 +132,23 @@ class LocalRendezvous:
             raise error
 
 
+class RendezvousCalls:
+    """Calls of the cluster's rendezvous."""
+
+    @remote("watch")
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+        """Meet; see `Rendezvous.exchange`."""
+        ...
+
+
 class RendezvousActor:
     """Where the processes of a cluster meet: a service."""
 
     def __init__(self) -> None:
         self._meetings: dict[str, tuple[Meeting, asyncio.Event]] = {}
 
-    @group("watch")
+    @answers(RendezvousCalls.exchange)
     async def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
-        """Meet; see `Rendezvous.exchange`."""
         meeting, complete = self._meetings.get(key) or (Meeting(key, size), asyncio.Event())
         if meeting.come(rank, size, card):
             self._meetings.pop(key, None)
@@ -176,8 +186,8 @@ class ActorRendezvous:
             actor = self._engine.find(ACTOR)
         except LookupError:
             actor = self._engine.spawn(RendezvousActor, ACTOR, {})
-        future = self._engine.call(actor, "exchange", key, rank, size, dict(card), timeout)
+        request = RendezvousCalls.exchange(key, rank, size, dict(card), timeout)
         try:
-            return self._engine.result(future, timeout + ANSWER_S, f"{key}: rendezvous")
+            return Channel(self._engine, f"{key}: rendezvous", actor=actor).call(request, timeout + ANSWER_S)
         except ValueError as exc:  # the engine's tells how it came here, too
             raise ValueError(str(getattr(exc, "cause", exc))) from None

@@ -25,26 +25,14 @@ GROUPS = {"ctl": 512, "data": 64, "watch": 16384}
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def group(name: str, *, line: bool | None = None) -> Callable[[_Method], _Method]:
-    """Mark an actor's method as one of the concurrency group `name`, so that a slow group cannot block it.
-
-    Args:
-        name: one of `GROUPS`.
-        line: it can be called by a `line`, too, and is then carried out in the loop of `ctl`. None: the group `ctl`
-            can. What needs the engine to travel, such as handles of blocks, cannot.
-    """
+def group(name: str) -> Callable[[_Method], _Method]:
+    """Mark an actor's method as one of the concurrency group `name` of `GROUPS`, so that a slow one cannot block it."""
 
     def mark(method: _Method) -> _Method:
         method.concurrency_group = name  # pyright: ignore[reportFunctionMemberAccess]
-        method.by_line = name == "ctl" if line is None else line  # pyright: ignore[reportFunctionMemberAccess]
         return method
 
     return mark
-
-
-def methods_by_line(cls: type) -> frozenset[str]:
-    """Name the methods of an actor's class that can be called by a `line`."""
-    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name), "by_line", False))
 
 
 @dataclass(frozen=True, slots=True)

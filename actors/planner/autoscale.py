@@ -15,9 +15,10 @@ from collections.abc import Callable
 from ...planner.scaling import ScalePolicy, Scaler, ShardLoad
 from ...planner.topology import Topology
 from ...store.errors import TensorVineError
-from ...store.shard import ShardStats
 from ..engine.engine import Engine
-from ..rpc.messages import PEER_TIMEOUT_S, actor_name
+from ..rpc.messages import PEER_TIMEOUT_S
+from ..rpc.shard_channels import ShardChannels
+from ..shard.calls import ShardCalls
 from .resizing import ScaleReport
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class AutoScale:
 
     Args:
         engine: runs the shards.
+        shards: channels to them.
         policy: when shards join and drain.
         topology: gives the present one.
         scale: changes the number of shards: (how many, seconds it may take).
@@ -40,11 +42,13 @@ class AutoScale:
     def __init__(
         self,
         engine: Engine,
+        shards: ShardChannels,
         policy: ScalePolicy,
         topology: Callable[[], Topology],
         scale: Callable[[int, float], ScaleReport],
     ) -> None:
         self._engine = engine
+        self._shards = shards
         self._scaler = Scaler(policy)
         self._topology = topology
         self._scale = scale
@@ -57,7 +61,7 @@ class AutoScale:
             try:
                 self._once()
                 self._trouble = ""
-            except (LookupError, TensorVineError) as exc:  # a shard is not there yet, or not any more
+            except TensorVineError as exc:  # a shard is not there yet, or not any more
                 if type(exc).__name__ != self._trouble:
                     log.warning("the number of shards stays as it is for now: %s", exc)
                 self._trouble = type(exc).__name__
@@ -83,13 +87,10 @@ class AutoScale:
             )
 
     def _loads(self, topology: Topology) -> dict[int, ShardLoad]:
-        asked = {
-            shard: self._engine.call(self._engine.find(actor_name(topology.repository, shard)), "stats")
-            for shard in topology.shards
-        }
+        asked = {shard: self._shards[shard].send(ShardCalls.stats()) for shard in topology.shards}
         loads: dict[int, ShardLoad] = {}
-        for shard, future in asked.items():
-            stats: ShardStats = self._engine.result(future, PEER_TIMEOUT_S, actor_name(topology.repository, shard))
+        for shard, answer in asked.items():
+            stats = answer.result(PEER_TIMEOUT_S)
             held = stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored
             loads[shard] = ShardLoad(held, stats.capacity, stats.requests)
         return loads

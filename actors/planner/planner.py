@@ -27,12 +27,17 @@ from ...store.archive.archive import LOCK_NAME, Archive
 from ...store.errors import MovedError, RepositoryNotFoundError, StorageError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
-from ..engine.engine import Engine, group
-from ..rpc.line import LineAddress
-from ..rpc.line_server import LineDoor
-from ..rpc.messages import Account, ShardPlan, Standing, actor_name
+from ..engine.engine import Engine
+from ..rpc.calls import answers
+from ..rpc.channel import Answer
+from ..rpc.messages import Account, ShardPlan, Standing
 from ..rpc.registry import Registry
+from ..rpc.shard_channels import ShardChannels
+from ..rpc.sockets.framing import SocketAddress
+from ..rpc.sockets.server import LazyServer
+from ..shard.calls import ShardCalls
 from .autoscale import AutoScale
+from .calls import PlannerCalls
 from .resizing import Resizing, ScaleReport
 from .streams import Advice, Delivered, Observed, Streams
 
@@ -57,7 +62,7 @@ class Planner:
         self._engine = engine
         self._topology = topology
         self._lock = threading.Lock()
-        self._door = LineDoor(self, "planner")
+        self._server = LazyServer(self, "planner")
         self._ledger = Ledger()
         self._streams = Streams()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
@@ -68,8 +73,16 @@ class Planner:
         self._arrived: dict[str, int] = {}
         """Names that are at their new home in it."""
         self._registry = Registry(engine, topology.repository, topology.started_by)
+        self._shards = ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError)
         self._resizing = Resizing(
-            engine, plan, lambda: self._topology, self._registry.decide, self._decide, self._note_finished, self._told
+            engine,
+            self._shards,
+            plan,
+            lambda: self._topology,
+            self._registry.decide,
+            self._decide,
+            self._note_finished,
+            self._told,
         )
         self._scaling = scaling
         self._claim: int | None = None
@@ -86,24 +99,17 @@ class Planner:
             self._registry.decide(topology)
             self._begin()
 
-    @group("ctl", line=False)
-    async def line(self, node: str) -> LineAddress | None:
-        """Return where shards of this machine may call by line."""
-        return self._door.address() if node == self._engine.this_node() else None
+    @answers(PlannerCalls.socket_address)
+    async def socket_address(self, node: str) -> SocketAddress | None:
+        return self._server.address() if node == self._engine.this_node() else None
 
-    @group("ctl")
+    @answers(PlannerCalls.topology)
     async def topology(self) -> Topology:
-        """Return the shape of the repository."""
         await asyncio.wrap_future(self._ready)
         return self._topology
 
-    @group("ctl")
+    @answers(PlannerCalls.claim)
     async def claim(self) -> None:
-        """Take the path for this repository, and sweep what a crash left half-written there.
-
-        Raises:
-            StorageError: another repository runs on it.
-        """
         deadline = time.monotonic() + CLAIM_S
         while True:
             try:
@@ -113,31 +119,18 @@ class Planner:
                     raise
             await asyncio.sleep(0.1)  # the one that was stopped just now may not have ended yet
 
-    @group("ctl")
+    @answers(PlannerCalls.note)
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
-        """Take what a shard committed or retired, also while it is not known yet how things stand."""
         with self._lock:
             self._ledger.note(news)
 
-    @group("ctl")
+    @answers(PlannerCalls.merge)
     async def merge(self, told: Told) -> None:
-        """Take what a shard found on its disk, or with its mirrors."""
         with self._lock:
             self._ledger.merge(told)
 
-    @group("ctl")
+    @answers(PlannerCalls.arrives)
     async def arrives(self, shard: int, names: Sequence[str], former: int, restarts: int) -> None:
-        """Learn that a shard is about to have names in the change that is under way.
-
-        Args:
-            shard: the one that takes them; it answers for them once it has heard that this was noted.
-            names: the names.
-            former: the shard that handed them over.
-            restarts: how often that had started again by then.
-
-        Raises:
-            MovedError: it has started again since, and may answer for them.
-        """
         await asyncio.to_thread(self._note_arrival, shard, names, former, restarts)
 
     def _note_arrival(self, shard: int, names: Sequence[str], former: int, restarts: int) -> None:
@@ -150,34 +143,29 @@ class Planner:
                 )
             self._arrived |= dict.fromkeys(names, shard)
 
-    @group("ctl")
+    @answers(PlannerCalls.standing)
     async def standing(self, shard: int) -> Standing:
-        """Tell a shard that starts again how things stand; what lived there counts as lost from now on."""
         with self._lock:
             self._again.add(shard)
         await asyncio.wrap_future(self._ready)
         with self._lock:
             return Standing(self._topology, tuple(self._finished), self._ledger.told(), dict(self._arrived))
 
-    @group("watch")
+    @answers(PlannerCalls.scale)
     async def scale(self, shards: int, timeout: float) -> ScaleReport:
-        """Change the number of shards; see `resizing`."""
         await asyncio.wrap_future(self._ready)
         return await asyncio.get_running_loop().run_in_executor(self._changing, self._resizing.scale, shards, timeout)
 
-    @group("ctl")
+    @answers(PlannerCalls.observed)
     async def observed(self, name: str, told: Observed) -> Advice:
-        """Take what a training observed; give the newest plan for it."""
         return await self._aside(self._streams.observed, name, told)
 
-    @group("ctl")
+    @answers(PlannerCalls.delivered)
     async def delivered(self, name: str, told: Delivered) -> str:
-        """Take what a consumer measured; give the way that its node should use next."""
         return await self._aside(self._streams.delivered, name, told)
 
-    @group("ctl")
+    @answers(PlannerCalls.streams)
     async def streams(self) -> dict[str, Advice]:
-        """Return what is known of each model that is published: its curve, costs and schedule."""
         return await self._aside(self._streams.advice)
 
     async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -213,7 +201,7 @@ class Planner:
         """Answer all, now that it is known how things stand."""
         self._ready.set_result(None)
         if self._scaling is not None:
-            AutoScale(self._engine, self._scaling, lambda: self._topology, self._resizing.scale)
+            AutoScale(self._engine, self._shards, self._scaling, lambda: self._topology, self._resizing.scale)
 
     # ---- an earlier life --------------------------------------------------------------------------------
 
@@ -260,26 +248,24 @@ class Planner:
                 self._arrived |= dict.fromkeys(account.arrived, shard)
             told = self._ledger.told()
         for shard in accounts:
-            self._engine.call(self._engine.find(actor_name(self._topology.repository, shard)), "merge", told)
+            self._shards[shard].post(ShardCalls.merge(told))
         if floor:
             log.error("planner started again, and what shards %s held is not known: versions begin anew", sorted(lost))
 
     def _hear(self, shards: Sequence[int]) -> dict[int, Account | None]:
         """Ask shards; None for those that started again as well, or were ended."""
         heard: dict[int, Account | None] = {}
-        asked: dict[int, Any] = {}
+        asked: dict[int, Answer[Account]] = {}
         for shard in shards:
             try:
-                asked[shard] = self._engine.call(
-                    self._engine.find(actor_name(self._topology.repository, shard)), "account"
-                )
-            except LookupError as exc:
+                asked[shard] = self._shards[shard].send(ShardCalls.account())
+            except RepositoryNotFoundError as exc:
                 log.error("planner started again: shard %d does not come any more: %s", shard, exc)
                 heard[shard] = None
         deadline = time.monotonic() + HEAR_S
-        for shard, future in asked.items():
+        for shard, answer in asked.items():
             try:
-                heard[shard] = self._engine.result(future, deadline - time.monotonic(), f"shard {shard}")
+                heard[shard] = answer.result(deadline - time.monotonic())
             except TensorVineError as exc:
                 log.info("planner started again: shard %d does not answer yet: %s", shard, exc)
                 with self._lock:

@@ -19,14 +19,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
 from ...store.shard import ShardStats
 from ...store.versions.ledger import Told
 from ..engine.engine import Engine
+from ..rpc.calls import Request
 from ..rpc.messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
+from ..rpc.shard_channels import ShardChannels
+from ..shard.calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,9 @@ STRAYS = 16
 """Shards of a change that was never decided on are looked for among so many numbers."""
 LINGER_S = 30.0
 """How long a drained shard stays for saves that began there."""
+
+
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class Resizing:
 
     Args:
         engine: runs the shards.
+        shards: channels to them; a missing one is a `RepositoryNotFoundError`.
         plan: how a shard is started; None: this repository cannot start any.
         topology: gives the present one.
         record: has a topology outlive all actors.
@@ -74,6 +81,7 @@ class Resizing:
     def __init__(
         self,
         engine: Engine,
+        shards: ShardChannels,
         plan: ShardPlan | None,
         topology: Callable[[], Topology],
         record: Callable[[Topology], None],
@@ -82,6 +90,7 @@ class Resizing:
         ledger: Callable[[], Told],
     ) -> None:
         self._engine = engine
+        self._shards = shards
         self._plan = plan
         self._topology = topology
         self._record = record
@@ -126,10 +135,10 @@ class Resizing:
         try:
             with self._turn:
                 topology = self._topology()
-                self._tell(topology.alive, "learn", topology)  # it was recorded, and perhaps not told to all
+                self._tell(topology.alive, ShardCalls.learn(topology))  # it was recorded, and perhaps not told to all
                 self._finish()
                 for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
-                    self._engine.kill(actor_name(topology.repository, shard))  # it had drained, or was about to join
+                    self._end(shard)  # it had drained, or was about to join
         finally:
             self._resumed.set()
 
@@ -172,7 +181,7 @@ class Resizing:
             self._spawn(self._plan, after, fresh, deadline)
         except BaseException:
             for shard in fresh:
-                self._engine.kill(actor_name(before.repository, shard))
+                self._end(shard)
             raise
         self._announce(after)
 
@@ -180,7 +189,7 @@ class Resizing:
         """Decide: from now on, there is no way back."""
         self._finished(None)
         self._recorded(topology)
-        self._tell(topology.former, "learn", topology)
+        self._tell(topology.former, ShardCalls.learn(topology))
         self._decide(topology)
 
     def _spawn(self, plan: ShardPlan, topology: Topology, fresh: Sequence[int], deadline: float) -> None:
@@ -197,10 +206,10 @@ class Resizing:
             name = actor_name(topology.repository, shard)
             self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
         for shard in fresh:
-            self._ask(shard, "stats", (), deadline - time.monotonic())
+            self._shards[shard].call(ShardCalls.stats(), deadline - time.monotonic())
 
     def _node_of(self, shard: int, deadline: float) -> str:
-        return self._ask(shard, "node", (), deadline - time.monotonic())
+        return self._shards[shard].call(ShardCalls.node(), deadline - time.monotonic())
 
     # ---- draining ---------------------------------------------------------------------------------------
 
@@ -216,13 +225,14 @@ class Resizing:
         self._recorded(warned)
         self._decide(warned)
         try:
-            self._tell(warned.alive, "learn", warned, deadline=deadline)
-            self._ask(shard, "copy_out", (after,), deadline - time.monotonic())
+            self._tell(warned.alive, ShardCalls.learn(warned), deadline)
+            self._shards[shard].call(ShardCalls.copy_out(after), deadline - time.monotonic())
         except BaseException:
-            if not self._until_done(shard, "has_moved", ()):  # as an earlier life of the planner may have had it do
+            # it has, where an earlier life of the planner had it do so
+            if not self._until_done(shard, ShardCalls.has_moved()):
                 self._stay()
                 raise
-        nbytes: int = self._until_done(shard, "move_segments", (after,))
+        nbytes = self._until_done(shard, ShardCalls.move_segments(after), longest=LONG_S)
         self._announce(after)
         return nbytes
 
@@ -231,60 +241,62 @@ class Resizing:
         calm = self._topology().warned(())
         self._recorded(calm)
         self._decide(calm)
-        self._tell(calm.alive, "learn", calm)
+        self._tell(calm.alive, ShardCalls.learn(calm))
 
     def _dismiss(self, shard: int) -> None:
         """End a shard that has drained, when the saves that began there are done."""
         deadline = time.monotonic() + LINGER_S
         try:
-            while self._ask(shard, "is_needed", (), PEER_TIMEOUT_S) and time.monotonic() < deadline:
+            while self._shards[shard].call(ShardCalls.is_needed(), PEER_TIMEOUT_S) and time.monotonic() < deadline:
                 self._pause.wait(RETRY_S)
         except TensorVineError as exc:
             log.warning("drained shard %d does not answer: %s", shard, exc)
-        self._engine.kill(actor_name(self._topology().repository, shard))
+        self._end(shard)
 
     # ---- after the decision -----------------------------------------------------------------------------
 
     def _complete(self) -> Moved:
         """Have all shards go by the topology that was decided on, have names move, and say that all have arrived."""
         topology = self._topology()
-        self._tell(topology.alive, "learn", topology)
+        self._tell(topology.alive, ShardCalls.learn(topology))
         for shard in set(topology.shards) - set(topology.former):
-            self._until_done(shard, "catch_up", (self._ledger(),))
+            self._until_done(shard, ShardCalls.catch_up(self._ledger()))
         names = nbytes = 0
         for shard in topology.former:
-            moved: Moved = self._until_done(shard, "hand_over", ())
+            moved = self._until_done(shard, ShardCalls.hand_over(), longest=LONG_S)
             names, nbytes = names + moved.names, nbytes + moved.metadata_bytes
             self._finished(shard)
         settled = topology.settled()
         self._recorded(settled)
         self._decide(settled)
-        self._tell(settled.alive, "learn", settled)
+        self._tell(settled.alive, ShardCalls.learn(settled))
         for shard in set(topology.former) - set(topology.shards):
             self._dismiss(shard)
         return Moved(names, nbytes)
 
-    def _tell(self, shards: Sequence[int], method: str, *arguments: Any, deadline: float = math.inf) -> None:
+    def _tell(self, shards: Sequence[int], request: Request[None], deadline: float = math.inf) -> None:
         for shard in shards:
-            self._until_done(shard, method, arguments, deadline)
+            self._until_done(shard, request, deadline)
 
-    def _until_done(self, shard: int, method: str, arguments: tuple[Any, ...], deadline: float = math.inf) -> Any:
-        """Call a shard until it has answered; without a `deadline` there is no way back.
+    def _until_done(
+        self, shard: int, request: Request[_R], deadline: float = math.inf, longest: float = PEER_TIMEOUT_S
+    ) -> _R:
+        """Call a shard until it has answered, `longest` seconds each time; without a `deadline` there is no way back.
 
         Raises:
             OperationTimeoutError: it did not by then.
         """
-        longest = LONG_S if method in ("hand_over", "move_segments") else PEER_TIMEOUT_S
+        what = request.remote.name
         while True:
             timeout = min(longest, deadline - time.monotonic())
             if timeout <= 0:
-                raise OperationTimeoutError(f"change of the shards: expected shard {shard} to hear {method} in time")
+                raise OperationTimeoutError(f"change of the shards: expected shard {shard} to answer {what} in time")
             try:
-                return self._ask(shard, method, arguments, timeout)
+                return self._shards[shard].call(request, timeout)
             except RepositoryNotFoundError:
                 raise  # the repository was closed meanwhile
             except TensorVineError as exc:
-                log.warning("change of the shards: shard %d: %s is repeated: %s", shard, method, exc)
+                log.warning("change of the shards: shard %d: %s is repeated: %s", shard, what, exc)
             self._pause.wait(RETRY_S)
 
     def _recorded(self, topology: Topology) -> None:
@@ -298,13 +310,10 @@ class Resizing:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _stats(self, topology: Topology, deadline: float) -> list[ShardStats]:
-        return [self._ask(shard, "stats", (), deadline - time.monotonic()) for shard in topology.shards]
+    def _end(self, shard: int) -> None:
+        """End a shard for good. One that was never decided on leaves its number to another."""
+        self._engine.kill(actor_name(self._topology().repository, shard))
+        self._shards.forget(shard)
 
-    def _ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
-        name = actor_name(self._topology().repository, shard)
-        try:
-            actor = self._engine.find(name)
-        except LookupError as exc:
-            raise RepositoryNotFoundError(f"{name}: expected it to run; it was stopped") from exc
-        return self._engine.result(self._engine.call(actor, method, *arguments), timeout, name)
+    def _stats(self, topology: Topology, deadline: float) -> list[ShardStats]:
+        return [self._shards[shard].call(ShardCalls.stats(), deadline - time.monotonic()) for shard in topology.shards]

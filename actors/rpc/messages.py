@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from ...planner.topology import Topology
 from ...store.archive.segmentfile import Slot
 from ...store.refs import ModelRef
+from ...store.segments.arena import Part
 from ...store.segments.segment import Block, SegmentId
 from ...store.versions.ledger import Told
 from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
 from ..engine.engine import Node
-from .line import LineAddress
+from .sockets.framing import SocketAddress
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
 """Ways by which a version's bytes may be asked to come (see `ways`)."""
@@ -168,6 +169,12 @@ ToStore = Mapping[SegmentId, Sequence[Wanted]]
 """What must be on disk, by segment."""
 Chains = dict[Slot, tuple[Slot, ...]]
 """Tensors that are encoded against others -> these, the nearest first, up to one that stands alone."""
+Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
+"""A segment to be, where its bytes are, and its tensors' sizes."""
+Unwritten = tuple[Header, bytes]
+"""A version that is not on disk yet: header and table."""
+Sender = tuple[int, int]
+"""A shard that hands names over: its number, and how often it has started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +189,32 @@ class Hello:
     """Bytes of memory for segments."""
     wire: tuple[str, int, str] | None = None
     """(host, port, token) of its end of the wire; None: it has none."""
-    line: LineAddress | None = None
+    socket: SocketAddress | None = None
     """For short calls; None: it has none, or the client is on another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is asked with `begin`."""
+
+    client: str
+    name: str
+    """Of the parent."""
+    version: int | None
+    """The parent's; None: the latest."""
+    optional: bool
+    """There need not be a parent."""
+    known: ModelRef | None
+    """The version whose table the client has."""
+    inherits: bool
+    """It learns what is unchanged from the parent's content hashes, or compares with the parent's bytes."""
+    compares: bool
+    """It can compare with bytes that are in memory here."""
+    save_id: str
+    sizes: Sequence[int]
+    """Of blocks that it would fill."""
+    timeout: float
+    """Seconds."""
 
 
 @dataclass(frozen=True, slots=True)

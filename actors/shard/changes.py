@@ -21,8 +21,9 @@ from ...store.errors import ShardUnavailableError, StorageError
 from ...store.segments.arena import Part
 from ...store.segments.segment import SegmentId
 from ...store.versions.handover import Bundle, MovedSegment
-from ..engine.engine import group
+from ..rpc.calls import answers
 from ..rpc.messages import PEER_TIMEOUT_S, Moved, Tag
+from .calls.changes import ChangeCalls
 from .handoff.elastic import Unwritten
 from .handoff.estate import MOVING, needed
 from .parts import ShardParts
@@ -39,13 +40,8 @@ class ShardChanges(ShardParts):
 
     # ---- topology ---------------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(ChangeCalls.learn)
     async def learn(self, topology: Topology) -> None:
-        """Go by a new topology.
-
-        Raises:
-            StorageError: what a shard that drained handed to an earlier life of this one cannot be read just now.
-        """
         with self._lock:
             missed = self._estate.missed(topology)
         if missed and self._history is not None and self._claims is not None:
@@ -60,44 +56,32 @@ class ShardChanges(ShardParts):
         if self._mirrors is not None and topology.leaving:
             await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
 
-    @group("ctl")
+    @answers(ChangeCalls.topology)
     async def topology(self) -> Topology:
-        """Tell the planner, which lost it, by what topology this shard goes."""
         return self._peers.topology
 
-    @group("ctl")
+    @answers(ChangeCalls.node)
     async def node(self) -> str:
-        """Tell on which node this shard is."""
         return self._engine.this_node()
 
-    @group("ctl")
+    @answers(ChangeCalls.tag)
     async def tag(self) -> Tag:
-        """Tell how things stand."""
         return self._elastic.tag()
 
-    @group("ctl")
+    @answers(ChangeCalls.gathered)
     async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
-        """Answer what all shards are asked, and tell how things stood: where they changed meanwhile, as if sending."""
         before = self._elastic.tag()
         answer = await getattr(self, method)(*arguments)
         return (before if self._elastic.tag() == before else replace(before, sending=True)), answer
 
     # ---- names ------------------------------------------------------------------------------------------
 
-    @group("watch")
+    @answers(ChangeCalls.hand_over)
     async def hand_over(self) -> Moved:
-        """Hand all names over that are at home elsewhere now."""
         return await self._elastic.hand_over()
 
-    @group("ctl")
+    @answers(ChangeCalls.take)
     async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten], sender: Sender) -> int:
-        """Become home to names; gives the bytes by which the metadata here grew.
-
-        The mirrors have them first; then the planner hears of it; then they are here.
-
-        Raises:
-            MovedError: who sent them has started again since, and is home to them.
-        """
         if self._mirrors is None:
             await self._elastic.announce(list(bundle.names), sender)
             return self._elastic.take(bundle, unwritten)
@@ -113,35 +97,26 @@ class ShardChanges(ShardParts):
             with self._lock:
                 self._state.arriving -= records.keys()
 
-    @group("ctl")
+    @answers(ChangeCalls.arrived)
     async def arrived(self, former: int, version: int) -> None:
-        """Learn that a shard has handed over all that it had to."""
         self._elastic.arrived(former, version)
 
     # ---- segments ---------------------------------------------------------------------------------------
 
-    @group("watch")
+    @answers(ChangeCalls.copy_out)
     async def copy_out(self, after: Topology) -> int:
-        """Copy all segments to the shards that will have them; gives the bytes.
-
-        Raises:
-            StorageError: which segments are needed is not known, for a manifest cannot be read.
-            ShardUnavailableError: the same, for another shard does not say what it holds here.
-        """
         for ref, why in list(self._state.unread.items()):
             raise StorageError(f"shard {self._config.index}: expected to read {ref} before it drains; {why}")
         await self._claimed()
         return await self._estate.copy(after)
 
-    @group("ctl")
+    @answers(ChangeCalls.has_moved)
     async def has_moved(self) -> bool:
-        """Tell whether other shards hold the segments: then this one cannot stay any more."""
         with self._lock:
             return self._estate.moved
 
-    @group("watch")
+    @answers(ChangeCalls.move_segments)
     async def move_segments(self, after: Topology) -> int:
-        """Have other shards hold the segments from now on; gives the bytes that were copied in all."""
         await self._claimed()
         nbytes = await self._estate.hand_over(after)
         await self._settle()
@@ -157,9 +132,8 @@ class ShardChanges(ShardParts):
                 )
             await asyncio.sleep(CLAIM_PAUSE_S)
 
-    @group("data")
+    @answers(ChangeCalls.receive)
     async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
-        """Take a copy of a segment of a shard that drains."""
         length = needed(block)
         part = Part((await self._room.granted(MOVING, [length]))[0], length) if length else None
         try:
@@ -170,18 +144,16 @@ class ShardChanges(ShardParts):
                     self._holdings.give_back(part, MOVING)
             raise
 
-    @group("ctl")
+    @answers(ChangeCalls.inherit)
     async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
-        """Hold segments for those who held them on the shard that drains; gives those that must come first."""
         lacking = self._estate.inherit(holder, segments)
         await self._settle()
         if self._mirrors is not None and not lacking:
             await self._mirrors.secure([moved.id for moved in segments], {}, time.monotonic() + PEER_TIMEOUT_S / 2)
         return lacking
 
-    @group("ctl")
+    @answers(ChangeCalls.is_needed)
     async def is_needed(self) -> bool:
-        """Tell whether a save that has begun fills memory here or is being committed, or others are being told."""
         with self._lock:
             telling = bool(self._state.outbox) or bool(self._settling)
             return self._holdings.serves_saves or bool(self._committing) or telling

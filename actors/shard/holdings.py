@@ -37,6 +37,7 @@ from ...store.versions.overtaken import Ended
 from ..engine.engine import Engine
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
 from ..memory.workers import Workers
+from ..rpc.messages import Filled
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,6 @@ EXPORT_IDLE_S = 30.0
 READ_ROUNDS = 32
 """How often a read may find that others pushed out again what it had brought into the memory."""
 _COMPACTION = "compaction"
-
-Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
-"""A segment to be, where its bytes are, and its tensors' sizes."""
 
 
 class Holdings:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence, Set
-from typing import Any
+from functools import partial
 
 from ...store.errors import StorageError
 from ...store.refs import ModelRef
@@ -23,9 +23,11 @@ from ...store.shard import ShardState
 from ...store.versions.ledger import Told
 from ...store.versions.overtaken import Overtaken
 from ..engine.engine import Engine
+from ..rpc.calls import Request
 from ..rpc.messages import Disk, ShardConfig, Standing
 from ..rpc.waiters import Busy, Waiters
 from ..transport.desk import Desk
+from .calls import ShardCalls
 from .disk.history import History
 from .disk.persister import Job
 from .handoff.claims import Claims
@@ -133,14 +135,14 @@ class ShardParts:
     def _settle_from_thread(self) -> None:
         """Do what `_settle` does, without waiting for other shards."""
         for shard, holder in self._settle_here():
-            self._peers.send(shard, "release", holder)
+            self._peers.post(shard, ShardCalls.release(holder))
 
-    async def _pass_on(self, method: str, *arguments: Any) -> None:
+    async def _pass_on(self, request: Request[None]) -> None:
         """Tell the shards that have this one's segments now, if it drains."""
         with self._lock:
             moved = self._estate.moved
         if moved:
-            await self._estate.pass_on(method, *arguments)
+            await self._estate.pass_on(request)
 
     def _names_moved(self, names: Iterable[str]) -> None:
         """Show it, and have those look again who wait for a version of these names."""
@@ -225,8 +227,8 @@ class ShardParts:
             self._peers.forget_earlier(kept)
         for shard in self._peers.others if gone else ():  # also where they go by another topology already
             if buried:
-                self._peers.send(shard, "note", dict.fromkeys(buried, (None, False)))
-            self._peers.send(shard, "release_all", gone)
+                self._peers.post(shard, ShardCalls.note(dict.fromkeys(buried, (None, False))))
+            self._peers.post(shard, ShardCalls.release_all(gone))
         self._peers.tell_planner(self._state.ledger.told())
         used = {ModelRef(name, self._state.ledger.highest(name)): (None, False) for name in names}
         self._peers.owe(used | self._state.census())
@@ -268,11 +270,14 @@ class ShardParts:
     def _open_outlet(self) -> Outlet | None:
         """Serve those who cannot map the memory; without it, the engine's object store does."""
 
-        def ask(method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
-            return self._peers.ask(self._config.index, method, arguments, timeout)
-
         try:
-            return Outlet(self._engine.address(), self._state, self._lock, self._holdings, ask)
+            return Outlet(
+                self._engine.address(),
+                self._state,
+                self._lock,
+                self._holdings,
+                partial(self._peers.call, self._config.index),
+            )
         except OSError as exc:
             log.warning("shard %d: no wire: %s", self._config.index, exc)
             return None

@@ -7,7 +7,7 @@ Rules
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
-- Coroutines are for the actor's own loops; `ask` and `send` are for its threads.
+- Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ...planner.topology import Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.segments.segment import Holds, SegmentId
 from ...store.versions.ledger import Fact, Told
-from ..engine.engine import Actor, Engine
-from ..rpc.link import Link
-from ..rpc.messages import PEER_TIMEOUT_S, ShardConfig, Standing, actor_name, planner_name
+from ..engine.engine import Engine
+from ..rpc.calls import Request
+from ..rpc.channel import Channel
+from ..rpc.ledger_calls import LedgerCalls
+from ..rpc.messages import PEER_TIMEOUT_S, Sender, ShardConfig, Standing, planner_name
 from ..rpc.registry import Registry
+from ..rpc.shard_channels import ShardChannels
+from .calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +39,10 @@ NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
 OWED_PAUSE_S = 0.2
 
-Sender = tuple[int, int]
-"""A shard that hands names over: its number, and how often it has started again."""
 LONG_TIMEOUT_S = 120.0
 """How long a shard may take for what has many bytes."""
+
+_R = TypeVar("_R")
 
 
 class Peers:
@@ -47,15 +51,10 @@ class Peers:
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         self._engine = engine
         self._config = config
-        try:
-            self._planner = engine.find(planner_name(config.repository))
-        except LookupError as exc:
-            raise RepositoryNotFoundError(
-                f"shard {config.index} of {config.repository!r}: expected its planner to run; it was stopped"
-            ) from exc
-        self._to_planner = Link(engine, self._planner, "planner")
-        self._shards: dict[int, Actor] = {}
-        self._links: dict[int, Link] = {}
+        name = planner_name(config.repository)
+        self._planner = Channel(engine, name, follows=True, missing=RepositoryNotFoundError)
+        self._planner.find()
+        self._shards = ShardChannels(engine, config.repository, follows=True)
         self._registry = Registry(engine, config.repository, config.start)
         self._owed: dict[int, dict[ModelRef, Fact]] = {}
         """Shard -> what it has not heard of."""
@@ -76,25 +75,27 @@ class Peers:
         """The other shards."""
         return [shard for shard in self.topology.alive if shard != self._config.index]
 
-    async def tell(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a shard and wait for its answer."""
-        return await self.tell_within(PEER_TIMEOUT_S, shard, method, *arguments)
+    async def ask(self, shard: int, request: Request[_R], timeout: float = PEER_TIMEOUT_S) -> _R:
+        """Call a shard from a loop, and await its answer."""
+        return await self._shards[shard].ask(request, timeout)
 
-    async def tell_within(self, timeout: float, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a shard and wait for its answer so many seconds."""
-        future = self._engine.call(self._actor(shard), method, *arguments)
-        return await self._engine.awaitable(future, timeout, f"shard {shard}")
+    def call(self, shard: int, request: Request[_R], timeout: float) -> _R:
+        """Call a shard from a thread, and wait for its answer."""
+        return self._shards[shard].call(request, timeout)
 
-    async def tell_long(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a shard with many bytes and wait for its answer."""
-        return await self.tell_within(LONG_TIMEOUT_S, shard, method, *arguments)
+    def post(self, shard: int, request: Request[Any]) -> None:
+        """Tell a shard something that it need not hear if it is not there any more; does not wait."""
+        try:
+            self._shards[shard].post(request)
+        except TensorVineError as exc:
+            log.warning("shard %d is not told %s: %s", shard, request, exc)
 
-    async def tell_gently(self, shard: int, method: str, *arguments: Any) -> None:
+    async def tell_gently(self, shard: int, request: Request[Any]) -> None:
         """Tell a shard something that it need not hear if it died: then it forgot all of it anyway."""
         try:
-            await self.tell(shard, method, *arguments)
+            await self.ask(shard, request)
         except TensorVineError as exc:
-            log.warning("shard %d did not hear %s%s: %s", shard, method, arguments, exc)
+            log.warning("shard %d was not told %s: %s", shard, request, exc)
 
     def restarts(self) -> dict[int, int]:
         """Return how often each shard has started again, as far as that counts here: not, before this one has."""
@@ -104,14 +105,14 @@ class Peers:
         """Have the other shards let go of what an earlier life held there, but for some versions; does not wait."""
         self._stale = {shard: (list(kept), self.topology.version) for shard in self.others}
         for shard, told in self._stale.items():
-            self.send(shard, "release_homes", self._config.index, *told, self._restarts)
+            self.post(shard, ShardCalls.release_homes(self._config.index, *told, self._restarts))
 
     async def _hold_at(self, shard: int, holder: str, part: Holds) -> None:
-        link, stale = self._link(shard), self._stale.get(shard)
+        stale = self._stale.get(shard)
         if stale is not None:  # whether it has heard of that is not known
-            await link.call(PEER_TIMEOUT_S, "release_homes", self._config.index, *stale, self._restarts)
+            await self.ask(shard, ShardCalls.release_homes(self._config.index, *stale, self._restarts))
             self._stale.pop(shard, None)
-        await link.call(PEER_TIMEOUT_S, "hold", holder, part)
+        await self.ask(shard, ShardCalls.hold(holder, part))
 
     async def hold(self, holder: str, holds: Holds) -> None:
         """Have the other shards hold their part of what a version names."""
@@ -131,17 +132,17 @@ class Peers:
 
     async def _release_at(self, shard: int, holder: str) -> None:
         try:
-            await self.tell(shard, "release", holder)
+            await self.ask(shard, ShardCalls.release(holder))
         except TensorVineError as exc:
             heirs = self.topology.gone.get(shard, ())
             if not heirs:  # if it died, it forgot all of it anyway
-                log.warning("shard %d did not hear release%s: %s", shard, (holder,), exc)
+                log.warning("shard %d was not told to release %s: %s", shard, holder, exc)
             await self.release(holder, heirs)
 
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
         """Tell the planner and the other shards what was committed: version -> its parent, and whether it exists."""
         told = dict(news)
-        planner = self._to_planner.call(PEER_TIMEOUT_S, "note", told)
+        planner = self._planner.ask(LedgerCalls.note(told), PEER_TIMEOUT_S)
         others = [self._note_at(shard, told) for shard in self.others]
         await (asyncio.gather(planner, *others) if others else planner)  # a task of its own takes 30 us
 
@@ -158,7 +159,7 @@ class Peers:
         Raises:
             MovedError: who sent them has started again since.
         """
-        await self._to_planner.call(PEER_TIMEOUT_S, "arrives", self._config.index, list(names), *sender)
+        await self._planner.ask(LedgerCalls.arrives(self._config.index, list(names), *sender), PEER_TIMEOUT_S)
 
     @property
     def sender(self) -> Sender:
@@ -172,14 +173,14 @@ class Peers:
 
     def tell_planner(self, told: Told) -> None:
         """Tell the planner, which may have been lost as well, all that is known here; does not wait."""
-        self._engine.call(self._planner, "merge", told)
+        self._planner.post(LedgerCalls.merge(told))
 
     async def _note_at(self, shard: int, news: Mapping[ModelRef, Fact]) -> None:
         if shard not in self._owed:
             try:
-                await self._link(shard).call(NOTE_S, "note", news)
+                await self.ask(shard, ShardCalls.note(news), NOTE_S)
                 return
-            except (LookupError, TensorVineError) as exc:
+            except TensorVineError as exc:
                 log.info("shard %d does not hear of %s yet: %s", shard, list(news), exc)
         self._owed.setdefault(shard, {}).update(news)
         if shard not in self._paying:
@@ -191,8 +192,8 @@ class Peers:
         while (owed := self._owed.get(shard)) and shard in self.others:
             told = dict(owed)
             try:
-                await self._link(shard).call(PEER_TIMEOUT_S, "note", told)
-            except (LookupError, TensorVineError):
+                await self.ask(shard, ShardCalls.note(told))
+            except TensorVineError:
                 await asyncio.sleep(OWED_PAUSE_S)
                 continue
             for ref in [ref for ref, fact in told.items() if owed[ref] == fact]:
@@ -206,18 +207,6 @@ class Peers:
                 self._recorded = bool(self._owed)
                 await asyncio.to_thread(self._registry.owes, self._config.index, self._recorded)
 
-    def send(self, shard: int, method: str, *arguments: Any) -> None:
-        """Tell a shard something that it need not hear if it is not there any more; does not wait."""
-        try:
-            self._engine.call(self._actor(shard), method, *arguments)
-        except TensorVineError as exc:
-            log.warning("shard %d is not told %s%s: %s", shard, method, arguments, exc)
-
-    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
-        """Call a shard from a thread and wait for its answer."""
-        future = self._engine.call(self._actor(shard), method, *arguments)
-        return self._engine.result(future, timeout, f"shard {shard}")
-
     def standing(self) -> Standing:
         """Ask the planner how things stand, which tells it that this shard starts again.
 
@@ -226,22 +215,7 @@ class Peers:
         pause = threading.Event()
         while True:
             try:
-                future = self._engine.call(self._planner, "standing", self._config.index)
-                return self._engine.result(future, PEER_TIMEOUT_S, "planner")
+                return self._planner.call(LedgerCalls.standing(self._config.index), PEER_TIMEOUT_S)
             except (ShardUnavailableError, OperationTimeoutError) as exc:
                 log.warning("shard %d starts again and waits for the planner: %s", self._config.index, exc)
                 pause.wait(STANDING_PAUSE_S)
-
-    def _link(self, shard: int) -> Link:
-        if shard not in self._links:
-            self._links[shard] = Link(self._engine, self._actor(shard), f"shard {shard}")
-        return self._links[shard]
-
-    def _actor(self, shard: int) -> Actor:
-        if shard not in self._shards:
-            name = actor_name(self._config.repository, shard)
-            try:
-                self._shards[shard] = self._engine.find(name)
-            except LookupError as exc:
-                raise ShardUnavailableError(f"{name}: expected it to run; it has drained, or was stopped") from exc
-        return self._shards[shard]

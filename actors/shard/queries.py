@@ -16,8 +16,9 @@ from ...store.graphs.index import PrefixQuery
 from ...store.refs import ModelRef
 from ...store.shard import ShardStats
 from ...store.versions.manifest import Header
-from ..engine.engine import group
+from ..rpc.calls import answers
 from ..rpc.messages import Fetched, Matches
+from .calls.queries import QueryCalls
 from .parts import ShardParts
 
 
@@ -26,44 +27,38 @@ class ShardQueries(ShardParts):
 
     # ---- one version ------------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(QueryCalls.header)
     async def header(self, client: str, name: str, version: int | None) -> Header:
-        """Return what is known of a version without its table."""
         with self._lock:
             self._elastic.check(name)
             return self._state.record(name, version, client).header
 
-    @group("ctl")
+    @answers(QueryCalls.body)
     async def body(self, client: str, ref: ModelRef) -> bytes:
-        """Return a version's table of tensors."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.record(ref.name, ref.version, client).body
 
-    @group("ctl")
+    @answers(QueryCalls.architecture)
     async def architecture(self, client: str, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
-        """Return the graph's JSON text of a version, and the framework's recipe for it."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.architecture(ref, key, client)
 
-    @group("ctl")
+    @answers(QueryCalls.chain)
     async def chain(self, ref: ModelRef) -> list[ModelRef]:
-        """Return a version and its ancestors, as far as this shard knows."""
         with self._lock:
             self._elastic.check(ref.name)
             return self._state.lineage.chain(ref)
 
-    @group("ctl")
+    @answers(QueryCalls.qualities)
     async def qualities(self, name: str, versions: Sequence[int]) -> dict[ModelRef, float]:
-        """Return the qualities of versions of a name, retired ones included."""
         with self._lock:
             self._elastic.check(name)
             return self._state.lineage.qualities(ModelRef(name, version) for version in versions)
 
-    @group("watch", line=True)
+    @answers(QueryCalls.wait_newer)
     async def wait_newer(self, name: str, after: int, timeout: float) -> ModelRef | None:
-        """Answer as soon as `name` has a version above `after`; None when none came in time."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -77,24 +72,18 @@ class ShardQueries(ShardParts):
 
     # ---- all versions -----------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(QueryCalls.models)
     async def models(self, prefix: str) -> list[ModelRef]:
-        """List live versions."""
         with self._lock:
             return self._state.models(prefix)
 
-    @group("ctl")
+    @answers(QueryCalls.find)
     async def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
-        """List versions whose architecture fits a pattern."""
         with self._lock:
             return self._state.graphs.find(pattern, exact)
 
-    @group("ctl")
+    @answers(QueryCalls.match)
     async def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
-        """Answer prefix queries, each with a pin, and the graphs, as JSON, of the models found.
-
-        With `places` the answer to the load that follows is given, too, as far as it can be without reading from disk.
-        """
         with self._lock:
             self._requests += len(queries)
             found = self._state.match(queries, client, time.monotonic())
@@ -108,23 +97,20 @@ class ShardQueries(ShardParts):
         present = held.keys() - self._state.absent(held).keys()
         return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.epoch)
 
-    @group("ctl")
+    @answers(QueryCalls.unpin)
     async def unpin(self, leases: Sequence[str]) -> None:
-        """Let pins go."""
         await self._elastic.unpin(leases)
         await self._settle()
 
-    @group("ctl")
+    @answers(QueryCalls.offspring)
     async def offspring(self, refs: Sequence[ModelRef]) -> list[tuple[ModelRef, bool]]:
-        """Return descendants, as far as this shard knows, and whether each lives."""
         with self._lock:
             return self._state.offspring(refs)
 
     # ---- the shard --------------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(QueryCalls.stats)
     async def stats(self) -> ShardStats:
-        """Sum up what is here."""
         with self._lock:
             versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
             filling = self._holdings.bytes_filling
@@ -141,8 +127,7 @@ class ShardQueries(ShardParts):
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
             )
 
-    @group("ctl")
+    @answers(QueryCalls.check)
     async def check(self) -> None:
-        """Derive all counts anew and compare."""
         with self._lock:
             self._state.check()

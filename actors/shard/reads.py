@@ -17,11 +17,12 @@ from ...store.errors import ModelLostError
 from ...store.refs import ModelRef
 from ...store.segments.segment import Block, SegmentId
 from ...store.versions.version import Record
-from ..engine.engine import group
+from ..rpc.calls import answers
 from ..rpc.messages import Fetched
 from ..transport.desk import Cards
 from ..transport.frames import Slots
 from ..transport.parcels import GroupAnswer, GroupQuestion
+from .calls.reads import ReadCalls
 from .holdings import READ_ROUNDS
 from .parts import ShardParts
 
@@ -34,7 +35,7 @@ _Found = tuple[dict[SegmentId, Block], int, dict[SegmentId, np.ndarray]]
 class ShardReads(ShardParts):
     """A shard, as readers of tensors see it."""
 
-    @group("ctl")
+    @answers(ReadCalls.fetch)
     async def fetch(
         self,
         client: str,
@@ -44,18 +45,6 @@ class ShardReads(ShardParts):
         wanted: Slots,
         whole: bool,
     ) -> Fetched:
-        """Return a version's manifest, unless it is `known`, and where blocks are.
-
-        What is on disk only is read first. Blocks are for clients that map this shard's memory.
-
-        Args:
-            client: who asks.
-            name: of the model.
-            version: its number; None: the latest.
-            known: the version whose manifest the client has, and takes for the one that it asks for.
-            wanted: slots, lying here, that it needs of that one.
-            whole: of another one it needs all that lies here; else it asks for what it needs when it has the manifest.
-        """
         found: list[Record] = []
 
         def places() -> Slots:
@@ -70,41 +59,35 @@ class ShardReads(ShardParts):
         record = found[0]
         return Fetched(record.header, None if record.header.ref == known else record.body, blocks, epoch)
 
-    @group("ctl")
+    @answers(ReadCalls.blocks)
     async def blocks(self, wanted: Slots) -> dict[SegmentId, Block]:
-        """Return blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
         blocks, _, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
         return blocks
 
-    @group("ctl", line=False)
+    @answers(ReadCalls.carried)
     async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
-        """Return blocks as in `blocks`, but such as the engine carries."""
         blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
         return await self._holdings.in_thread(self._holdings.exported, blocks, views)
 
-    @group("watch")
+    @answers(ReadCalls.send_by)
     async def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
-        """Send slots of segments to a member, a client's reader, by a collective group; see `group_sender`."""
         with self._lock:
             sender = self._senders.by(backend)
         return await asyncio.wrap_future(sender.ask(member, question))
 
-    @group("watch")
+    @answers(ReadCalls.meet)
     async def meet(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> Cards:
-        """Let members of a group meet here; see `desk`."""
         return await self._desk.met(key, rank, size, card, timeout)
 
-    @group("data")
+    @answers(ReadCalls.check_manifest)
     async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
-        """Hold a version's manifest on disk against what is answered here."""
         with self._lock:
             self._elastic.check(ref.name)
             record = self._state.record(ref.name, ref.version, client)
         return await self._disk().check_manifest(record.header, record.body)
 
-    @group("data")
+    @answers(ReadCalls.check_tensors)
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
-        """Read tensors of this shard's segments, in memory and from disk, and say what is wrong with them."""
         problems: list[str] = []
         for segment, slots in names.items():
             problems += await self._holdings.in_thread(self._holdings.check, segment, slots)

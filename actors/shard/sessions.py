@@ -13,10 +13,12 @@ import os
 import threading
 import time
 
-from ..engine.engine import Engine, group
-from ..rpc.line import LineAddress
-from ..rpc.line_server import LineDoor
+from ..engine.engine import Engine
+from ..rpc.calls import answers
 from ..rpc.messages import Hello, ShardConfig
+from ..rpc.sockets.framing import SocketAddress
+from ..rpc.sockets.server import LazyServer
+from .calls.sessions import SessionCalls
 from .parts import ShardParts
 
 log = logging.getLogger(__name__)
@@ -29,36 +31,32 @@ class ShardSessions(ShardParts):
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         super().__init__(engine, config)
-        self._door = LineDoor(self, f"shard {config.index}")
+        self._server = LazyServer(self, f"shard {config.index}")
         self._sweeper = threading.Thread(target=self._sweep, name="tensorvine-sweep", daemon=True)
         self._sweeper.start()
 
-    @group("ctl", line=False)
+    @answers(SessionCalls.hello)
     async def hello(self, client: str, node: str, pid: int) -> Hello:
-        """Introduce a client; one on this node is watched by its process."""
         here = self._engine.this_node()
         with self._lock:
             self._state.open(client, time.monotonic())
             if node == here:
                 self._local.watch(client, pid)
         memory, wire = self._holdings.memory, self._outlet.address if self._outlet is not None else None
-        line = await self.line(node)
-        return Hello(self._config.index, here, os.getpid(), memory.fd, memory.capacity, wire, line)
+        socket = await self.socket_address(node)
+        return Hello(self._config.index, here, os.getpid(), memory.fd, memory.capacity, wire, socket)
 
-    @group("ctl", line=False)
-    async def line(self, node: str) -> LineAddress | None:
-        """Return where other shards of this machine may call by line."""
-        return self._door.address() if node == self._engine.this_node() else None
+    @answers(SessionCalls.socket_address)
+    async def socket_address(self, node: str) -> SocketAddress | None:
+        return self._server.address() if node == self._engine.this_node() else None
 
-    @group("ctl")
+    @answers(SessionCalls.goodbye)
     async def goodbye(self, client: str) -> None:
-        """End a client's session at once."""
         self._end(client)
         await self._settle()
 
-    @group("ctl")
+    @answers(SessionCalls.renew)
     async def renew(self, client: str) -> bool:
-        """Keep a client's session alive."""
         with self._lock:
             return self._state.renew(client, time.monotonic())
 

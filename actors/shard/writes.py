@@ -27,10 +27,11 @@ from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import Header
 from ...store.versions.mirror import Kept
 from ...store.versions.version import Draft
-from ..engine.engine import group
-from ..rpc.messages import PEER_TIMEOUT_S, Begun
+from ..rpc.calls import answers
+from ..rpc.messages import PEER_TIMEOUT_S, Beginning, Begun, Filled
+from .calls import ShardCalls
+from .calls.writes import WriteCalls
 from .disk.persister import Job
-from .holdings import Filled
 from .parts import ShardParts
 
 log = logging.getLogger(__name__)
@@ -41,55 +42,33 @@ class ShardWrites(ShardParts):
 
     # ---- memory -----------------------------------------------------------------------------------------
 
-    @group("ctl")
-    async def begin(
-        self,
-        client: str,
-        name: str,
-        version: int | None,
-        optional: bool,
-        known: ModelRef | None,
-        inherits: bool,
-        compares: bool,
-        save_id: str,
-        sizes: Sequence[int],
-        timeout: float,
-    ) -> Begun:
-        """Start a save: pin the parent, unless it is `optional` and there is none.
-
-        Waits first for as long as too much waits to be written to disk. Grants memory for blocks of `sizes`, as far
-        as there is some, unless what a saver `inherits` can make them needless. It learns what is unchanged from the
-        parent's content hashes, or compares with the parent's bytes, if it can, where all of them are in memory here.
-
-        Raises:
-            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
-        """
-        await self._room.keep_pace(f"save of {name!r}", time.monotonic() + timeout)
+    @answers(WriteCalls.begin)
+    async def begin(self, asked: Beginning) -> Begun:
+        await self._room.keep_pace(f"save of {asked.name!r}", time.monotonic() + asked.timeout)
         who = self._config.index, os.getpid()
         with self._lock:
-            self._elastic.check(name)
+            self._elastic.check(asked.name)
             self._requests += 1
-            self._state.open(client, time.monotonic())
-            newest = self._state.newer(name, 0)
-            absent = optional and newest is None
-            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
-            offsets = self._holdings.grant(save_id, wanted) if absent or not inherits else []
+            self._state.open(asked.client, time.monotonic())
+            newest, version = self._state.newer(asked.name, 0), asked.version
+            absent = asked.optional and newest is None
+            wanted = self._room.filled_by(asked.client, asked.sizes) if not self._is_leaving() else []
+            offsets = self._holdings.grant(asked.save_id, wanted) if absent or not asked.inherits else []
             if absent:
                 return Begun(None, None, None, {}, None, offsets, *who)
-            if optional and newest is not None and version is None:
+            if asked.optional and newest is not None and version is None:
                 version = newest.version  # also where a later one cannot be read now
-            record, lease = self._state.pin(name, version, client, time.monotonic())
+            record, lease = self._state.pin(asked.name, version, asked.client, time.monotonic())
             mine = [segment for segment in record.segments if self._state.where(segment) == self._config.index]
             held = self._state.held(record.header.ref)
-            comparable = compares and len(mine) == len(record.segments) and not self._state.absent(held)
-            blocks = self._state.blocks(held) if inherits and comparable else None
-        hashes = await self.digests(mine) if inherits and not comparable else {}
-        body = None if record.header.ref == known else record.body
+            comparable = asked.compares and len(mine) == len(record.segments) and not self._state.absent(held)
+            blocks = self._state.blocks(held) if asked.inherits and comparable else None
+        hashes = await self.digests(mine) if asked.inherits and not comparable else {}
+        body = None if record.header.ref == asked.known else record.body
         return Begun(record.header, body, lease, hashes, blocks, offsets, *who)
 
-    @group("ctl")
+    @answers(WriteCalls.digests)
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
-        """Return the content hashes of segments, waiting for those that are being computed."""
         if self._history is not None:
             await self._history.digests(segments, self._room.taken)
         for future in self._holdings.hashing(segments):
@@ -97,27 +76,19 @@ class ShardWrites(ShardParts):
         with self._lock:
             return self._state.digests(segments)
 
-    @group("ctl")
+    @answers(WriteCalls.reserve)
     async def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
-        """Grant memory for a save to come, if there is plenty; none else."""
         with self._lock:
             self._state.open(client, time.monotonic())
             wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
             return self._holdings.reserve(save_id, wanted) if wanted else []
 
-    @group("ctl")
+    @answers(WriteCalls.is_short)
     async def is_short(self) -> bool:
-        """Tell whether somebody waits for memory: then clients give back what they reserved for saves to come."""
         return self._room.is_short()
 
-    @group("ctl")
+    @answers(WriteCalls.grant)
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
-        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
-
-        Raises:
-            StoreFullError: there is no room, and none can be expected in time.
-            ShardUnavailableError: the client is not known here (any more).
-        """
         with self._lock:
             self._state.open(client, time.monotonic())
             if self._is_leaving():
@@ -125,18 +96,16 @@ class ShardWrites(ShardParts):
                 raise MovedError(f"shard {self._config.index}: it drains: nothing new is put there", version)
         return await self._room.granted(save_id, sizes, timeout, client)
 
-    @group("ctl")
+    @answers(WriteCalls.adopt)
     async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
-        """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
         with self._lock:
             self._holdings.adopt(save_id, life, blocks)
         await self._estate.late(save_id, [segment for segment, _, _ in blocks])
 
-    @group("data")
+    @answers(WriteCalls.adopt_block)
     async def adopt_block(
         self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
-        """Copy a block that a client of another node put into this shard's memory, and take that."""
         (offset,) = await self._room.granted(save_id, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         try:
@@ -151,7 +120,7 @@ class ShardWrites(ShardParts):
 
     # ---- versions ---------------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(WriteCalls.commit)
     async def commit(
         self,
         draft: Draft,
@@ -162,10 +131,6 @@ class ShardWrites(ShardParts):
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
-        """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
-
-        A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
-        """
         deadline = time.monotonic() + timeout
         with self._committing:
             await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
@@ -220,7 +185,7 @@ class ShardWrites(ShardParts):
         self._wake(ref.name)
         with _after(ref):
             for shard, other in cold:
-                await self._peers.tell_gently(shard, "cool", other)
+                await self._peers.tell_gently(shard, ShardCalls.cool(other))
         return ref, created_ns
 
     def _publish(self, ref: ModelRef, draft: Draft, created_ns: int, durable: bool) -> list[tuple[int, ModelRef]]:
@@ -249,7 +214,7 @@ class ShardWrites(ShardParts):
         left = deadline - time.monotonic()
         await asyncio.gather(
             self._mirrors.secure(own, {header.ref: kept}, deadline),
-            *(self._peers.tell_within(left, shard, "secure", part, left) for shard, part in by_shard.items()),
+            *(self._peers.ask(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
         )
 
     async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
@@ -262,18 +227,16 @@ class ShardWrites(ShardParts):
         self._history.persister.add(job)
         await self._history.written(job, deadline - time.monotonic())
 
-    @group("ctl")
+    @answers(WriteCalls.abort)
     async def abort(self, save_id: str, leases: Sequence[str]) -> None:
-        """Forget what an unfinished save brought."""
         with self._lock:
             self._forget(save_id)
             self._holdings.end_save(save_id)
         await self._elastic.unpin(leases)
         await self._settle()
 
-    @group("ctl")
+    @answers(WriteCalls.retire)
     async def retire(self, name: str, version: int | None) -> ModelRef:
-        """Make a version cease to exist."""
         with self._elastic.writing(name):
             with self._lock:
                 ref = self._state.resolve(name, version)
@@ -304,12 +267,11 @@ class ShardWrites(ShardParts):
         own, timeout = by_shard.pop(self._config.index, []), PEER_TIMEOUT_S / 2
         await asyncio.gather(
             self._copy_leaving(str(ref), own, timeout),
-            *(self._peers.tell(shard, "leaves", str(ref), part, timeout) for shard, part in by_shard.items()),
+            *(self._peers.ask(shard, ShardCalls.leaves(str(ref), part, timeout)) for shard, part in by_shard.items()),
         )
 
-    @group("watch")
+    @answers(WriteCalls.flush)
     async def flush(self, timeout: float) -> None:
-        """Wait until all that waits now is on disk."""
         await self._disk().flush(timeout)
 
 

@@ -7,14 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError
 
+_R = TypeVar("_R")
 
-def first_failure(
-    waits: Sequence[Callable[[], Any]], grace: float
-) -> tuple[list[Any], list[tuple[int, BaseException]]]:
+
+def first_failure(waits: Sequence[Callable[[], _R]], grace: float) -> tuple[list[_R], list[tuple[int, BaseException]]]:
     """Wait for all at once, until all have ended, or one failed; then a little longer, as it may not be the cause.
 
     Args:
@@ -22,7 +22,7 @@ def first_failure(
         grace: seconds.
 
     Returns:
-        The answers, in order, and (place, error) of what failed, in the order in which they did.
+        The answers, in order, if all ended well; and (place, error) of what failed, in the order in which they did.
 
     >>> first_failure([lambda: 1, lambda: 2], 1.0)
     ([1, 2], [])

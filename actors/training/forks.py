@@ -17,12 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef
 from ..client.repository import Repository
 from ..engine.engine import Actor, Engine
+from ..rpc.calls import Request
+from ..rpc.channel import Answer, Channel
+from .calls import RankCalls
+from .fork.calls import ForkCalls
 from .fork.order import ForkOrder, PeerGoneError
 from .fork.port import ForkState
 from .report import RankReport, Recipe, steps_ahead
@@ -30,6 +34,8 @@ from .start import BACKENDS, Trainers, engine_here, start_trainers
 from .training import Build
 
 log = logging.getLogger(__name__)
+
+_R = TypeVar("_R")
 
 ANSWER_S = 30.0
 """How long a rank may take to answer what it can answer at once."""
@@ -254,7 +260,7 @@ class _Fork:
 
     def _described(self) -> list[RankReport]:
         """Ask all ranks what they are, and check that they are one whole run."""
-        reports = self._all(self._trainers, "describe")
+        reports = self._all(self._trainers, RankCalls.describe())
         first = reports[0]
         where = f"fork of {first.run!r}"
         found = sorted((report.run, report.rank) for report in reports)
@@ -282,13 +288,13 @@ class _Fork:
         )
 
     def _arm(self, order: ForkOrder, step: int) -> None:
-        self._all(self._trainers, "arm", order, step)
+        self._all(self._trainers, RankCalls.arm(order, step))
 
     def _arm_soon(self, order: ForkOrder) -> int:
         """Order the fork for one of the next steps: far enough that no rank has begun it when it hears of it."""
         margin = 2
         for attempt in range(TRIES):
-            reports = self._all(self._trainers, "describe")
+            reports = self._all(self._trainers, RankCalls.describe())
             done = max(report.steps_done for report in reports)
             if any(report.training for report in reports):
                 step = done + steps_ahead(reports, MARGIN_S * 2**attempt, margin)
@@ -298,7 +304,7 @@ class _Fork:
                 self._arm(order, step)
             except ForkError as exc:
                 log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
-                self._all(self._trainers, "cancel", order.id, "the step was too soon")
+                self._all(self._trainers, RankCalls.cancel(order.id, "the step was too soon"))
                 margin *= 4
             else:
                 return step
@@ -310,7 +316,7 @@ class _Fork:
         """Start the clones, all groups at once."""
         recipe: Recipe | None = None
         if self._build is None:
-            recipe = self._ask(self._trainers[0], "recipe")
+            recipe = self._channel(self._trainers[0], "a rank").call(RankCalls.recipe(), ANSWER_S)
             if recipe is None:
                 raise ForkError(f"fork of {self._run!r}: expected build=, as its ranks are not ours; found None")
         else:
@@ -340,21 +346,23 @@ class _Fork:
     def _clones(self) -> list[Actor]:
         return [clone for group in self._groups for clone in group]
 
-    def _adopt(self, order: ForkOrder, steps: int) -> list[Any]:
+    def _adopt(self, order: ForkOrder, steps: int) -> list[Answer[ForkState]]:
         """Have the clones take what comes."""
-        adopting = [self._engine.call(clone, "adopt", order, place) for place, clone in enumerate(self._clones)]
+        adopting = [
+            self._channel(clone, f"clone {place} of {self._run!r}").send(ForkCalls.adopt(order, place))
+            for place, clone in enumerate(self._clones)
+        ]
         if steps:
             for group in self._groups:
                 group.train_async(steps, order.id)
         return adopting
 
-    def _wait(self, order: ForkOrder, adopting: Sequence[Any]) -> tuple[list[ForkState], list[ForkState]]:
+    def _wait(self, order: ForkOrder, adopting: Sequence[Answer[ForkState]]) -> tuple[list[ForkState], list[ForkState]]:
         """Wait until all is sent, and all clones are whole; the first failure ends it."""
         waits: list[Callable[[], ForkState]] = []
         for rank, trainer in enumerate(self._trainers):
             waits.append(lambda t=trainer, r=rank: self._sent(order, t, f"rank {r} of {self._run!r}"))
-        for place, future in enumerate(adopting):
-            waits.append(lambda f=future, p=place: self._adopted(f, f"clone {p} of {self._run!r}"))
+        waits += [lambda a=answer: a.result(self._left() + ANSWER_S) for answer in adopting]
         pool = ThreadPoolExecutor(len(waits))
         try:
             pending = [pool.submit(wait) for wait in waits]
@@ -372,9 +380,11 @@ class _Fork:
         return states[: len(self._trainers)], states[len(self._trainers) :]
 
     def _sent(self, order: ForkOrder, trainer: Actor, who: str) -> ForkState:
+        rank = self._channel(trainer, who)
         while True:
             left = self._left()
-            state: ForkState = self._ask(trainer, "fork_state", order.id, min(left, POLL_S), who=who)
+            wait = min(left, POLL_S)
+            state = rank.call(RankCalls.fork_state(order.id, wait), wait + ANSWER_S)
             if state.error is not None:
                 raise (PeerGoneError if state.peer_gone else ForkError)(state.error)
             if state.ended:
@@ -384,9 +394,6 @@ class _Fork:
                     f"{who}: expected it to send its state within {self._timeout} s; "
                     + ("not all was taken" if state.captured else f"it did not come to the end of step {state.step}")
                 )
-
-    def _adopted(self, future: Any, who: str) -> ForkState:
-        return self._engine.result(future, self._left() + ANSWER_S, who)
 
     def _report(self, order: ForkOrder, step: int, sent: Sequence[ForkState], whole: Sequence[ForkState]) -> None:
         """Tell how it went, and tell the clones whom they descend from."""
@@ -401,7 +408,7 @@ class _Fork:
             max(ready - captured, 0.0),
         )
         origin = {"fork": order.id, "run": order.run, "step": step}
-        self._all(self._clones, "descend", sent[0].saved, origin)
+        self._all(self._clones, ForkCalls.descend(sent[0].saved, origin))
         for group in self._groups:
             group.report = report
 
@@ -411,24 +418,24 @@ class _Fork:
             group.close()
         for trainer in self._trainers:
             try:
-                self._ask(trainer, "cancel", order.id, str(why))
+                self._channel(trainer, "a rank").call(RankCalls.cancel(order.id, str(why)), ANSWER_S)
             except TensorVineError as exc:
                 log.info("fork %s: a rank was not told that it was given up: %s", order.id, exc)
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)
 
-    def _ask(self, actor: Actor, method: str, *arguments: Any, who: str = "a rank") -> Any:
-        timeout = ANSWER_S + (arguments[-1] if method == "fork_state" else 0.0)
-        return self._engine.result(self._engine.call(actor, method, *arguments), timeout, f"{who}: {method}")
+    def _channel(self, actor: Actor, who: str) -> Channel:
+        return Channel(self._engine, who, actor=actor)
 
-    def _all(self, actors: Sequence[Actor], method: str, *arguments: Any) -> list[Any]:
+    def _all(self, actors: Sequence[Actor], request: Request[_R]) -> list[_R]:
         """Ask all at once."""
-        futures = [self._engine.call(actor, method, *arguments) for actor in actors]
-        answers, failed = [], []
-        for place, future in enumerate(futures):
+        asked = [self._channel(actor, f"fork: rank {place}").send(request) for place, actor in enumerate(actors)]
+        answers: list[_R] = []
+        failed: list[BaseException] = []
+        for answer in asked:
             try:
-                answers.append(self._engine.result(future, ANSWER_S, f"fork: {method} of rank {place}"))
+                answers.append(answer.result(ANSWER_S))
             except TensorVineError as exc:
                 failed.append(exc)
         if failed:

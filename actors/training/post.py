@@ -19,8 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
-from ..engine.engine import Actor, Engine, Life, group
+from ..engine.engine import Actor, Engine, Life
+from ..rpc.calls import answers, remote
+from ..rpc.channel import Channel
 from ..rpc.waiters import Waiters
+from .calls import RankCalls
+from .fork.order import ForkOrder
+from .fork.port import ForkState
+from .report import RankReport
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,33 @@ def post_name(run: str, rank: int) -> str:
     return f"{run}/post-{rank}"
 
 
+class PostCalls:
+    """What a rank asks of its post; others ask `RankCalls` of it."""
+
+    @remote("ctl", repeatable=True)
+    def claim(self, owner: str) -> bool:
+        """Take the post, if nobody has it, and tell whether it is the caller's."""
+        ...
+
+    @remote("watch")
+    def next(self, timeout: float) -> list[Call]:
+        """Wait for calls and return them, each once; none came if the list is empty."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def answer(self, number: int, value: Any, error: BaseException | None) -> None:
+        """Answer a call; an answer that nobody waits for any more is dropped."""
+        ...
+
+    @remote("watch", repeatable=True)
+    def answered(self, timeout: float) -> bool:
+        """Wait until no call is open, and tell whether that came.
+
+        It is carried out in the loop of the callers' questions, so that their answers leave before this one.
+        """
+        ...
+
+
 class RankPost:
     """A rank's post: calls go in at the one side, and are fetched and answered at the other."""
 
@@ -61,16 +94,14 @@ class RankPost:
 
     # ---- the rank's side ----------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(PostCalls.claim)
     async def claim(self, owner: str) -> bool:
-        """Take the post, if nobody has it; tells whether it is the caller's."""
         with self._lock:
             self._owner = self._owner or owner
             return self._owner == owner
 
-    @group("watch")
+    @answers(PostCalls.next)
     async def next(self, timeout: float) -> list[Call]:
-        """Wait for calls and give them, each once; none came if the list is empty."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -81,17 +112,15 @@ class RankPost:
             if not await self._waiters.woken("calls", waiter, deadline):
                 return []
 
-    @group("ctl")
+    @answers(PostCalls.answer)
     async def answer(self, number: int, value: Any, error: BaseException | None) -> None:
-        """Answer a call; an answer that nobody waits for any more is dropped."""
         with self._lock:
             if number in self._open:
                 self._answers[number] = (value, error)
                 self._waiters.wake(f"answer {number}")
 
-    @group("watch")  # as `ask`: one loop for both, so that its answers leave before this one's
+    @answers(PostCalls.answered)
     async def answered(self, timeout: float) -> bool:
-        """Wait until no call is open; tells whether that came."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -103,8 +132,7 @@ class RankPost:
 
     # ---- the callers' side --------------------------------------------------------------------------------
 
-    @group("watch")
-    async def ask(self, method: str, *arguments: Any, timeout: float = ANSWER_S) -> Any:
+    async def _ask(self, method: str, *arguments: Any, timeout: float = ANSWER_S) -> Any:
         """Have the rank carry out a method, and give its answer; raises what that raises.
 
         Raises:
@@ -139,27 +167,23 @@ class RankPost:
             raise error
         return value
 
-    @group("watch")
-    async def describe(self) -> Any:
-        """Tell what the rank is and how far it is: `RankReport`."""
-        return await self.ask("describe")
+    @answers(RankCalls.describe, group="watch")
+    async def describe(self) -> RankReport:
+        return await self._ask("describe")
 
-    @group("watch")
-    async def arm(self, order: Any, step: int) -> Any:
-        """Order a fork; see `ForkPort.arm`."""
-        return await self.ask("arm", order, step)
+    @answers(RankCalls.arm, group="watch")
+    async def arm(self, order: ForkOrder, step: int) -> None:
+        await self._ask("arm", order, step)
 
-    @group("watch")
-    async def cancel(self, fork_id: str, reason: str) -> Any:
-        """Give up a fork; see `ForkPort.cancel`."""
-        return await self.ask("cancel", fork_id, reason)
+    @answers(RankCalls.cancel, group="watch")
+    async def cancel(self, fork: str, reason: str) -> None:
+        await self._ask("cancel", fork, reason)
 
-    @group("watch")
-    async def fork_state(self, fork_id: str, timeout: float) -> Any:
-        """Wait for a fork's end, and tell how it goes; see `ForkPort.state`."""
-        return await self.ask("fork_state", fork_id, timeout, timeout=timeout + ANSWER_S)
+    @answers(RankCalls.fork_state, group="watch")
+    async def fork_state(self, fork: str, timeout: float) -> ForkState:
+        return await self._ask("fork_state", fork, timeout, timeout=timeout + ANSWER_S)
 
-    @group("ctl")
+    @answers(RankCalls.recipe)
     async def recipe(self) -> None:
         """Return None: what another rank like this one is made of is not known."""
 
@@ -184,9 +208,9 @@ class Postbox:
         self._name = post_name(run, rank)
         self._closed = threading.Event()
         life = Life(outlives=False, restarts=False)
-        self._actor = engine.spawn(RankPost, self._name, {"run": run, "rank": rank}, life=life)
-        owner = uuid.uuid4().hex
-        if not engine.result(engine.call(self._actor, "claim", owner), timeout, self._who):
+        actor = engine.spawn(RankPost, self._name, {"run": run, "rank": rank}, life=life)
+        self._post = Channel(engine, self._who, actor=actor)
+        if not self._post.call(PostCalls.claim(uuid.uuid4().hex), timeout):
             raise ForkError(f"{self._who}: expected a run and rank that is not there yet; another process has it")
         self._thread = threading.Thread(target=self._serve, name="tensorvine-post", daemon=True)
         self._thread.start()
@@ -196,7 +220,7 @@ class Postbox:
         if not self._closed.is_set():
             try:
                 for _ in range(2):  # when the second answer is there, all that came before has left the process
-                    self._engine.result(self._engine.call(self._actor, "answered", CLOSE_S), 2 * CLOSE_S, self._who)
+                    self._post.call(PostCalls.answered(CLOSE_S), 2 * CLOSE_S)
             except TensorVineError as exc:
                 log.info("%s: its last calls were not answered: %s", self._who, exc)
             self._closed.set()
@@ -215,8 +239,7 @@ class Postbox:
         """Fetch calls and have each carried out in a thread of its own: some wait for long."""
         while not self._closed.is_set():
             try:
-                future = self._engine.call(self._actor, "next", POLL_S)
-                calls: list[Call] = self._engine.result(future, 2 * POLL_S, self._who)
+                calls = self._post.call(PostCalls.next(POLL_S), 2 * POLL_S)
             except OperationTimeoutError as exc:
                 log.info("%s: %s", self._who, exc)
                 continue
@@ -238,7 +261,7 @@ class Postbox:
         except Exception as exc:  # noqa: BLE001  told to whoever called
             error = ForkError(f"{self._who}: {method}: {type(exc).__name__}: {exc}")
         try:
-            self._engine.result(self._engine.call(self._actor, "answer", number, value, error), ANSWER_S, self._who)
+            self._post.call(PostCalls.answer(number, value, error), ANSWER_S)
         except TensorVineError as exc:
             log.info("%s: the answer to %r did not arrive: %s", self._who, method, exc)
 
@@ -263,9 +286,8 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = No
         engine = default_engine()
     deadline = time.monotonic() + timeout
     first = _found(engine, run, 0, deadline)
-    report = engine.result(
-        engine.call(first, "describe"), max(deadline - time.monotonic(), 0.0), f"rank 0 of {run!r}: describe"
-    )
+    rank_0 = Channel(engine, f"rank 0 of {run!r}", actor=first)
+    report = rank_0.call(RankCalls.describe(), max(deadline - time.monotonic(), 0.0))
     return [first, *(_found(engine, run, rank, deadline) for rank in range(1, report.size))]
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef, check_name
@@ -21,8 +22,11 @@ from ..client.repository import Repository
 from ..client.save.request import Saved
 from ..engine import embedded
 from ..engine.embedded import default_engine
-from ..engine.engine import Actor, Engine, Future, Life
+from ..engine.engine import Actor, Engine, Life
+from ..rpc.calls import Request
+from ..rpc.channel import Answer, Channel
 from .answers import first_failure, root_cause
+from .calls import TrainerCalls
 from .report import RankReport, Recipe, steps_ahead
 from .trainer import TrainerActor
 from .training import Build
@@ -39,6 +43,8 @@ MARGIN_S = 0.2
 """A change of all ranks is made so much later than it is asked for, at least."""
 TRIES = 5
 """How often a step for it is chosen anew when ranks are faster."""
+
+_R = TypeVar("_R")
 
 
 class Trainers(list[Actor]):
@@ -58,7 +64,7 @@ class Trainers(list[Actor]):
         """What runs the actors."""
         self.name = name
         """The run's name."""
-        self.pending: list[Future] = []
+        self.pending: list[Answer[list[float]]] = []
         """Answers of the train that was begun last, by rank."""
         self.report: Any = None
         """How the fork went that these are clones of."""
@@ -85,7 +91,7 @@ class Trainers(list[Actor]):
         self.train_async(steps)
         return self.results(timeout)
 
-    def train_async(self, steps: int, fork: str | None = None) -> list[Future]:
+    def train_async(self, steps: int, fork: str | None = None) -> list[Answer[list[float]]]:
         """Begin to train; `results` gives the losses.
 
         When this returns, all ranks that live count as training, although some may not have begun.
@@ -95,13 +101,12 @@ class Trainers(list[Actor]):
             fork: from the state that this fork brings; None: as the ranks stand.
         """
         self._trains += 1
-        announced = [self.engine.call(actor, "announce", self._trains) for actor in self]
-        for rank, future in enumerate(announced):
+        for rank, answer in enumerate(self._send(TrainerCalls.announce(self._trains))):
             try:
-                self.engine.result(future, ANSWER_S, self._who(rank, "train"))
+                answer.result(ANSWER_S)
             except TensorVineError as exc:  # the train itself will say so, where it is waited for
                 log.info("rank %d of %r was not told that a train comes: %s", rank, self.name, exc)
-        self.pending = [self.engine.call(actor, "train", steps, fork, self._trains) for actor in self]
+        self.pending = self._send(TrainerCalls.train(steps, fork, self._trains))
         return self.pending
 
     def results(self, timeout: float = 3600.0) -> list[list[float]]:
@@ -116,7 +121,7 @@ class Trainers(list[Actor]):
         Args:
             timeout: seconds until that step has ended.
         """
-        self._together("stop", (), timeout)
+        self._together(TrainerCalls.stop(), timeout)
 
     def configure(self, options: Mapping[str, Any], timeout: float = 600.0) -> None:
         """Change options, at all ranks after the same step.
@@ -128,11 +133,11 @@ class Trainers(list[Actor]):
         Raises:
             ValueError: an option that the training does not have, or a wrong value.
         """
-        self._together("configure", (dict(options),), timeout)
+        self._together(TrainerCalls.configure(dict(options)), timeout)
 
     def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
         """Tell how far the ranks are; they answer while they train."""
-        return self._ask("describe", (), timeout)
+        return self._ask(TrainerCalls.describe(), timeout)
 
     # ---- repository -------------------------------------------------------------------------------------
 
@@ -154,8 +159,7 @@ class Trainers(list[Actor]):
             ValueError: the training was started without a repository.
             TensorVineError: what `Repository.save` raises.
         """
-        future = self.engine.call(self[0], "save", name, quality, metadata)
-        return self.engine.result(future, timeout, self._who(0, "save"))
+        return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
     def restore_from(self, model: ModelRef | str, timeout: float = 600.0) -> None:
         """Go on from a version that `save` made, at all ranks; all get rank 0's state.
@@ -169,7 +173,7 @@ class Trainers(list[Actor]):
             TensorMismatchError: its tensors are not those of the training; nothing has changed.
             TensorVineError: what `Repository.load` raises.
         """
-        self._together("restore_from", (model,), timeout)
+        self._together(TrainerCalls.restore_from(model), timeout)
 
     # ---- life -------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class Trainers(list[Actor]):
         if not self._actor_names:
             return
         try:
-            self._ask("close", (), CLOSE_S)
+            self._ask(TrainerCalls.close(), CLOSE_S)
         except TensorVineError as exc:
             log.info("not all ranks of %r ended by themselves: %s", self.name, exc)
         self.kill()
@@ -202,37 +206,41 @@ class Trainers(list[Actor]):
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _who(self, rank: int, what: str) -> str:
-        return f"rank {rank} of {self.name!r}: {what}"
+    def _rank(self, rank: int) -> Channel:
+        return Channel(self.engine, f"rank {rank} of {self.name!r}", actor=self[rank])
 
-    def _ask(self, method: str, arguments: Sequence[Any], timeout: float) -> list[Any]:
-        return self._collect([self.engine.call(actor, method, *arguments) for actor in self], method, timeout)
+    def _send(self, request: Request[_R]) -> list[Answer[_R]]:
+        return [self._rank(rank).send(request) for rank in range(len(self))]
 
-    def _collect(self, futures: Sequence[Future], what: str, timeout: float) -> list[Any]:
+    def _ask(self, request: Request[_R], timeout: float) -> list[_R]:
+        return self._collect(self._send(request), request.remote.name, timeout)
+
+    def _collect(self, asked: Sequence[Answer[_R]], what: str, timeout: float) -> list[_R]:
         """Wait for the ranks' answers; the first failure ends it, or the cause of that, where it comes up soon."""
-        waits = [
-            lambda rank=rank, future=future: self.engine.result(future, timeout, self._who(rank, what))
-            for rank, future in enumerate(futures)
-        ]
+        waits = [partial(answer.result, timeout) for answer in asked]
         answers, failed = first_failure(waits, GRACE_S)
         if not failed:
             return answers
         rank, error = root_cause(failed)
         if isinstance(error, ShardUnavailableError):
-            raise PeerLostError(f"{self._who(rank, what)}: expected it to live; it died: {error}") from error
+            raise PeerLostError(
+                f"rank {rank} of {self.name!r}: {what}: expected it to live; it died: {error}"
+            ) from error
         raise error
 
-    def _together(self, method: str, arguments: tuple[Any, ...], timeout: float) -> list[Any]:
+    def _together(self, request: Request[Any], timeout: float) -> None:
         """Have all ranks do something after the same step: prepared at all of them, then decided."""
+        method = request.remote.name
         for attempt in range(TRIES):
             reports = self.describe()
             step = None
             if any(report.training for report in reports):
                 step = max(report.steps_done for report in reports) + steps_ahead(reports, MARGIN_S * 4**attempt)
             change = uuid.uuid4().hex
-            if all(self._ask("prepare", (change, method, arguments, step), ANSWER_S)):
-                return self._ask("decide", (change, True), timeout)
-            self._ask("decide", (change, False), ANSWER_S)
+            if all(self._ask(TrainerCalls.prepare(change, method, request.arguments, step), ANSWER_S)):
+                self._ask(TrainerCalls.decide(change, True), timeout)
+                return
+            self._ask(TrainerCalls.decide(change, False), ANSWER_S)
             log.info("%s of %r: step %s was too soon for a rank", method, self.name, step)
         raise OperationTimeoutError(
             f"{method} of {self.name!r}: expected a step that no rank has begun; {TRIES} were too soon"
@@ -294,7 +302,7 @@ def start_trainers(
             arguments = {"engine": engine, "recipe": recipe, "run": run, "group": f"{run}-{token}"}
             arguments |= {"rank": rank, "size": count, "timeout": timeout}
             trainers.append(engine.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, life))
-        trainers._ask("start", (), timeout)
+        trainers._ask(TrainerCalls.start(), timeout)
     except BaseException:
         trainers.kill()
         raise

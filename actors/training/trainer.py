@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -27,8 +27,10 @@ from ..client.save.request import Saved
 from ..collective.connect import connect
 from ..collective.group import Group
 from ..collective.rendezvous import ActorRendezvous
-from ..engine.engine import Engine, group
-from .fork.calls import ForkCalls
+from ..engine.engine import Engine
+from ..rpc.calls import answers
+from .calls import TrainerCalls
+from .fork.forkable import Forkable
 from .loop import TrainingLoop
 from .report import RankReport, Recipe
 from .training import RankContext, TensorSpec, Training
@@ -52,7 +54,7 @@ class _Change:
     ended: Future[Any] = field(default_factory=Future)
 
 
-class TrainerActor(ForkCalls):
+class TrainerActor(Forkable):
     """The process of one rank.
 
     Args:
@@ -86,9 +88,8 @@ class TrainerActor(ForkCalls):
 
     # ---- life -------------------------------------------------------------------------------------------
 
-    @group("watch")
+    @answers(TrainerCalls.start)
     async def start(self) -> None:
-        """Join the peers and build the training; raises what that raises."""
         await self._at_boundary(self._start)
 
     def _start(self) -> None:
@@ -113,9 +114,8 @@ class TrainerActor(ForkCalls):
         self._loop.training = training
         self._forkable(training, self._run, self._rank, self._size, self._rendezvous)
 
-    @group("ctl")
+    @answers(TrainerCalls.close)
     async def close(self) -> None:
-        """Let go of all it holds; a train under way ends at the next boundary, or with its group."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
@@ -133,9 +133,8 @@ class TrainerActor(ForkCalls):
 
     # ---- what it tells ----------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(TrainerCalls.describe)
     async def describe(self) -> RankReport:
-        """Tell what it is and how far it is."""
         return RankReport(
             self._run,
             self._rank,
@@ -153,36 +152,18 @@ class TrainerActor(ForkCalls):
             self._forking,
         )
 
-    @group("ctl")
+    @answers(TrainerCalls.recipe)
     async def recipe(self) -> Recipe:
-        """Return what another rank like this one is made of."""
         return self._recipe
 
     # ---- training ---------------------------------------------------------------------------------------
 
-    @group("ctl")
+    @answers(TrainerCalls.announce)
     async def announce(self, train: int) -> None:
-        """Learn that a train is about to come, its number counted from 1: this rank counts as training from now on.
-
-        Calls may overtake one another; so a change for all ranks could find one that has begun and one that has not.
-        """
         self._loop.announce(train)
 
-    @group("watch")
+    @answers(TrainerCalls.train)
     async def train(self, steps: int, fork: str | None = None, number: int = 0) -> list[float]:
-        """Train so many steps; gives their losses, fewer if it was told to stop.
-
-        Args:
-            steps: from 1.
-            fork: from the state that this fork brings, of which `adopt` tells; None: as it stands.
-            number: by which it was announced; 0: it was not.
-
-        Raises:
-            ForkError: the fork failed.
-            ValueError: another train is under way, or `steps` is no number from 1.
-            PeerLostError: a peer died or left, now or in an earlier train.
-            Exception: whatever the training raises.
-        """
         try:
             losses = await self._begin(steps, fork)
         finally:
@@ -206,18 +187,12 @@ class TrainerActor(ForkCalls):
             self._broken = f"{type(error).__name__}: {error}"
             self._group.close()
 
-    @group("watch")
+    @answers(TrainerCalls.stop)
     async def stop(self) -> None:
-        """End the train under way at the next boundary; see `Trainers.stop` for several ranks."""
         self._loop.stop()
 
-    @group("watch")
+    @answers(TrainerCalls.configure)
     async def configure(self, options: Mapping[str, Any]) -> None:
-        """Change options at the next boundary; see `Trainers.configure` for several ranks.
-
-        Raises:
-            ValueError: an option that the training does not have, or a wrong value.
-        """
         await self._at_boundary(lambda: self._configure(options))
 
     def _configure(self, options: Mapping[str, Any]) -> None:
@@ -227,17 +202,8 @@ class TrainerActor(ForkCalls):
 
     # ---- all ranks after the same step --------------------------------------------------------------------
 
-    @group("ctl")
-    async def prepare(self, change: str, method: str, arguments: tuple[Any, ...], step: int | None) -> bool:
-        """Prepare a change that `decide` makes; gives whether its step is still to come.
-
-        Args:
-            change: its id.
-            method: "configure", "stop" or "restore_from".
-            arguments: the method's.
-            step: after which it is made; until it is decided, the rank stands still there. If the train ends before
-                that step, then at its end. None: at the next boundary.
-        """
+    @answers(TrainerCalls.prepare)
+    async def prepare(self, change: str, method: str, arguments: Sequence[Any], step: int | None) -> bool:
         methods = {"configure": self._configure, "stop": self._loop.stop, "restore_from": self._restore}
         new = _Change()
         try:
@@ -248,14 +214,13 @@ class TrainerActor(ForkCalls):
         self._changes[change] = new
         return True
 
-    def _make(self, change: _Change, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def _make(self, change: _Change, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         if not change.decided.wait(DECISION_S):
             raise OperationTimeoutError(f"{self._where}: expected the word on a change within {DECISION_S} s")
         return method(*arguments) if change.made else None
 
-    @group("watch")
+    @answers(TrainerCalls.decide)
     async def decide(self, change: str, made: bool) -> Any:
-        """Make a change that was prepared here, and give what it gives; or drop it, known or not."""
         prepared = self._changes.pop(change, None)
         if prepared is None:
             if made:
@@ -267,20 +232,8 @@ class TrainerActor(ForkCalls):
 
     # ---- repository -------------------------------------------------------------------------------------
 
-    @group("watch")
+    @answers(TrainerCalls.save)
     async def save(self, name: str, quality: float | None = None, metadata: Mapping[str, Any] | None = None) -> Saved:
-        """Save the whole state between two steps; training waits for one memory copy. Its parent is what was last saved
-        or restored here.
-
-        Args:
-            name: the model's name.
-            quality: as in `Repository.save`.
-            metadata: JSON values, to which the facts are added as "training".
-
-        Raises:
-            ValueError: this is not rank 0, the run has no repository, or the metadata has a "training".
-            TensorVineError: what `Repository.save` raises.
-        """
         if self._rank != 0 or FACTS in (metadata or {}):
             found = f"rank {self._rank}" if self._rank else f"metadata with {FACTS!r}"
             raise ValueError(f"{self._where}: save: expected rank 0 and metadata without {FACTS!r}; found {found}")
@@ -294,15 +247,8 @@ class TrainerActor(ForkCalls):
             self._versions.last = saved.ref
         return saved
 
-    @group("watch")
+    @answers(TrainerCalls.restore_from)
     async def restore_from(self, model: ModelRef | str) -> ModelRef:
-        """Go on from a version that `save` made; see `Trainers.restore_from` for several ranks.
-
-        Raises:
-            ValueError: the run has no repository, or the version has no facts of a training.
-            TensorMismatchError: its tensors are not those of the training; nothing has changed.
-            TensorVineError: what `Repository.load` raises.
-        """
         return await self._at_boundary(lambda: self._restore(model))
 
     def _restore(self, model: ModelRef | str) -> ModelRef:

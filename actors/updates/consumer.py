@@ -14,14 +14,34 @@ from typing import Any
 
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
-from ..engine.engine import Life, group
+from ..engine.engine import Life
+from ..rpc.calls import answers, remote
 from ..rpc.messages import check_transport
 from .follower import ConsumerStatus, Follower
-from .remote import Remote
+from .remote import Remote, RemoteCalls
 from .serving import Inference
 
 ANSWERING = 2
 """Threads that answer."""
+
+
+class ConsumerCalls(RemoteCalls):
+    """Calls of a consumer."""
+
+    @remote("data", repeatable=True)
+    def infer(self, batch: Any, timeout: float) -> Inference:
+        """Answer with the newest version."""
+        ...
+
+    @remote("watch", repeatable=True)
+    def wait_for(self, version: int, timeout: float) -> ModelRef:
+        """Wait until a version or a newer one answers."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def status(self) -> ConsumerStatus:
+        """Tell how it does."""
+        ...
 
 
 class ConsumerActor:
@@ -31,24 +51,20 @@ class ConsumerActor:
         self._follower = Follower(Repository.connect(repository), name, build, transport)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
 
-    @group("data")
+    @answers(ConsumerCalls.infer)
     async def infer(self, batch: Any, timeout: float) -> Inference:
-        """Answer with the newest version."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
 
-    @group("watch")
+    @answers(ConsumerCalls.wait_for)
     async def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until a version or a newer one answers."""
         return await asyncio.get_running_loop().run_in_executor(None, self._follower.wait_for, version, timeout)
 
-    @group("ctl")
+    @answers(ConsumerCalls.status)
     async def status(self) -> ConsumerStatus:
-        """Tell how it does."""
         return self._follower.status()
 
-    @group("ctl")
+    @answers(ConsumerCalls.close)
     async def close(self) -> None:
-        """Let go of the repository."""
         await asyncio.get_running_loop().run_in_executor(None, self._follower.close)
         self._pool.shutdown(wait=False)
 
@@ -96,7 +112,8 @@ class Consumer(Remote):
         if not callable(build):
             raise ValueError(f"{where}: build: expected a function that makes a model; found {type(build).__name__}")
         life = Life(outlives=False, gpus=gpus)
-        return cls._spawn(repo, name, ConsumerActor, {"build": build, "transport": transport}, node, life, "status")
+        arguments = {"build": build, "transport": transport}
+        return cls._spawn(repo, name, ConsumerActor, arguments, node, life, ConsumerCalls.status())
 
     def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that has arrived.
@@ -109,7 +126,7 @@ class Consumer(Remote):
             OperationTimeoutError: there is no version yet, or no answer in time.
             ShardUnavailableError: the consumer died; it is being started again.
         """
-        return self._call("infer", batch, timeout, timeout=timeout + 1.0)
+        return self._call(ConsumerCalls.infer(batch, timeout), timeout + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
         """Wait until `version` or a newer one answers, and give it.
@@ -117,8 +134,8 @@ class Consumer(Remote):
         Raises:
             OperationTimeoutError: it does not yet.
         """
-        return self._call("wait_for", version, timeout, timeout=timeout + 1.0)
+        return self._call(ConsumerCalls.wait_for(version, timeout), timeout + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
         """Tell how it does."""
-        return self._call("status", timeout=timeout)
+        return self._call(ConsumerCalls.status(), timeout)

@@ -21,8 +21,9 @@ from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVin
 from ...store.refs import ModelRef
 from ..client.fetch.ways import AUTO, SHARED
 from ..client.repository import Repository
-from ..engine.engine import Future
+from ..planner.calls import PlannerCalls
 from ..planner.streams import Delivered
+from ..rpc.channel import Answer
 from .serving import Inference, Serving
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Follower:
         self._answered = 0
         self._skipped = 0
         self._refused: dict[ModelRef, str] = {}
-        self._advice: Future | None = None
+        self._advice: Answer[str] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="tensorvine-update", daemon=True)
         self._thread.start()
@@ -194,9 +195,9 @@ class Follower:
         planner = self._repo._session.planner
         try:
             if self._advice is not None and self._transport == AUTO:
-                advised = planner.result(self._advice, 0.0)
+                advised = self._advice.result(0.0)
                 self._way = AUTO if advised == SHARED else advised
-            self._advice = planner.send("delivered", self._name, told)
+            self._advice = planner.send(PlannerCalls.delivered(self._name, told))
         except OperationTimeoutError as exc:  # of the advice: it is asked for again
             log.info("%s: the planner was not told of %s: %s", self._name, delivery.ref, exc)
         except TensorVineError as exc:

@@ -16,17 +16,32 @@ from typing import Any
 from ...store.errors import OperationTimeoutError
 from ...store.refs import check_name
 from ..client.repository import Repository
-from ..engine.engine import Life, group
+from ..engine.engine import Life
+from ..rpc.calls import answers, remote
 from ..rpc.messages import check_transport
 from .due import ScheduleLike, due_of
 from .publisher import Publisher, PublishReport
-from .remote import Remote
+from .remote import Remote, RemoteCalls
 
 ANSWER_S = 5.0
 """How much longer than the training the answer may take."""
 
 Train = Callable[[Publisher], Any]
 """A training: it calls `publisher.step` after each iteration, or hands `publisher.callback()` to `model.fit`."""
+
+
+class ProducerCalls(RemoteCalls):
+    """Calls of a producer."""
+
+    @remote("watch", repeatable=True)
+    def result(self, timeout: float) -> tuple[bool, Any]:
+        """Return (whether it ended, what it gave); raises what it raised."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def report(self) -> PublishReport:
+        """Tell what was published so far."""
+        ...
 
 
 class ProducerActor:
@@ -50,22 +65,19 @@ class ProducerActor:
         finally:
             self._ended.set()
 
-    @group("watch")
+    @answers(ProducerCalls.result)
     async def result(self, timeout: float) -> tuple[bool, Any]:
-        """Return (whether it ended, what it gave); raises what it raised."""
         ended = await asyncio.get_running_loop().run_in_executor(None, self._ended.wait, timeout)
         if self._error is not None:
             raise self._error
         return ended, self._result
 
-    @group("ctl")
+    @answers(ProducerCalls.report)
     async def report(self) -> PublishReport:
-        """Tell what was published so far."""
         return await asyncio.get_running_loop().run_in_executor(None, self._publisher.report)
 
-    @group("ctl")
+    @answers(ProducerCalls.close)
     async def close(self) -> None:
-        """Let go of the repository."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
@@ -120,7 +132,8 @@ class Producer(Remote):
             raise ValueError(f"{where}: train: expected a function of a publisher; found {type(train).__name__}")
         options = {"schedule": schedule, "transport": transport, "synchronous": synchronous, "keep": keep}
         life = Life(outlives=False, restarts=False, gpus=gpus)
-        return cls._spawn(repo, name, ProducerActor, {"train": train, "options": options}, node, life, "report")
+        arguments = {"train": train, "options": options}
+        return cls._spawn(repo, name, ProducerActor, arguments, node, life, ProducerCalls.report())
 
     def result(self, timeout: float) -> Any:
         """Wait for the end of the training and give what it returned; raises what it raised.
@@ -132,11 +145,11 @@ class Producer(Remote):
             OperationTimeoutError: it goes on.
             ShardUnavailableError: its process died.
         """
-        ended, result = self._call("result", timeout, timeout=timeout + ANSWER_S)
+        ended, result = self._call(ProducerCalls.result(timeout), timeout + ANSWER_S)
         if not ended:
             raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
         """Tell what it published so far."""
-        return self._call("report", timeout=timeout)
+        return self._call(ProducerCalls.report(), timeout)

@@ -28,6 +28,7 @@ from ...store.refs import ModelRef, check_name
 from ..client.frameworks import Source
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
+from ..planner.calls import PlannerCalls
 from ..planner.streams import Advice, Fitted, Observed
 from ..rpc.messages import check_transport
 from .due import Due, ScheduleLike, due_of
@@ -378,7 +379,7 @@ class Publisher:
         told = self._untold()
         try:
             planner = self._repo._session.planner
-            advice: Advice = planner.call("observed", self.name, told, timeout=PLANNER_TIMEOUT_S)
+            advice = planner.call(PlannerCalls.observed(self.name, told), PLANNER_TIMEOUT_S)
         except TensorVineError as exc:
             self._told.silent(self.name, exc)
             return

@@ -10,20 +10,33 @@ import logging
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from ...store.errors import TensorVineError
 from ..client.repository import Repository
 from ..engine.engine import Actor, Engine, Life
+from ..rpc.calls import Request, remote
+from ..rpc.channel import Channel
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 5.0
 
+_R = TypeVar("_R")
+
+
+class RemoteCalls:
+    """Calls of every such actor."""
+
+    @remote("ctl")
+    def close(self) -> None:
+        """Let go of the repository."""
+        ...
+
 
 class Remote:
-    """An actor, as its starter sees it. The actor has a method `close`."""
+    """An actor, as its starter sees it. It answers `RemoteCalls`."""
 
     role: ClassVar[str]
     """"producer" or "consumer"."""
@@ -35,6 +48,7 @@ class Remote:
         """The engine's handle of the actor."""
         self._engine = engine
         self._actor_name = actor_name
+        self._channel = Channel(engine, f"{self.role} of {name!r}", actor=actor)
         self._closed = False
 
     @classmethod
@@ -46,7 +60,7 @@ class Remote:
         arguments: Mapping[str, Any],
         node: str | None,
         life: Life,
-        first: str,
+        first: Request[Any],
     ) -> Self:
         """Start the actor, and wait until it answers the call `first`.
 
@@ -57,7 +71,7 @@ class Remote:
         given = {"repository": repo.name, "name": name, **arguments}
         started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, life))
         try:
-            started._call(first, timeout=START_TIMEOUT_S)
+            started._call(first, START_TIMEOUT_S)
         except BaseException:
             repo.engine.kill(actor_name)
             raise
@@ -69,7 +83,7 @@ class Remote:
             return
         self._closed = True
         try:
-            self._call("close", timeout=CLOSE_TIMEOUT_S)
+            self._call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
         except TensorVineError as exc:
             log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
         self._engine.kill(self._actor_name)
@@ -82,6 +96,5 @@ class Remote:
     ) -> None:
         self.close()
 
-    def _call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        future = self._engine.call(self.actor, method, *arguments)
-        return self._engine.result(future, timeout, f"{self.role} of {self.name!r}")
+    def _call(self, request: Request[_R], timeout: float) -> _R:
+        return self._channel.call(request, timeout)

@@ -21,7 +21,8 @@ def test_shards_join_and_drain_under_traffic(cluster: object, monkeypatch: pytes
     monkeypatch.setattr(elastic, "STEADY_S", 0.3)
     grown, shrunk = elastic.run(Effort.QUICK).rows
     for row in (grown, shrunk):
-        assert 0 < row.facts["metadata_bytes_moved"] < row.facts["metadata_bytes_total"]
+        assert row.facts["metadata_bytes_total"] > 0
+        assert row.facts["metadata_bytes_moved"] > 0  # of what is saved meanwhile, too: there is no bound
         assert row.facts["reads_per_s_during"] > 0
         assert row.facts["saves_per_s_before"] > 0
     assert grown.facts["tensor_bytes_moved"] == 0

@@ -178,6 +178,15 @@ def test_ctrl_c_waits_for_the_framework_but_a_second_one_does_not() -> None:
             signal.raise_signal(signal.SIGINT)  # the second
 
 
+@pytest.fixture
+def default_ctrl_c() -> Iterator[None]:
+    """Have Python's own handler of Ctrl-C, which the background job of a shell does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_ctrl_c")
 @pytest.mark.parametrize("handled", [False, True], ids=["by Python", "by Interrupts"])
 def test_ctrl_c_that_comes_in_a_finalizer_is_raised_after_it(handled: bool, capfd: pytest.CaptureFixture[str]) -> None:
     class Dying:

@@ -83,7 +83,8 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> 
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=30)
         assert KILL_AFTER <= len(told(parts)) < CANDIDATES
-        _, alive = psutil.wait_procs(marked(parts), timeout=60)
+        # Ray's agents try for 60 s to tell a head that has died with them before they end
+        _, alive = psutil.wait_procs(marked(parts), timeout=120)
         assert not alive
         for out, options in ((parts, ("--resume",)), (whole, ())):
             output, _ = (process := start(out, *options)).communicate(timeout=150)

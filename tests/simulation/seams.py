@@ -27,7 +27,7 @@ from typing import Any
 
 from tensorvine.actors.client import launch, repository, session
 from tensorvine.actors.engine import ray as engine_ray
-from tensorvine.actors.rpc import line_server
+from tensorvine.actors.rpc.sockets import server
 from tensorvine.actors.shard import sessions as shard_sessions
 from tensorvine.actors.transport import wire
 from tensorvine.store.archive import directory
@@ -61,8 +61,8 @@ class _Secrets:
         return f"{world().random.getrandbits(8 * count):0{2 * count}x}"
 
 
-class _NoLine:
-    """No actor has a line: the engine carries all calls."""
+class _NoServer:
+    """No actor has a socket: the engine carries all calls."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -89,7 +89,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (directory.open_directory, disk.open_directory),
         (wire.WireServer, cluster.SimulatedWireServer),
         (wire.WireClient, cluster.SimulatedWireClient),
-        (line_server.LineDoor, _NoLine),
+        (server.LazyServer, _NoServer),
         (engine_ray.RayEngine, cluster.SimulatedEngine),
         (repository.default_engine, cluster.SimulatedEngine),
     ]

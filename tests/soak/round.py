@@ -34,6 +34,7 @@ from typing import Any
 
 from tensorvine.actors import Repository
 from tensorvine.actors.client import launch
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import StorageError, TensorVineError
 
@@ -298,7 +299,7 @@ class Play:
         self._await("nothing is left in the shards", EMPTY_S, lambda: not _left(repo), found=lambda: _left(repo))
         for shard in repo.stats().shards:
             try:
-                repo._session.call(shard.shard, "check")
+                repo._session.call(shard.shard, ShardCalls.check())
             except Exception as exc:  # noqa: BLE001  told as a finding
                 self._find("counts are right", f"shard {shard.shard}: derived anew, they are the same", repr(exc))
         if self._plan.mode.path:
@@ -319,7 +320,9 @@ class Play:
         return sorted(str(file.relative_to(self._path)) for file in found if file.is_file())
 
     def _of_shard(self, pid: int) -> dict[str, int]:
-        return traces.descriptors(pid, self._path) | {"line": 0}  # lines are their callers', Ray's processes included
+        return traces.descriptors(pid, self._path) | {
+            "socket": 0
+        }  # those are their callers', other shards and Ray's processes included
 
     # ---- coming back ------------------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-KINDS = ("memory", "pidfd", "file", "line")
-"""Descriptors of shards' memory, of processes, of files below the repository's path, and of lines."""
+KINDS = ("memory", "pidfd", "file", "socket")
+"""Descriptors of shards' memory, of processes, of files below the repository's path, and of the sockets of calls."""
 
 
 def descriptors(pid: int, folder: Path) -> dict[str, int]:
     """Count a process's descriptors by kind; `folder` is the repository's path."""
     found: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-    lines = _lines_of_ours()
+    sockets = _sockets_of_ours()
     for target in _targets(pid).values():
         if target.startswith("/memfd:tensorvine"):
             found["memory"] += 1
@@ -28,8 +28,8 @@ def descriptors(pid: int, folder: Path) -> dict[str, int]:
             found["pidfd"] += 1
         elif target.startswith(f"{folder}/"):
             found["file"] += 1
-        elif target in lines:
-            found["line"] += 1
+        elif target in sockets:
+            found["socket"] += 1
     return dict(found)
 
 
@@ -95,7 +95,7 @@ def _targets(pid: int) -> dict[str, str]:
     return targets
 
 
-def _lines_of_ours() -> set[str]:
-    """Name the sockets of lines, as descriptors show them; the calling end has no name, so its peer's is looked at."""
+def _sockets_of_ours() -> set[str]:
+    """Name the sockets of calls, as descriptors show them; the calling end has no name, so its peer's is looked at."""
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {f"socket:[{row[6]}]" for row in rows if len(row) > 7 and row[7].startswith("@tensorvine-")}

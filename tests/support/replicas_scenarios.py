@@ -28,6 +28,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from tensorvine.actors import Repository
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
 
@@ -192,7 +193,7 @@ def a_killed_shard_comes_back(cluster: Cluster) -> None:
             repo.load(f"{name}@1")
         assert repo.save(name, BIG).ref == ModelRef(name, 3)
         for shard in repo._session.shards:
-            repo._session.call(shard, "check")
+            repo._session.call(shard, ShardCalls.check())
         assert not repo.verify(), repo.verify()
         retire_all(repo)
 
@@ -263,14 +264,16 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        where, method = (self._peers, "tell_within") if ours else (self._shelf, "_put")
+        where, method = (self._peers, "ask") if ours else (self._shelf, "_put")
         real = getattr(where, method)
 
         async def deadly(*arguments: Any) -> Any:
+            if ours and arguments[1].remote not in (ShardCalls.mirror, ShardCalls.secure):
+                return await real(*arguments)
             if when == "before":
                 die()
             if when == "during" and ours:
-                self._peers._engine.call(self._peers._actor(arguments[1]), *arguments[2:])
+                self._peers.post(*arguments[:2])
                 die()
             if when == "during":
                 room = where._room

@@ -30,6 +30,7 @@ from ....store.segments.segment import SegmentId
 from ...collective.group import Group
 from ...collective.rendezvous import Card
 from ...memory.buffers import Buffers
+from ...shard.calls import ShardCalls
 from ...transport.backends import TROUBLE, is_here, load, take_seat
 from ...transport.desk import Cards, RemoteDesk
 from ...transport.frames import Digests, Received, Slots
@@ -128,7 +129,7 @@ class _Link:
         failed: list[Exception] = []
         while len(failed) < TRIES and not self._closed:
             answer = self._ask(places, bool(failed), deadline, what)
-            hashes = self._session.send(self._shard, "digests", list(places)) if digests else None
+            hashes = self._session.send(self._shard, ShardCalls.digests(list(places))) if digests else None
             try:
                 check_parcels(answer.parcels, places, what)
                 found = self._received(answer, deadline, what)
@@ -144,7 +145,7 @@ class _Link:
             if answer.invited is not None:
                 self._join_soon(answer.life, answer.invited)
             if hashes is not None:
-                known = self._session.result(hashes, self._shard, time_left(deadline, what))
+                known = hashes.result(time_left(deadline, what))
                 found = _with_digests(found, known, what)
             return found, answer.epoch is not None
         reason = str(failed[-1]) if failed else "this way is closed"
@@ -162,9 +163,9 @@ class _Link:
         with self._lock:
             pair = self._asked_with = self._pair.epoch if self._pair is not None else None
             question = GroupQuestion(places, timeout, self._life, pair, tuple(self._epochs), alone)
-        arguments = (self._backend, self._member, question)
+        request = ShardCalls.send_by(self._backend, self._member, question)
         try:
-            answer: GroupAnswer = self._session.call(self._shard, "send_by", *arguments, timeout=timeout, again=True)
+            answer = self._session.call(self._shard, request, timeout)
         except BaseException as exc:
             known = isinstance(exc, TensorVineError) and not isinstance(exc, OperationTimeoutError)
             if not known or isinstance(exc, ShardUnavailableError):  # it may be sending
@@ -237,7 +238,7 @@ class _Link:
         return take_seat(name, seat, self._backend, timeout, self._desk)
 
     def _meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        return self._session.call(self._shard, "meet", key, rank, size, card, timeout, timeout=timeout + MEET_S)
+        return self._session.call(self._shard, ShardCalls.meet(key, rank, size, card, timeout), timeout + MEET_S)
 
     def _part(self, answer: GroupAnswer) -> None:
         """Close the group of an answer."""

@@ -22,9 +22,10 @@ import numpy as np
 from ....store.errors import ModelLostError, ShardUnavailableError
 from ....store.segments.blockheader import header_of
 from ....store.segments.segment import Block, SegmentId, layout
-from ...engine.engine import Future
 from ...memory.buffers import Buffers
 from ...memory.copying import copy_all
+from ...rpc.channel import Answer
+from ...shard.calls import ShardCalls
 from ...transport.backends import BACKENDS
 from ...transport.files_way import FilesWay
 from ...transport.frames import Digests, Received, Slots
@@ -104,7 +105,7 @@ class SharedMemoryWay:
         found: dict[SegmentId, Received] = {}
         while missing := {segment: slots for segment, slots in places.items() if segment not in found}:
             left = time_left(deadline, what)
-            blocks: dict[SegmentId, Block] = self._session.call(shard, "blocks", missing, timeout=left, again=True)
+            blocks = self._session.call(shard, ShardCalls.blocks(missing), left)
             locked = {segment: self.lock(segment, block, deadline) for segment, block in blocks.items()}
             found |= {s: _received(blocks[s], places[s], array) for s, array in locked.items() if array is not None}
         return found
@@ -215,8 +216,9 @@ class ObjectStoreWay:
     def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
         """Have the shard put blocks into the store, and copy what is asked for out of it."""
         left = time_left(deadline, what)
-        blocks: dict[SegmentId, Block] = self._session.call(shard, "carried", places, timeout=left, again=True)
-        asked = self._session.send(shard, "digests", list(places)) if digests else None  # answered beside the bytes
+        blocks = self._session.call(shard, ShardCalls.carried(places), left)
+        # content hashes are answered beside the bytes
+        asked = self._session.send(shard, ShardCalls.digests(list(places))) if digests else None
         far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
         handles = [block.handle for block in far.values()]
         came = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
@@ -236,14 +238,14 @@ class ObjectStoreWay:
         """Do nothing: the engine owns the store."""
 
     def _digests(
-        self, asked: Future, shard: int, blocks: AbstractSet[SegmentId], deadline: float, what: str
+        self, asked: Answer[Digests], shard: int, blocks: AbstractSet[SegmentId], deadline: float, what: str
     ) -> Digests:
         """Wait for the content hashes that were asked for; a shard that died meanwhile is asked again."""
         try:
-            hashes: Digests = self._session.result(asked, shard, time_left(deadline, what))
+            hashes = asked.result(time_left(deadline, what))
         except ShardUnavailableError:
             left = time_left(deadline, what)
-            hashes = self._session.call(shard, "digests", list(blocks), timeout=left, again=True)
+            hashes = self._session.call(shard, ShardCalls.digests(list(blocks)), left)
         lost = sorted(blocks - hashes.keys())
         if lost:
             raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")

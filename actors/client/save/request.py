@@ -19,7 +19,8 @@ from ....store.errors import GraphError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.refs import ModelRef
 from ....store.versions.manifest import TensorEntry
-from ...engine.engine import Future
+from ...rpc.channel import Answer
+from ...rpc.messages import Begun
 
 PROBE_BYTES = 4096
 COMPARE_BYTES = 1 << 20
@@ -47,7 +48,7 @@ class Announced:
     """Of the blocks that memory is granted for."""
     shard: int
     """Which was asked."""
-    begun: Future
+    begun: Answer[Begun]
     """Its answer."""
 
 

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,8 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ....store.versions.version import Draft
-from ...rpc.messages import Begun
+from ...rpc.messages import Beginning, Begun
+from ...shard.calls import ShardCalls
 from ..catalog import Catalog
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session, time_left
@@ -138,7 +138,7 @@ class Saver:
             return
         save_id = f"{self._session.client}/r{next(self._serial)}"
         life = connection.hello.pid
-        offsets = self._session.call(near, "reserve", self._session.client, save_id, lengths, again=True)
+        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save_id, lengths))
         if not offsets:
             log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
             return
@@ -154,7 +154,7 @@ class Saver:
         if reserved is None:
             return
         try:
-            if not self._session.call(reserved.shard, "is_short"):
+            if not self._session.call(reserved.shard, ShardCalls.is_short()):
                 return
         except TensorVineError as exc:  # it went with its shard, or another renewal will tell
             log.info("shard %d does not say whether it is short of memory: %s", reserved.shard, exc)
@@ -182,15 +182,13 @@ class Saver:
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
-        question = self._question(name, parent, False, save_id, shard, deadline)
-        return Announced(
-            save_id, lengths, shard, self._session.send(shard, "begin", *question, lengths, CONTROL_TIMEOUT_S)
-        )
+        asked = self._beginning(name, parent, False, save_id, shard, deadline, lengths)
+        return Announced(save_id, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
 
     def withdraw(self, announced: Announced) -> None:
         """Let go of what was granted and pinned for a save that does not come; no wait."""
         try:
-            begun: Begun = self._session.result(announced.begun, announced.shard, CONTROL_TIMEOUT_S)
+            begun = announced.begun.result(CONTROL_TIMEOUT_S)
         except TensorVineError as exc:
             log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save_id, exc)
             return
@@ -285,7 +283,7 @@ class Saver:
         if announced is None:
             return None
         try:
-            return self._session.result(announced.begun, announced.shard, deadline - time.monotonic())
+            return announced.begun.result(deadline - time.monotonic())
         except TensorVineError as exc:
             log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
             return None
@@ -298,13 +296,13 @@ class Saver:
             left = time_left(deadline, f"save of {request.name!r}")
             try:
                 inherits = request.inherit == "auto"
-                question = self._question(request.name, request.parent, inherits, save_id, shard, deadline)
                 sizes = lengths if shard == home else []
-                return self._session.call(shard, "begin", *question, sizes, left, timeout=left + 1.0, again=True)
+                asked = self._beginning(request.name, request.parent, inherits, save_id, shard, deadline, sizes)
+                return self._session.call(shard, ShardCalls.begin(asked), left + 1.0)
             except MovedError as exc:
                 self._session.moved(name, shard, exc, deadline)
 
-    def _question(
+    def _beginning(
         self,
         name: str,
         parent: tuple[str, int | None] | None,
@@ -312,12 +310,21 @@ class Saver:
         save_id: str,
         shard: int,
         deadline: float,
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `Shard.begin`, without sizes and timeout."""
+        sizes: list[int],
+    ) -> Beginning:
         of, version = parent or (name, None)
-        known = self._catalog.known(of, version)
-        mapped = self._is_mapped(shard, deadline)
-        return (self._session.client, of, version, parent is None, known, inherits, mapped, save_id)
+        return Beginning(
+            client=self._session.client,
+            name=of,
+            version=version,
+            optional=parent is None,
+            known=self._catalog.known(of, version),
+            inherits=inherits,
+            compares=self._is_mapped(shard, deadline),
+            save_id=save_id,
+            sizes=sizes,
+            timeout=deadline - time.monotonic(),
+        )
 
     def _parent(
         self, request: SaveRequest, begun: Begun, leases: list[str]
@@ -410,9 +417,9 @@ class Saver:
             by_shard: dict[int, list[SegmentId]] = {}
             for segment in missing:
                 by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
-            questions = {shard: ("digests", part) for shard, part in by_shard.items()}
+            requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
             try:
-                for answer in self._session.ask(questions, time_left(deadline, what)):
+                for answer in self._session.call_each(requests, time_left(deadline, what)):
                     known.update(answer)
                 break
             except MovedError as exc:
@@ -483,24 +490,24 @@ class Saver:
                 continue
             try:
                 self._session.connection(shard, deadline)  # it must know this client
-                arguments = (upload.save_id, upload.life, blocks)
-                self._session.call(shard, "adopt", *arguments, timeout=time_left(deadline, what))
+                adopt = ShardCalls.adopt(upload.save_id, upload.life, blocks)
+                self._session.call(shard, adopt, time_left(deadline, what))
             except MovedError as exc:
                 if shard == upload.shard:
                     raise ShardUnavailableError(f"{what}: expected its tensors in shard {shard}; {exc}") from exc
                 raise
             upload.taken(shard, blocks)
         left = time_left(deadline, what)
-        arguments = (draft, self._session.client, upload.life, upload.blocks, leases, durable, left)
+        commit = ShardCalls.commit(draft, self._session.client, upload.life, upload.blocks, leases, durable, left)
         waits = self._session.path is not None or self._session.topology.replicas > 1
         grace = GRACE_S if waits else 0.0
-        return self._session.call(home, "commit", *arguments, timeout=left + grace)[0]
+        return self._session.call(home, commit, left + grace)[0]
 
     def _tidy(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
-                self._session.call(shard, "abort", save_id, [], again=True)
+                self._session.call(shard, ShardCalls.abort(save_id, []))
             self._session.unpin(leases)
         except TensorVineError as exc:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
@@ -513,6 +520,6 @@ class Saver:
             self._session.drop(lease)
         for shard in shards:
             try:
-                self._session.send(shard, "abort", save_id, [])
+                self._session.send(shard, ShardCalls.abort(save_id, []))
             except TensorVineError as exc:
                 log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)

@@ -22,7 +22,9 @@ from ....store.versions.manifest import TensorEntry
 from ...engine.engine import Future
 from ...memory.copying import copy_all
 from ...memory.memory import MemoryView
-from ...shard.holdings import INLINE_BYTES, Filled
+from ...rpc.messages import Filled
+from ...shard.calls import ShardCalls
+from ...shard.holdings import INLINE_BYTES
 from ..session import Session, time_left
 
 IN_FLIGHT = 2
@@ -174,8 +176,8 @@ class Upload:
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = time_left(self._deadline, self._what)
-        arguments = (self._session.client, self.save_id, lengths, left)
-        return list(self._session.call(self.shard, "grant", *arguments, timeout=left + 1.0))
+        request = ShardCalls.grant(self._session.client, self.save_id, lengths, left)
+        return self._session.call(self.shard, request, left + 1.0)
 
     def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
         for block, arrays in zip(blocks, sources, strict=True):
@@ -184,14 +186,14 @@ class Upload:
                 copy_into(packed, arrays, self._helper)
             handle = self._session.engine.put(packed)
             left = time_left(self._deadline, self._what)
-            arguments = (self.save_id, block.id, handle, block.sizes, left)
-            self._answers.append(self._session.send(self.shard, "adopt_block", *arguments))
+            request = ShardCalls.adopt_block(self.save_id, block.id, handle, block.sizes, left)
+            self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()
 
     def _wait(self) -> None:
         left = time_left(self._deadline, self._what)
-        self._session.result(self._answers.pop(0), self.shard, left)
+        self._answers.pop(0).result(left)
 
 
 def copy_into(block: np.ndarray, arrays: Sequence[np.ndarray], helper: Executor) -> None:

@@ -25,6 +25,7 @@ from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ...rpc.messages import PEER_TIMEOUT_S
+from ..calls import ShardCalls
 from ..peers import Peers
 from .persister import Persister
 from .tiers import Tiers
@@ -169,7 +170,7 @@ class Care:
             found = named_here(self._state, segments)
         for shard in self._peers.others:
             try:
-                found |= self._peers.ask(shard, "named", (list(segments),), PEER_TIMEOUT_S)
+                found |= self._peers.call(shard, ShardCalls.named(list(segments)), PEER_TIMEOUT_S)
             except (TensorVineError, LookupError) as exc:
                 log.info("shard %d: shard %d does not say what it needs: %s", self._state.index, shard, exc)
                 return set(segments)

@@ -50,6 +50,7 @@ from ....store.versions.segments import RESTORED
 from ....store.versions.version import Draft
 from ...memory.workers import Workers
 from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
+from ..calls import ShardCalls
 from ..holdings import INLINE_BYTES, READ_ROUNDS, Holdings
 from ..peers import Peers
 from .care import Care
@@ -438,7 +439,7 @@ class History:
             try:
                 if shard == self._config.index:
                     return self._tiers.store(wanted)
-                return self._peers.ask(shard, "store", (wanted,), deadline - time.monotonic())
+                return self._peers.call(shard, ShardCalls.store(wanted), deadline - time.monotonic())
             except MovedError as exc:
                 if time.monotonic() + STORE_PAUSE_S > deadline:
                     raise OperationTimeoutError(
@@ -534,7 +535,7 @@ class History:
         if shard not in self._peers.topology.alive:
             return True  # it has drained: another one knows what was there
         try:
-            self._peers.ask(shard, "relearn", (ref, list(segments)), deadline - time.monotonic())
+            self._peers.call(shard, ShardCalls.relearn(ref, list(segments)), deadline - time.monotonic())
         except ModelLostError:
             raise
         except (ShardUnavailableError, OperationTimeoutError) as exc:
@@ -544,7 +545,7 @@ class History:
         return True
 
     def _stored_elsewhere(self, segment: SegmentId) -> Stored:
-        return self._peers.ask(self._state.where(segment), "stored", (segment,), PEER_TIMEOUT_S)
+        return self._peers.call(self._state.where(segment), ShardCalls.stored(segment), PEER_TIMEOUT_S)
 
     def _body_of(self, ref: ModelRef) -> bytes | None:
         with self._lock:

@@ -20,6 +20,7 @@ from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.segments import RESTORED
+from ..calls import ShardCalls
 from ..peers import Peers
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Claims:
             asked, waiting = self._round, sorted(self._waiting)
         for shard in waiting:
             try:
-                named: Named = self._peers.ask(shard, "claims", (self._state.index,), ANSWER_S)
+                named = self._peers.call(shard, ShardCalls.claims(self._state.index), ANSWER_S)
             except TensorVineError as exc:
                 log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
                 continue

@@ -28,12 +28,12 @@ from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
 from ....store.shard import ShardState
 from ....store.versions.handover import Bundle
-from ....store.versions.manifest import Header
-from ...rpc.messages import PEER_TIMEOUT_S, Moved, Standing, Tag
+from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Standing, Tag, Unwritten
 from ...rpc.waiters import Waiters
+from ..calls import ShardCalls
 from ..disk.history import History
 from ..disk.persister import Job
-from ..peers import Peers, Sender
+from ..peers import Peers
 from ..serving.redis_board import RedisBoard
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ CHUNK_BYTES = 1 << 20
 RETRY_S = 0.2
 PAUSE_S, WINDOW_S = 0.005, 0.05
 """Between two chunks: so that what is asked of all shards finds a moment at which none is on its way."""
-Unwritten = tuple[Header, bytes]
-"""A version that is not on disk yet: header and table."""
 _IDLE = "/idle"  # no model's name starts with a slash
 
 
@@ -189,7 +187,7 @@ class Elastic:
         alive = self._peers.topology.alive
         for shard, part in onward.items():
             for heir in (shard,) if shard in alive else self._peers.others:  # who drained has handed them on
-                await self._peers.tell_gently(heir, "unpin", part)
+                await self._peers.tell_gently(heir, ShardCalls.unpin(part))
 
     # ---- a change ---------------------------------------------------------------------------------------
 
@@ -231,7 +229,7 @@ class Elastic:
                     await asyncio.sleep(WINDOW_S if time.monotonic() - self._asked < WINDOW_S else PAUSE_S)
             self._waiters.wake_all()  # also those who wait for a name that never was
             for shard in set(topology.shards) - {self._state.index}:
-                await self._peers.tell(shard, "arrived", self._state.index, topology.version)
+                await self._peers.ask(shard, ShardCalls.arrived(self._state.index, topology.version))
             return Moved(names, nbytes)
 
     def arrived(self, former: int, version: int) -> None:
@@ -314,7 +312,7 @@ class Elastic:
             late, self._late = self._late, []
             self._onward |= dict.fromkeys(set(bundle.leases) - set(late), home)
         if late:
-            await self._peers.tell_gently(home, "unpin", late)
+            await self._peers.tell_gently(home, ShardCalls.unpin(late))
         return grown
 
     async def _freeze(self, chunk: Sequence[str]) -> None:
@@ -346,7 +344,7 @@ class Elastic:
         """Send a bundle until it has arrived: there is no other copy of it."""
         while True:
             try:
-                return await self._peers.tell(home, "take", bundle, list(unwritten), self._peers.sender)
+                return await self._peers.ask(home, ShardCalls.take(bundle, list(unwritten), self._peers.sender))
             except TensorVineError as exc:
                 here, count = self._state.index, len(bundle.names)
                 log.warning("shard %d: shard %d did not take %d names yet: %s", here, home, count, exc)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
 from ....store.shard import ShardState
 from ....store.versions.handover import MovedSegment
+from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
+from ..calls import ShardCalls
 from ..holdings import INLINE_BYTES, Holdings, copy_slots
 from ..peers import LONG_TIMEOUT_S, Peers
 
@@ -44,6 +46,8 @@ MOVING = "+moving"
 AT_ONCE = 4
 """Segments that are copied at one time."""
 RETRY_S = 0.2
+
+_R = TypeVar("_R")
 
 
 class Estate:
@@ -120,7 +124,7 @@ class Estate:
                         break
                 await self._copy_all(missing[:AT_ONCE], after)
             for heir, part in parts.items():
-                while lacking := await self._tell(heir, "inherit", self._holder(after), part):
+                while lacking := await self._tell(heir, ShardCalls.inherit(self._holder(after), part)):
                     await self._copy_all(lacking[:AT_ONCE], after)  # it has started again meanwhile
             self._heard.set()
             return self._bytes
@@ -130,11 +134,11 @@ class Estate:
         await self.heard()
         await self._peers.hold(holder, holds)
 
-    async def pass_on(self, method: str, *arguments: Any) -> None:
+    async def pass_on(self, request: Request[None]) -> None:
         """Tell all heirs, also when who asked for it has given up waiting."""
         await self.heard(LONG_TIMEOUT_S)
         for heir in self.heirs:
-            await self._peers.tell_gently(heir, method, *arguments)
+            await self._peers.tell_gently(heir, request)
 
     async def late(self, holder: str, segments: Sequence[SegmentId]) -> None:
         """Copy what a saver brought after all was handed over; nothing to do before."""
@@ -270,7 +274,7 @@ class Estate:
         block = await self._holdings.in_thread(_packed, view, before, offsets, moved.sizes, length)
         del view  # the heir may take long, or refuse
         heir = after.where(segment_id)
-        await self._peers.tell_long(heir, "receive", moved, block, holder)
+        await self._peers.ask(heir, ShardCalls.receive(moved, block, holder), LONG_TIMEOUT_S)
         self._bytes += sum(moved.sizes[slot] for slot in slots)
 
     def _note(self, after: Topology) -> dict[int, list[MovedSegment]]:
@@ -294,13 +298,15 @@ class Estate:
             if found is not None:
                 self._state.hold(KEPT, {segment: found.live_slots})
 
-    async def _tell(self, heir: int, method: str, *arguments: Any) -> None:
+    async def _tell(self, heir: int, request: Request[_R]) -> _R:
         """Tell an heir until it has heard: there is no way back."""
         while True:
             try:
-                return await self._peers.tell_long(heir, method, *arguments)
+                return await self._peers.ask(heir, request, LONG_TIMEOUT_S)
             except TensorVineError as exc:
-                log.warning("shard %d: shard %d did not hear %s yet: %s", self._state.index, heir, method, exc)
+                log.warning(
+                    "shard %d: shard %d did not answer %s yet: %s", self._state.index, heir, request.remote.name, exc
+                )
             await asyncio.sleep(RETRY_S)
 
 

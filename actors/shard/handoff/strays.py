@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ....store.errors import TensorVineError
 from ....store.refs import ModelRef
 from ....store.shard import ShardState
+from ..calls import ShardCalls
 from ..peers import Peers
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Strays:
 
     def _unknown_at(self, home: int, holders: Sequence[str], version: int) -> list[str]:
         if home != self._state.index:
-            return self._peers.ask(home, "unknown", (holders, version), ANSWER_S)
+            return self._peers.call(home, ShardCalls.unknown(holders, version), ANSWER_S)
         with self._lock:
             return unknown_here(self._state, holders)
 

@@ -17,8 +17,8 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import Segment, SegmentId, layout
 from ....store.versions.mirror import Copy
 from ...transport.wire import WireClient
+from ..calls.mirror_messages import Address, Original
 from ..holdings import INLINE_BYTES, Holdings
-from .messages import Address, Original
 
 READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them."""

@@ -26,11 +26,12 @@ from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ....store.versions.mirror import Kept
 from ...rpc.waiters import Waiters
+from ..calls import ShardCalls
+from ..calls.mirror_messages import Address, Drop, Leave, Mark, Message, Open, Opened, Original, Put, Sync, Where
 from ..holdings import Holdings
 from ..peers import Peers
 from .buddies import Buddies, Link
 from .copies import batches, original_of
-from .messages import Address, Drop, Leave, Mark, Message, Open, Opened, Original, Put, Sync, Where
 from .restore import Restored
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ class Mirrors:
         try:
             left = max(deadline - time.monotonic(), 0.0)
             put = Put(self._index, self._life, shelf, new, records, self._address, left)
-            await self._peers.tell_within(left, link.shard, "mirror", put)
+            await self._peers.ask(link.shard, ShardCalls.mirror(put), left)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             self._fell_behind(link, shelf, exc)
             return False
@@ -369,4 +370,4 @@ class Mirrors:
         return {s: original_of(segment, self._holdings) for s, segment in found if segment is not None}
 
     def _ask(self, shard: int, message: Message, timeout: float = CALL_S) -> Any:
-        return self._peers.ask(shard, "mirror", (message,), timeout)
+        return self._peers.call(shard, ShardCalls.mirror(message), timeout)

@@ -25,10 +25,11 @@ from ....store.shard import ShardState
 from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.mirror import NEVER, Kept, Stamp
+from ..calls import ShardCalls
+from ..calls.mirror_messages import Claim, Look, Offer, Original
 from ..holdings import INLINE_BYTES, Holdings
 from ..peers import Peers
 from .copies import fetched, length_of
-from .messages import Claim, Look, Offer, Original
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def restore(
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
         try:
             began = time.monotonic()
-            offer: Offer = peers.ask(shard, "mirror", (Claim(index),), OFFER_S)
+            offer: Offer = peers.call(shard, ShardCalls.mirror(Claim(index)), OFFER_S)
             with lock:
                 wanted = _wanted(state, offer)
                 parts = _room(holdings, wanted)
@@ -117,7 +118,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
         for shard in sorted(waiting):
             patience = SILENT_S
             try:
-                found[shard] = peers.ask(shard, "mirror", (Look(index),), ASK_S)
+                found[shard] = peers.call(shard, ShardCalls.mirror(Look(index)), ASK_S)
                 waiting.discard(shard)
                 continue
             except ShardUnavailableError as exc:

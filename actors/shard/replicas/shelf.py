@@ -27,9 +27,7 @@ from ....store.versions.mirror import Mirror
 from ...memory.workers import Workers
 from ...transport.frames import Served, Slots
 from ...transport.wire import WireServer
-from ..holdings import INLINE_BYTES, Holdings
-from .copies import fetched, length_of
-from .messages import (
+from ..calls.mirror_messages import (
     Claim,
     Drop,
     Leave,
@@ -44,6 +42,8 @@ from .messages import (
     Sync,
     Where,
 )
+from ..holdings import INLINE_BYTES, Holdings
+from .copies import fetched, length_of
 
 FETCHERS = 2
 """Threads that fetch what is to be kept."""

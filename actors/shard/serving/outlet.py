@@ -19,8 +19,10 @@ import numpy as np
 from ....store.errors import ModelLostError, OperationTimeoutError
 from ....store.segments.segment import GONE, Segment, SegmentId
 from ....store.shard import ShardState
+from ...rpc.calls import Request
 from ...transport.frames import Digests, Served, Slots
 from ...transport.wire import WireServer
+from ..calls import ShardCalls
 from ..holdings import READ_ROUNDS, Holdings
 
 
@@ -32,7 +34,7 @@ class Outlet:
         state: the shard's.
         lock: guards it.
         holdings: its memory.
-        ask: calls a method of this shard, from a thread, and waits: (method, arguments, seconds).
+        call: calls this shard, from a thread, and waits: (request, seconds).
 
     Raises:
         OSError: nothing can listen at that address.
@@ -44,12 +46,12 @@ class Outlet:
         state: ShardState,
         lock: threading.RLock,
         holdings: Holdings,
-        ask: Callable[[str, tuple[Any, ...], float], Any],
+        call: Callable[[Request[Any], float], Any],
     ) -> None:
         self._state = state
         self._lock = lock
         self._holdings = holdings
-        self._ask = ask
+        self._call = call
         server = WireServer(self._answer, host)
         self.address = (*server.address, server.token)
         """(host, port, token): where it listens, as long as the process lives."""
@@ -68,7 +70,7 @@ class Outlet:
                 served = self._served(slots)
             if served is not None:
                 return served
-            self._ask("blocks", (slots,), deadline - time.monotonic())
+            self._call(ShardCalls.blocks(slots), deadline - time.monotonic())
         raise self._holdings.crowded(f"segments {list(slots)} to be sent")
 
     def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
@@ -87,7 +89,7 @@ class Outlet:
         with self._lock:
             known = self._state.digests(segments)
         unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
-        return known | self._ask("digests", (unknown,), deadline - time.monotonic()) if unknown else known
+        return known | self._call(ShardCalls.digests(unknown), deadline - time.monotonic()) if unknown else known
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""

@@ -1,169 +1,52 @@
-"""What the actor of a rank answers when it is forked, or is a clone.
-
-Rules
-- Each answers at once, or when something has ended; none waits for a step that need not come.
-- A clone takes the state in the thread of its training, so that nothing else happens to it meanwhile; its first step
-  may begin before all of the state is there.
-"""
+"""What a rank can be asked about forks, declared for those who fork it and for the rank."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from ....store.errors import ForkError
 from ....store.refs import ModelRef
-from ...collective.connect import connect
-from ...collective.rendezvous import Rendezvous
-from ...engine.engine import group
-from ..training import Training
-from ..versions import Versions
-from .intake import Intake
+from ...rpc.calls import remote
 from .order import ForkOrder
-from .port import ForkPort, ForkState
-
-TOLD_S = 30.0
-"""How much later than the order to train from it a clone may be told of a fork."""
+from .port import ForkState
 
 
 class ForkCalls:
-    """A rank's side of forks: what its actor can do beside training. The actor calls `_forkable` when it is built."""
+    """Answered by `fork.forkable`; the first three also by `post`."""
 
-    _where: str
-    _versions: Versions
-    _port: ForkPort | None = None
-    _intake: Intake | None = None
-    """Of a clone whose first step has not begun."""
-    _coming: dict[str, asyncio.Future[None]]
-    """Fork -> done when this clone has begun to take its state, or has refused to."""
-
-    def _forkable(self, training: Training, run: str, rank: int, size: int, rendezvous: Rendezvous) -> None:
-        self._connect = partial(connect, rendezvous=rendezvous)
-        self._forked = training
-        self._coming = {}
-        self._port = ForkPort(training, run, rank, size, self._connect)
-        training.hook(self._port)
-
-    async def _at_boundary(self, work: Callable[[], Any]) -> Any:
-        """Have a job carried out between two steps."""
-        raise NotImplementedError
-
-    @group("ctl")
-    async def arm(self, order: ForkOrder, step: int) -> None:
+    @remote("ctl")
+    def arm(self, order: ForkOrder, step: int) -> None:
         """Take an order to fork; a training that stands still after just that step is captured as it is.
 
         Raises:
             ForkError: as in `ForkPort.arm` and `ForkPort.capture`.
         """
-        port = self._ready()
-        if port.arm(order, step):
-            await self._at_boundary(port.capture)
+        ...
 
-    @group("ctl")
-    async def cancel(self, fork: str, reason: str) -> None:
+    @remote("ctl")
+    def cancel(self, fork: str, reason: str) -> None:
         """Give up a fork; one that has ended, or is not known, is left as it is."""
-        self._ready().cancel(fork, reason)
+        ...
 
-    @group("watch")
-    async def fork_state(self, fork: str, timeout: float) -> ForkState:
+    @remote("watch", repeatable=True)
+    def fork_state(self, fork: str, timeout: float) -> ForkState:
         """Wait until this rank has sent its share, or the fork failed, and tell how it goes.
 
         Raises:
             ForkError: the fork is not known here.
         """
-        state = await _in_thread(self._ready().state, fork, timeout)
-        state.saved = self._versions.last
-        return state
+        ...
 
-    @group("watch")
-    async def adopt(self, order: ForkOrder, clone: int) -> ForkState:
+    @remote("watch")
+    def adopt(self, order: ForkOrder, clone: int) -> ForkState:
         """Take over the state that a fork brings; returns when it is whole.
 
         Raises:
             ForkError: the fork failed, or its state is not that of this training.
         """
-        began = time.time()
-        coming = self._told_of(order.id)
-        try:
-            intake = self._take(order, clone)
-            coming.set_result(None)
-        except Exception as exc:
-            coming.set_exception(exc)
-            coming.exception()  # it is heard here
-            raise
-        try:
-            await _in_thread(intake.whole, order.timeout)
-        except BaseException as exc:
-            intake.fail(exc)
-            raise
-        return ForkState(0, True, True, None, 0.0, began, began, time.time())
+        ...
 
-    def _take(self, order: ForkOrder, clone: int) -> Intake:
-        if self._ready().busy or self._intake is not None or self._forked.steps_done:
-            raise ForkError(f"{self._where}: adopt: expected a training that has not begun; found one that has")
-        self._intake = Intake(order, clone, self._forked, self._connect)
-        return self._intake
-
-    def _told_of(self, fork: str) -> asyncio.Future[None]:
-        return self._coming.setdefault(fork, asyncio.get_running_loop().create_future())
-
-    async def _await_adoption(self, fork: str) -> None:
-        """Wait until this clone takes the state of a fork: an asynchronous actor's calls may overtake one another.
-
-        Raises:
-            ForkError: it was not told of the fork, or cannot take it.
-        """
-        coming = self._told_of(fork)
-        await asyncio.wait([coming], timeout=TOLD_S)
-        if not coming.done():
-            raise ForkError(f"{self._where}: train: expected to be told of fork {fork} within {TOLD_S} s; it was not")
-        coming.result()
-
-    @group("ctl")
-    async def descend(self, parent: ModelRef | None, origin: Mapping[str, Any]) -> None:
+    @remote("ctl")
+    def descend(self, parent: ModelRef | None, origin: Mapping[str, Any]) -> None:
         """Take note of what this clone comes from: the parent of the first version that it saves."""
-        self._versions.last, self._versions.origin = parent, origin
-
-    @property
-    def _forking(self) -> str | None:
-        """Id of the fork under way."""
-        return self._port.busy if self._port is not None else None
-
-    @property
-    def _adopting(self) -> bool:
-        """Whether the state of a fork is awaited, or on its way, and no step has begun."""
-        return self._intake is not None
-
-    def _await_state(self) -> None:
-        """Before the first step of a clone: wait for what comes from the ranks, and have the step wait for the rest.
-
-        Raises:
-            ForkError: the fork failed.
-        """
-        intake, self._intake = self._intake, None
-        if intake is not None:
-            intake.received()
-            self._forked.gate(intake.wait)
-
-    def _before_change(self) -> None:
-        """Before the state is changed between two steps: what a fork still sends of it is set aside."""
-        self._ready().before_update()
-
-    def _end_forks(self, why: str) -> None:
-        """Give up what is under way."""
-        if self._port is not None:
-            self._port.close()
-        if self._intake is not None:
-            self._intake.fail(ForkError(why))
-
-    def _ready(self) -> ForkPort:
-        if self._port is None:
-            raise ForkError(f"{self._where}: expected a training that was started; found none")
-        return self._port
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        ...

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tensorvine.actors import PrefixMatch, Repository
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelNotFoundError
 
@@ -213,7 +214,7 @@ class Machine(RuleBasedStateMachine):
         assert [(s.bytes_allocated, s.bytes_metadata, s.pins) for s in stats.shards] == [(0, 0, 0)] * len(stats.shards)
         for loaded, tensors in self.held:
             assert all(np.array_equal(loaded[t], value) for t, value in tensors.items())
-        self.repo._session.broadcast("check")
+        self.repo._session.broadcast(ShardCalls.check())
 
 
 @pytest.mark.timeout(300)

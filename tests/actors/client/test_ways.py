@@ -17,6 +17,8 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.fetch.ways import ObjectStoreWay, SocketWay, Way
 from tensorvine.actors.client.reader import Reader
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Received, Slots
 from tensorvine.store import KeepLast, Layer, ModelGraph, Quantize
 from tensorvine.store.errors import (
@@ -293,7 +295,7 @@ class TestFarReader:
         home = repo._session.home(name)
         assert far._reader.fetch(name, transport=transport, verify=True)
         ((segment, slots),) = slots_of_model(repo, name).items()
-        blocks = repo._session.call(home, "blocks", {segment: slots})
+        blocks = repo._session.call(home, ShardCalls.blocks({segment: slots}))
         part: Part = blocks[segment].handle
         view = repo._session.connection(home).view
         assert view is not None
@@ -401,23 +403,23 @@ class TestFallingBack:
             far = Repository.connect(repo.name)
             far._session.node = "another"
             process = psutil.Process(repo._session.connection(0).hello.pid)
-            result, send, hashes = far._session.result, far._session.send, []
+            send, hashes = far._session.send, []
 
-            def noted(shard: int, method: str, *arguments: Any) -> Any:
-                future = send(shard, method, *arguments)
-                hashes.extend([future] if method == "digests" else [])
-                return future
+            def noted(shard: int, request: Request[Any]) -> Any:
+                answer = send(shard, request)
+                if request.remote is ShardCalls.digests:
+                    hashes.append(answer)
+                    if len(hashes) == 1:
+                        monkeypatch.setattr(answer, "result", cut)
+                return answer
 
-            def cut(future: Any, shard: int, timeout: float) -> Any:
-                if len(hashes) == 1 and future is hashes[0]:
-                    process.kill()
-                    psutil.wait_procs([process], timeout=20)
-                    raise ShardUnavailableError("shard 0 died")
-                return result(future, shard, timeout)
+            def cut(timeout: float) -> Any:
+                process.kill()
+                psutil.wait_procs([process], timeout=20)
+                raise ShardUnavailableError("shard 0 died")
 
             with reader_of(far, ObjectStoreWay(far._session)) as reader:
                 monkeypatch.setattr(far._session, "send", noted)
-                monkeypatch.setattr(far._session, "result", cut)
                 loaded = reader.fetch(name, timeout=60, verify=True)
             assert equal(loaded.arrays, TENSORS)
             assert loaded.digests_checked

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 from tensorvine.actors.planner.resizing import Resizing
 from tensorvine.actors.rpc.messages import Moved
+from tensorvine.actors.rpc.shard_channels import ShardChannels
 from tensorvine.planner.topology import Topology
-from tensorvine.store.errors import OperationTimeoutError
+from tensorvine.store.errors import OperationTimeoutError, RepositoryNotFoundError
 from tensorvine.store.versions.ledger import Told
 
 ANSWERS: dict[str, Any] = {
@@ -34,8 +35,12 @@ class Shards:
     def find(self, name: str) -> str:
         return name
 
+    def this_node(self) -> str:
+        return "here"
+
     def call(self, actor: str, method: str, *arguments: Any) -> str:
-        self.asked.append((actor, method))
+        if method != "socket_address":  # there is none: it has no answer
+            self.asked.append((actor, method))
         return method
 
     def result(self, future: str, timeout: float, who: str) -> Any:
@@ -54,8 +59,10 @@ class Planner:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.shards = Shards()
+        engine = cast("Any", self.shards)
         self.resizing = Resizing(
-            cast("Any", self.shards),
+            engine,
+            ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
             None,
             lambda: self.topology,
             lambda topology: None,

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import ray
 from tensorvine.actors import Repository
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.search import Candidate
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import TensorMismatchError
 from tensorvine.store.refs import ModelRef
@@ -58,9 +60,9 @@ def messages(repo: Repository) -> Iterator[list[str]]:
     session, sent = repo._session, []
     send = session.send
 
-    def noting(shard: int, method: str, *arguments: Any) -> Any:
-        sent.append(arguments[0] if method == "gathered" else method)
-        return send(shard, method, *arguments)
+    def noting(shard: int, request: Request[Any]) -> Any:
+        sent.append(request.arguments[0] if request.remote is ShardCalls.gathered else request.remote.name)
+        return send(shard, request)
 
     session.send = noting  # type: ignore[method-assign]
     try:

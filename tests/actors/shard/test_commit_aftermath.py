@@ -8,8 +8,10 @@ import threading
 from typing import Any
 
 import pytest
-from tensorvine.actors.rpc.messages import ShardConfig
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.messages import Beginning, ShardConfig
 from tensorvine.actors.rpc.waiters import Busy, Waiters
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
 from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.actors.shard.handoff.strays import Strays
@@ -115,16 +117,17 @@ def home() -> Home:
 
 def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     peers = home._peers
-    for call in (lambda: peers.tell(1, "hold"), lambda: peers.hold("m@1", {(1, 1): [0]})):
-        with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it has drained"):
+    for call in (lambda: peers.ask(1, ShardCalls.node()), lambda: peers.hold("m@1", {(1, 1): [0]})):
+        with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it was stopped"):
             asyncio.run(call())
     with pytest.raises(ShardUnavailableError):
-        peers.ask(1, "claims", (), 1.0)
-    peers.send(1, "release", "m@1")
-    asyncio.run(peers.tell_gently(1, "release", "m@1"))
+        peers.call(1, ShardCalls.claims(0), 1.0)
+    peers.post(1, ShardCalls.release("m@1"))
+    asyncio.run(peers.tell_gently(1, ShardCalls.release("m@1")))
     asyncio.run(peers.release("m@1", {1}))
-    assert caplog.text.count("shard 1 did not hear release") == 2
-    assert caplog.text.count("shard 1 is not told release") == 1
+    assert caplog.text.count("shard 1 was not told release('m@1')") == 1
+    assert caplog.text.count("shard 1 was not told to release m@1") == 1
+    assert caplog.text.count("shard 1 is not told release('m@1')") == 1
 
 
 def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +135,7 @@ def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPat
         raise LookupError(f"no actor named {name!r}")
 
     monkeypatch.setattr(GoneEngine, "find", find)
-    with pytest.raises(RepositoryNotFoundError, match="shard 0 of 'gone': expected its planner to run"):
+    with pytest.raises(RepositoryNotFoundError, match="gone/planner: expected it to run"):
         Home()
 
 
@@ -169,8 +172,8 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
     name = next(name for name in map(str, range(100)) if topology.home(name) == 0)
     heard: list[str] = []
 
-    async def tell(shard: int, method: str, *arguments: Any) -> int:
-        heard.append(method)
+    async def ask(shard: int, request: Request[Any]) -> int:
+        heard.append(request.remote.name)
         return 0
 
     async def change() -> None:
@@ -184,7 +187,7 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
                 pass
         await moving
 
-    monkeypatch.setattr(home._peers, "tell", tell)
+    monkeypatch.setattr(home._peers, "ask", ask)
     asyncio.run(change())
     assert heard == ["take", "arrived"]
 
@@ -204,12 +207,12 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monk
     heard: list[Any] = []
     slow = asyncio.Event()
 
-    async def tell_within(timeout: float, shard: int, method: str, *arguments: Any) -> list[Any]:
-        if method == "inherit":
+    async def ask(shard: int, request: Request[Any], timeout: float = 30.0) -> list[Any]:
+        if request.remote is ShardCalls.inherit:
             await slow.wait()
-            heard.extend(holder for segment in arguments[1] for holder in segment.holders)
+            heard.extend(holder for segment in request.arguments[1] for holder in segment.holders)
         else:
-            heard.append((shard, method, *arguments))
+            heard.append((shard, request.remote.name, *request.arguments))
         return []
 
     async def drain() -> None:
@@ -221,7 +224,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monk
         await moving
         await home._settle()
 
-    monkeypatch.setattr(home._peers, "tell_within", tell_within)
+    monkeypatch.setattr(home._peers, "ask", ask)
     asyncio.run(drain())
     assert heard == [SAVE, "m@1", "m@2", (1, "release", "m@1")]
 
@@ -231,12 +234,12 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
 ) -> None:
     heard: list[int] = []
 
-    async def tell(shard: int, method: str, holder: str) -> None:
+    async def ask(shard: int, request: Request[Any]) -> None:
         heard.append(shard)
         if shard not in (0, 3):
             raise ShardUnavailableError(f"shard {shard} has drained")
 
-    monkeypatch.setattr(home._peers, "tell", tell)
+    monkeypatch.setattr(home._peers, "ask", ask)
     home._peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
     asyncio.run(home._peers.release("m@1", {1}))
     assert heard == [1, 0, 2, 3, 0, 3]
@@ -292,15 +295,11 @@ def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_
 ) -> None:
     heard: list[tuple[str, Any]] = []
 
-    class Heard:
-        def __init__(self, shard: int) -> None:
-            pass
+    async def ask(shard: int, request: Request[Any]) -> None:
+        await asyncio.sleep(0)
+        heard.append((request.remote.name, request.arguments))
 
-        async def call(self, timeout: float, method: str, *arguments: Any) -> None:
-            await asyncio.sleep(0)
-            heard.append((method, arguments))
-
-    monkeypatch.setattr(home._peers, "_link", Heard)
+    monkeypatch.setattr(home._peers, "ask", ask)
     monkeypatch.setattr(home._peers, "_restarts", 3)
     home._peers.forget_earlier(["m@1"])
     for holder in ("m@5", "m@6"):
@@ -350,7 +349,7 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
     asyncio.run(roomy.abort(SAVE, []))
     for ask in (
         lambda: roomy.grant(CLIENT, SAVE, [BYTES], 60.0),
-        lambda: roomy.begin(CLIENT, "m", None, True, None, False, False, SAVE, [BYTES], 60.0),
+        lambda: roomy.begin(Beginning(CLIENT, "m", None, True, None, False, False, SAVE, [BYTES], 60.0)),
         lambda: roomy.reserve(CLIENT, SAVE, [BYTES // 4]),
     ):
         with pytest.raises(OperationTimeoutError, match=ENDED):

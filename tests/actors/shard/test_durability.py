@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,7 +19,9 @@ import pytest
 import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.client.session import Session
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import actor_name, planner_name
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import (
     ModelLostError,
@@ -198,7 +201,7 @@ class TestShardKilled:
         for ref in (child, again):
             repo.retire(ref)
         eventually(lambda: segments(tmp_path) == [], "nothing left on disk")
-        repo._session.broadcast("check")
+        repo._session.broadcast(ShardCalls.check())
 
     def test_one_that_starts_again_waits_for_its_disk(self, shared: Repository, place: Path) -> None:
         repo = shared
@@ -253,7 +256,7 @@ class TestShardKilled:
         with pytest.raises(StorageError, match=f"{ref} cannot be read now.*{manifest}"):
             repo.load(ref)
         assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
-        repo._session.broadcast("check")
+        repo._session.broadcast(ShardCalls.check())
         assert segments(tmp_path) == before
         apart.rename(manifest)
         eventually(lambda: ref in repo.models(), "it can be read again")
@@ -266,14 +269,14 @@ class TestShardKilled:
         name = name_at(repo, 0, phase)
         kept = repo.save(name, tensors(1), durability="disk").ref
 
-        def deadly(self: Session, shard: int, method: str, *arguments: object) -> object:
-            if method == phase and not fatal.is_set():
+        def deadly(self: Session, shard: int, request: Request[Any]) -> object:
+            if request.remote.name == phase and not fatal.is_set():
                 fatal.set()
                 process = psutil.Process(self.connection(0).hello.pid)
-                future = send(self, shard, method, *arguments)
+                answer = send(self, shard, request)
                 process.kill()
-                return future
-            return send(self, shard, method, *arguments)
+                return answer
+            return send(self, shard, request)
 
         monkeypatch.setattr(Session, "send", deadly)
         made: ModelRef | None = None

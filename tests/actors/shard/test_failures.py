@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,6 +21,9 @@ import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.client import session as session_module
 from tensorvine.actors.client.session import Session
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.messages import Beginning
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     ModelLostError,
@@ -82,15 +86,15 @@ CLIENT = textwrap.dedent("""
     repo = Repository.connect(repository)
     send = Session.send
 
-    def deadly(self, shard, called, *arguments):
-        if called == method and when == "before":
+    def deadly(self, shard, request):
+        if request.remote.name == method and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        future = send(self, shard, called, *arguments)
-        if called == method:
+        answer = send(self, shard, request)
+        if request.remote.name == method:
             if when == "answered":
-                self.result(future, shard, 30)
+                answer.result(30)
             os.kill(os.getpid(), signal.SIGKILL)
-        return future
+        return answer
 
     Session.send = deadly
     repo.save(name, {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}, parent="parent")
@@ -170,14 +174,14 @@ class TestShardKilled:
     def test_killed_during_a_save(self, repo: Repository, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
         name, send, fatal = name_at(repo, 0), Session.send, threading.Event()
 
-        def deadly(self: Session, shard: int, method: str, *arguments: object) -> object:
-            if method == phase and not fatal.is_set():
+        def deadly(self: Session, shard: int, request: Request[Any]) -> object:
+            if request.remote.name == phase and not fatal.is_set():
                 fatal.set()
                 process = shard_process(repo, 0)
-                future = send(self, shard, method, *arguments)
+                answer = send(self, shard, request)
                 process.kill()
-                return future
-            return send(self, shard, method, *arguments)
+                return answer
+            return send(self, shard, request)
 
         repo.stats()
         monkeypatch.setattr(Session, "send", deadly)
@@ -231,7 +235,7 @@ class TestPlannerKilled:
         planner = ray.get_actor(f"{repo.name}/planner", namespace="tensorvine")
 
         def life() -> int:
-            return ray.get(planner.line.remote(repo._session.node), timeout=30).pid
+            return ray.get(planner.socket_address.remote(repo._session.node), timeout=30).pid
 
         def lives_again() -> bool:
             try:
@@ -267,19 +271,20 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         session.connection(0)
         other = Repository.connect(repo.name)._session
         other.connection(0)
-        assert other.call(0, "grant", other.client, f"{other.client}/s1", wanted, 60.0)
+        assert other.call(0, ShardCalls.grant(other.client, f"{other.client}/s1", wanted, 60.0))
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            session.call(0, "hello", "ghost", session.node, process.pid)
-            waiting = session.send(0, "grant", "ghost", "ghost/s1", wanted, 60.0)
-            assert session.call(0, "renew", "ghost")
+            session.call(0, ShardCalls.hello("ghost", session.node, process.pid))
+            waiting = session.send(0, ShardCalls.grant("ghost", "ghost/s1", wanted, 60.0))
+            assert session.call(0, ShardCalls.renew("ghost"))
             process.kill()
-        eventually(lambda: not session.call(0, "renew", "ghost"), "the shard to see that the client is gone")
+        eventually(lambda: not session.call(0, ShardCalls.renew("ghost")), "the shard to see that the client is gone")
         other.close()
         with pytest.raises(ShardUnavailableError, match="save ghost/s1: expected its client ghost to be connected"):
-            session.result(waiting, 0, 60.0)
-        begun = session.call(0, "begin", "ghost", "m", None, True, None, True, False, "ghost/s2", wanted, 60.0)
+            waiting.result(60.0)
+        asked = Beginning("ghost", "m", None, True, None, True, False, "ghost/s2", wanted, 60.0)
+        begun = session.call(0, ShardCalls.begin(asked))
         assert not begun.offsets
-        assert not session.call(0, "reserve", "ghost", "ghost/r3", [1 << 20])
+        assert not session.call(0, ShardCalls.reserve("ghost", "ghost/r3", [1 << 20]))
         assert nothing_left(repo)
 
 

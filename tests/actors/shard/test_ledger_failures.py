@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.rpc.messages import planner_name
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
@@ -70,7 +71,7 @@ class TestPlannerAndShardTogether:
             repo._session.refresh()
             assert repo._session.topology == topology
             for shard in repo.shards:
-                assert again(lambda shard=shard: repo._session.call(shard, "topology")) == topology
+                assert again(lambda shard=shard: repo._session.call(shard, ShardCalls.topology())) == topology
             assert sorted((tmp_path / "repository" / "segments").iterdir()) == files
             assert again(lambda: repo.save("m3", {"w": np.zeros(1)})).ref == ModelRef("m3", 2)
 

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.waiters import Waiters
-from tensorvine.actors.shard.replicas.messages import Mark, Message, Open, Original, Put, Sync
+from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.actors.shard.calls.mirror_messages import Mark, Message, Open, Original, Put, Sync
 from tensorvine.actors.shard.replicas.mirrors import Mirrors
 from tensorvine.actors.shard.replicas.restore import Restored, restore
 from tensorvine.actors.shard.replicas.shelf import Shelf
@@ -222,17 +224,18 @@ class Shelves:
         holdings: Any = SimpleNamespace(drop_save=lambda owner: None)
         return Shelf(f"node {shard}", "", state, lock, holdings, lambda *arguments: None, lambda: None)
 
-    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+    def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
+        (message,) = request.arguments
         if shard in self.silent:
             raise OperationTimeoutError(f"shard {shard} is silent")
-        if self.full and isinstance(arguments[0], Sync):
+        if self.full and isinstance(message, Sync):
             self.refused += 1
             raise StoreFullError(f"save mirror/0.{self.refused}: expected room")
-        return asyncio.run(self.shelves[shard].take(*arguments))
+        return asyncio.run(self.shelves[shard].take(message))
 
     def told(self, shard: int, *messages: Message) -> None:
         for message in messages:
-            self.ask(shard, "mirror", (message,), 1.0)
+            self.call(shard, ShardCalls.mirror(message), 1.0)
 
     def mirror(self, shard: int) -> Mirror:
         return self.shelves[shard]._mirrors[0]

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Delta, KeepBest, KeepBytes, KeepLast, Quantize, Retention, Shuffle, Zstd
 from tensorvine.store.errors import StoreFullError, TensorVineError
 
@@ -88,7 +89,7 @@ class TestPressure:
             for stats in repo.stats().shards:
                 assert stats.bytes_allocated <= store
             repo.flush()
-            repo._session.broadcast("check")
+            repo._session.broadcast(ShardCalls.check())
 
     def test_held_arrays_stay_intact_when_their_segment_leaves(self, cluster: object, tmp_path: Path) -> None:
         with start(tmp_path, store_bytes=24 * PART) as repo:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Gzip, Shuffle
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
@@ -51,10 +53,10 @@ def before_it_is_asked(repo: Repository, monkeypatch: pytest.MonkeyPatch, happen
     """Have something happen after a flush has learnt who lives, and before it asks them."""
     broadcast = repo._session.broadcast
 
-    def asked(method: str, *arguments: Any, **options: Any) -> list[Any]:
-        if method == "flush":
+    def asked(request: Request[Any], *arguments: Any, **options: Any) -> list[Any]:
+        if request.remote is ShardCalls.flush:
             happens()
-        return broadcast(method, *arguments, **options)
+        return broadcast(request, *arguments, **options)
 
     monkeypatch.setattr(repo._session, "broadcast", asked)
 
@@ -164,7 +166,7 @@ class TestSlowDisk:
         assert not any(name in manifest for manifest in manifests(path))
         eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
         assert repo.save(name, {"t": np.ones(5)}, durability="disk").ref.version == 2
-        repo._session.broadcast("check")
+        repo._session.broadcast(ShardCalls.check())
 
 
 class TestClose:

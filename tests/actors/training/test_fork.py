@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import ray
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.training.fork import calls
+from tensorvine.actors.training.calls import TrainerCalls
+from tensorvine.actors.training.fork import forkable
 from tensorvine.actors.training.fork.calls import ForkCalls
+from tensorvine.actors.training.fork.forkable import Forkable
 from tensorvine.actors.training.fork.order import ForkOrder
 from tensorvine.actors.training.forks import fork, fork_many, fork_version
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
@@ -159,9 +161,14 @@ class TestClones:
 
         def the_other_way_round(self: Any, order: ForkOrder, steps: int) -> list[Any]:
             for group in self._groups:
-                group.pending = [self._engine.call(clone, "train", steps, order.id) for clone in group]
-            self._all(self._clones, "describe")
-            return [self._engine.call(clone, "adopt", order, place) for place, clone in enumerate(self._clones)]
+                group.pending = [
+                    self._channel(clone, "a clone").send(TrainerCalls.train(steps, order.id)) for clone in group
+                ]
+            self._all(self._clones, TrainerCalls.describe())
+            return [
+                self._channel(clone, "a clone").send(ForkCalls.adopt(order, place))
+                for place, clone in enumerate(self._clones)
+            ]
 
         monkeypatch.setattr("tensorvine.actors.training.forks._Fork._adopt", the_other_way_round)
         run.train(5)
@@ -183,7 +190,7 @@ class TestClones:
             assert repo.info(resumed.save("clone").ref).parent == saved.ref
 
 
-class Clone(ForkCalls):
+class Clone(Forkable):
     """What a clone answers, without an actor."""
 
     def __init__(self) -> None:
@@ -194,7 +201,7 @@ class TestOvertaking:
     """The order to train from a fork comes before the fork."""
 
     def test_a_fork_that_does_not_come_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(calls, "TOLD_S", 0.01)
+        monkeypatch.setattr(forkable, "TOLD_S", 0.01)
         expected = r"rank 0 of 'clones': train: expected to be told of fork f7 within 0\.01 s; it was not"
         with pytest.raises(ForkError, match=expected):
             asyncio.run(Clone()._await_adoption("f7"))

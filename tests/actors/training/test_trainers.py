@@ -273,13 +273,13 @@ def test_a_single_rank_trains_on_after_a_step_that_failed(cluster):
 
 def test_a_rank_that_dies_is_named_by_the_other_and_to_the_starter(cluster):
     with start_trainers(regression, 2, name="mortal") as trainers:
-        futures = trainers.train_async(1_000_000)
+        answers = trainers.train_async(1_000_000)
         until(lambda: trainers.describe()[0].steps_done >= 2, "some steps")
         os.kill(trainers.describe()[1].pid, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="rank 1 of 'mortal': train: expected it to live; it died"):
             trainers.results(WAIT_S)
         with pytest.raises(PeerLostError, match="rank 1"):
-            trainers.engine.result(futures[0], WAIT_S, "rank 0")
+            answers[0].result(WAIT_S)
         with pytest.raises(PeerLostError, match="rank 1 of 'mortal': describe"):
             trainers.describe()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.training.calls import TrainerCalls
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.report import Recipe
 from tensorvine.actors.training.start import Trainers
@@ -76,7 +77,7 @@ class Ranks:
         for rank, actor in enumerate(actors):
             actor._rank = rank
         self.trainers = Trainers(made, "run", actors, ["rank-0", "rank-1"])
-        self.trainers._ask("start", (), SOON_S)
+        self.trainers._ask(TrainerCalls.start(), SOON_S)
 
 
 @pytest.fixture

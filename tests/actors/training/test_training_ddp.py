@@ -57,7 +57,7 @@ class TestPost:
     def test_calls_wait_for_who_fetches_them_and_get_their_own_answers(self) -> None:
         async def scene() -> list[Any]:
             post = RankPost("run", 0)
-            asked = [asyncio.create_task(post.ask("double", value)) for value in (1, 2)]
+            asked = [asyncio.create_task(post._ask("double", value)) for value in (1, 2)]
             calls: list[Any] = []
             while len(calls) < 2:
                 calls += await post.next(5.0)
@@ -84,7 +84,7 @@ class TestPost:
         async def scene() -> tuple[str, list[Any]]:
             post = RankPost("run", 3)
             with pytest.raises(OperationTimeoutError) as caught:
-                await post.ask("describe", timeout=0.01)
+                await post._ask("describe", timeout=0.01)
             await post.answer(1, "late", None)
             return str(caught.value), await post.next(0.0)
 
@@ -103,7 +103,7 @@ class TestPost:
         async def scene() -> list[Any]:
             post = RankPost("run", 0)
             before = await post.answered(0.0)
-            asked = asyncio.create_task(post.ask("double", 1))
+            asked = asyncio.create_task(post._ask("double", 1))
             ((number, _, _),) = await post.next(5.0)
             meanwhile = await post.answered(0.0)
             waiting = asyncio.create_task(post.answered(5.0))

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors.client.fetch.collective_way import CollectiveWay
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import TRANSPORTS
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport import group_sender
 from tensorvine.actors.transport.backends import BACKENDS, is_here, load
 from tensorvine.actors.transport.desk import Desk
@@ -95,11 +97,11 @@ class Calls:
         self.answers: list[GroupAnswer] = []
         self.event: Callable[[GroupAnswer], None] = lambda answer: None
 
-    def call(self, shard: int, method: str, *arguments: Any, timeout: float = 30.0, again: bool = False) -> Any:
-        if method == "meet":
-            return self.room.desk.exchange(*arguments)
-        assert method == "send_by"
-        _, member, question = arguments
+    def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
+        if request.remote is ShardCalls.meet:
+            return self.room.desk.exchange(*request.arguments)
+        assert request.remote is ShardCalls.send_by
+        _, member, question = request.arguments
         try:
             answer = self.room.sender.ask(member, question).result(timeout)
         except TimeoutError as exc:
@@ -108,12 +110,11 @@ class Calls:
         self.event(answer)
         return answer
 
-    def send(self, shard: int, method: str, segments: Sequence[SegmentId]) -> Any:
-        assert method == "digests"
-        return segments
-
-    def result(self, segments: Any, shard: int, timeout: float) -> Any:
-        return self.room.digests(segments)
+    def send(self, shard: int, request: Request[Any]) -> Any:
+        assert request.remote is ShardCalls.digests
+        answer: Future[Any] = Future()
+        answer.set_result(self.room.digests(*request.arguments))
+        return answer
 
 
 class Reader:

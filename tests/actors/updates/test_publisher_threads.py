@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors.planner.streams import Advice
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.updates import publisher as module
 from tensorvine.actors.updates.due import Due
 from tensorvine.actors.updates.publisher import Publisher
@@ -24,7 +25,8 @@ class Planner:
     def __init__(self) -> None:
         self.iterations: tuple[int, ...] = ()
 
-    def call(self, method: str, name: str, told: Any, timeout: float) -> Advice:
+    def call(self, request: Request[Any], timeout: float) -> Advice:
+        _, told = request.arguments
         known = told.place + len(told.losses)
         return Advice(known, Schedule(self.iterations, None, 0.0) if self.iterations else None)
 

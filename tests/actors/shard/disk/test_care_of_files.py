@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Chains, ToStore, Wanted
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import MovedError
@@ -116,13 +117,13 @@ class TestTheShardThatDrains:
         asked: list[tuple[int, str, ToStore]] = []
         chains: Chains = {(SEGMENT, 0): ()}
 
-        def ask(shard: int, method: str, arguments: tuple[ToStore], timeout: float) -> Chains:
-            asked.append((shard, method, arguments[0]))
+        def call(shard: int, request: Request[Any], timeout: float) -> Chains:
+            asked.append((shard, request.remote.name, *request.arguments))
             if len(asked) < 3:
                 raise MovedError("the heir has not learned the new topology", 0)
             return chains
 
-        cast("Any", life.peers).ask = ask
+        cast("Any", life.peers).call = call
         wanted = {SEGMENT: tensors(0)}
         with life.lock:
             life.state.release("m@1")

@@ -6,6 +6,8 @@ import threading
 from typing import Any, cast
 
 import pytest
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff.claims import Claims
 from tensorvine.planner.topology import Topology
 from tensorvine.store.segments.segment import SegmentId, Stored
@@ -27,8 +29,8 @@ class Others:
     def others(self) -> list[int]:
         return [shard for shard in self.topology.alive if shard]
 
-    def ask(self, shard: int, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
-        assert (method, arguments) == ("claims", (0,))
+    def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
+        assert (request.remote, request.arguments) == (ShardCalls.claims, (0,))
         self.asked.append(shard)
         return self.named[shard]
 
@@ -83,15 +85,15 @@ def test_when_all_others_have_left_before_they_answered_nothing_stays_for_ever(
 
 def test_an_answer_to_an_earlier_question_says_nothing_of_what_came_since(state: ShardState, others: Others) -> None:
     claims = claims_of(state, others)
-    ask = others.ask
+    call = others.call
 
     def meanwhile(*arguments: Any) -> Any:
-        others.ask = ask  # type: ignore[method-assign]
+        others.call = call  # type: ignore[method-assign]
         state.hold("m@3", {SEGMENT: [0]})  # brought back while they are asked
         claims.ask_anew(["m@3"])
-        return ask(*arguments)
+        return call(*arguments)
 
-    others.ask = meanwhile  # type: ignore[method-assign]
+    others.call = meanwhile  # type: ignore[method-assign]
     claims.gather()
     assert claims.open
     assert state.is_holder(RESTORED)

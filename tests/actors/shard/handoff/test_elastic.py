@@ -7,8 +7,10 @@ import threading
 from typing import Any, cast
 
 import pytest
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Standing
 from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff import elastic
 from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
 from tensorvine.planner.topology import Topology
@@ -36,9 +38,9 @@ class Others:
         self.seen: list[dict[str, int]] = []
         self.delivered = dict[str, int]
 
-    async def tell(self, shard: int, method: str, *arguments: Any) -> int:
+    async def ask(self, shard: int, request: Request[Any]) -> int:
         self.seen.append(self.delivered())
-        if method == "take" and self.refusals:
+        if request.remote is ShardCalls.take and self.refusals:
             self.refusals -= 1
             raise ShardUnavailableError(f"shard {shard} died")
         return 0

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
@@ -29,7 +30,7 @@ class Full:
 
     topology = topology_after = Topology("alone", (1,), "starter")
 
-    async def tell_long(self, shard: int, method: str, *arguments: Any) -> None:
+    async def ask(self, shard: int, request: Request[Any], timeout: float) -> None:
         raise StoreFullError(f"shard {shard}: no room")
 
 

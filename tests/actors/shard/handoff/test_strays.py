@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff import strays
 from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.planner.topology import Topology
@@ -28,9 +29,9 @@ class Homes:
         self.asked: list[list[str]] = []
         self.meanwhile = lambda: None
 
-    def ask(self, shard: int, method: str, arguments: tuple[Sequence[str], int], timeout: float) -> Any:
-        holders, version = arguments
-        assert (shard, method, version) == (1, "unknown", self.topology.version)
+    def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
+        holders, version = request.arguments
+        assert (shard, request.remote, version) == (1, ShardCalls.unknown, self.topology.version)
         self.asked.append(list(holders))
         self.meanwhile()
         return [holder for holder in holders if holder not in self.knows]

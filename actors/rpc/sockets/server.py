@@ -1,4 +1,4 @@
-"""The actor's end of its lines: it carries out what callers of its machine send (see `line`).
+"""The actor's end of the sockets by which callers of its machine reach it (see `channel`).
 
 Rules
 - Calls are carried out in the event loop in which the server is made: where the engine carries out the same methods.
@@ -14,11 +14,11 @@ import pickle
 import secrets
 import socket
 import traceback
-from typing import Any
+from typing import Any, cast
 
-from ...store.errors import TensorVineError
-from ..engine.engine import methods_by_line
-from .line import FULL, HEADER, WELCOME, LineAddress, credentials, first_of
+from ....store.errors import TensorVineError
+from ..calls import socket_methods
+from .framing import FULL, HEADER, WELCOME, SocketAddress, credentials, first_of
 
 log = logging.getLogger(__name__)
 
@@ -26,62 +26,67 @@ CONNECTIONS = 256
 """That one server serves at once; more are sent back to the engine."""
 
 
-class LineDoor:
-    """Opens an actor's line when somebody of its machine asks for it first.
+class LazyServer:
+    """Opens an actor's server when somebody of its machine asks for it first.
 
     Args:
-        actor: whose; see `engine.group` for which of its methods may be called.
+        actor: whose; what it `answers` by socket may be called.
         who: names the actor in the log.
     """
 
-    def __init__(self, actor: Any, who: str) -> None:
+    def __init__(self, actor: object, who: str) -> None:
         self._actor = actor
         self._who = who
-        self._server: LineServer | None = None
+        self._server: CallServer | None = None
         self._refused = False
 
-    def address(self) -> LineAddress | None:
-        """Return where the line is; None where there can be none. To be called in the loop of the group `ctl`."""
+    def address(self) -> SocketAddress | None:
+        """Return where it is; None where there can be none. To be called in the loop of the group `ctl`."""
         if self._server is None and not self._refused:
             try:
-                self._server = LineServer(self._actor, methods_by_line(type(self._actor)))
+                self._server = CallServer(self._actor)
             except OSError as exc:
-                log.warning("%s: no line, all calls go by the engine: %s", self._who, exc)
+                log.warning("%s: no socket, all calls go by the engine: %s", self._who, exc)
                 self._refused = True
         return self._server.address if self._server is not None else None
 
 
-class LineServer:
+class CallServer:
     """Serves an actor's short calls in the event loop in which it is made.
 
     Args:
         target: the actor.
-        methods: which of its coroutine methods.
 
     Raises:
         OSError: no socket can be had.
 
-    >>> from .line import Line
+    >>> from .blocking import BlockingConnections
+    >>> from ..calls import answers, remote
+    >>> class DoublingCalls:
+    ...     @remote("ctl")
+    ...     def double(self, value: int) -> int: ...
     >>> class Doubling:
+    ...     @answers(DoublingCalls.double)
     ...     async def double(self, value: int) -> int:
     ...         return 2 * value
     >>> async def scene() -> int:
-    ...     server = LineServer(Doubling(), frozenset({"double"}))
-    ...     line = Line(server.address)
-    ...     found = await asyncio.to_thread(lambda: line.send("double", (21,)).result(10.0, "an example"))
-    ...     line.close()
+    ...     server = CallServer(Doubling())
+    ...     caller = BlockingConnections(server.address)
+    ...     answer = await asyncio.to_thread(lambda: caller.send(DoublingCalls.double(21)).result(10.0, "an example"))
+    ...     caller.close()
     ...     await server.close()
-    ...     return found
+    ...     return answer
     >>> asyncio.run(scene())
     42
     """
 
-    def __init__(self, target: Any, methods: frozenset[str]) -> None:
+    def __init__(self, target: object) -> None:
         name = f"tensorvine-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{name}")
         self._listener.listen(128)
-        self.address = LineAddress(name, os.getpid(), methods)
+        self.address = SocketAddress(name, os.getpid())
+        self._methods = socket_methods(type(target))
         self._target = target
         self._served: set[_Served] = set()
         self._was_full = False
@@ -102,7 +107,7 @@ class LineServer:
         if len(self._served) >= CONNECTIONS:
             if not self._was_full:
                 self._was_full = True
-                log.warning("line: %d connections are served: more calls than these go by the engine", CONNECTIONS)
+                log.warning("sockets: %d connections are served: more calls than these go by the engine", CONNECTIONS)
             return False
         self._served.add(served)
         return True
@@ -112,10 +117,10 @@ class LineServer:
         self._served.discard(served)
 
     async def answer(self, method: str, arguments: tuple[Any, ...]) -> bytes:
-        """Carry out a call, and give what to send."""
+        """Carry out a call, and return what to send."""
         try:
-            if method not in self.address.methods:
-                raise AttributeError(f"expected one of {sorted(self.address.methods)}; found {method!r}")
+            if method not in self._methods:
+                raise AttributeError(f"expected one of {sorted(self._methods)}; found {method!r}")
             outcome = True, await getattr(self._target, method)(*arguments)
         except TensorVineError as exc:
             outcome = False, exc
@@ -131,17 +136,17 @@ class LineServer:
 class _Served(asyncio.Protocol):
     """A connection, at the server."""
 
-    def __init__(self, server: LineServer) -> None:
+    def __init__(self, server: CallServer) -> None:
         self._server = server
         self._buffer = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._transport: Any = None
+        self._transport: asyncio.Transport
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
         _, user, _ = credentials(transport.get_extra_info("socket"))
         if user != os.geteuid():
-            log.warning("line: a process of user %d is refused", user)
+            log.warning("sockets: a process of user %d is refused", user)
             transport.close()
         elif self._server.joined(self):
             transport.write(WELCOME)
@@ -159,7 +164,7 @@ class _Served(asyncio.Protocol):
             try:
                 method, arguments = pickle.loads(message)  # noqa: S301  of the same user
             except Exception as exc:  # noqa: BLE001  whatever the bytes make of it
-                log.warning("line: a call cannot be read, its connection ends: %r", exc)
+                log.warning("sockets: a call cannot be read, its connection ends: %r", exc)
                 self._transport.close()
                 return
             task = asyncio.get_running_loop().create_task(self._answer(number, method, arguments))

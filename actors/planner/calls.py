@@ -1,0 +1,47 @@
+"""What the planner of a repository can be asked, declared for those who ask and for the planner."""
+
+from __future__ import annotations
+
+from ...planner.topology import Topology
+from ..rpc.calls import remote
+from ..rpc.ledger_calls import LedgerCalls
+from .resizing import ScaleReport
+from .streams import Advice, Delivered, Observed
+
+
+class PlannerCalls(LedgerCalls):
+    """All calls of a planner."""
+
+    @remote("ctl", repeatable=True)
+    def topology(self) -> Topology:
+        """Return the shape of the repository."""
+        ...
+
+    @remote("ctl")
+    def claim(self) -> None:
+        """Take the path for this repository, and sweep what a crash left half-written there.
+
+        Raises:
+            StorageError: another repository runs on it.
+        """
+        ...
+
+    @remote("watch")
+    def scale(self, shards: int, timeout: float) -> ScaleReport:
+        """Change the number of shards; see `Repository.scale`."""
+        ...
+
+    @remote("ctl")
+    def observed(self, name: str, told: Observed) -> Advice:
+        """Take what a training observed; give the newest plan for it."""
+        ...
+
+    @remote("ctl")
+    def delivered(self, name: str, told: Delivered) -> str:
+        """Take what a consumer measured; give the way that its node should use next."""
+        ...
+
+    @remote("ctl")
+    def streams(self) -> dict[str, Advice]:
+        """Return what is known of each model that is published: its curve, costs and schedule."""
+        ...

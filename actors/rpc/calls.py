@@ -1,0 +1,121 @@
+"""What an actor can be asked: declared once, for those who ask and for the actor.
+
+Rules
+- A class such as `ShardCalls` declares the calls of one actor. Calling a declaration makes a `Request`, a value, which
+  a `Channel` carries; the type checker knows its arguments and its answer.
+- The actor's method is marked by `answers(declaration)`, and checked against it. It has no marks of its own.
+- A declaration says what every caller must know: the concurrency group in which the call is carried out, whether a
+  socket may carry it, and whether it may be repeated.
+
+>>> class CounterCalls:
+...     @remote("ctl", repeatable=True)
+...     def add(self, number: int, times: int = 1) -> int:
+...         "Add a number, and return the sum."
+...         ...
+>>> class Counter:
+...     @answers(CounterCalls.add)
+...     async def add(self, number: int, times: int = 1) -> int:
+...         return number * times
+>>> CounterCalls.add(2, times=3)
+add(2, 3)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from ..engine.engine import group as engine_group
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Self = TypeVar("_Self")
+
+
+class Remote(Generic[_P, _R]):
+    """The declaration of one call.
+
+    Args:
+        declared: a method without a body, whose docstring says what the call does.
+        group: the concurrency group of the actor in which it is carried out; see `engine.GROUPS`.
+        by_socket: a socket may carry it. What needs the engine to travel, such as handles of blocks, cannot.
+        repeatable: it changes nothing, or not twice: it may be sent again where it is not known what became of it.
+    """
+
+    def __init__(self, declared: Callable[Concatenate[Any, _P], _R], group: str, by_socket: bool, repeatable: bool):
+        self.name = declared.__name__
+        self.group = group
+        self.by_socket = by_socket
+        self.repeatable = repeatable
+        self.__doc__ = declared.__doc__
+        self._declared = declared
+
+    def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> Request[_R]:
+        """Return the request to make this call with these arguments."""
+        if named:
+            bound = self._signature.bind(None, *arguments, **named)
+            bound.apply_defaults()
+            return Request(self, bound.args[1:])
+        return Request(self, arguments)
+
+    def __repr__(self) -> str:
+        return f"<call {self.name}>"
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self._declared)
+
+
+class Request(Generic[_R]):
+    """A call with its arguments. It names itself in messages as Python would write it."""
+
+    __slots__ = ("arguments", "remote")
+
+    def __init__(self, remote: Remote[..., _R], arguments: tuple[Any, ...]) -> None:
+        self.remote = remote
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        return f"{self.remote.name}({', '.join(map(repr, self.arguments))})"
+
+
+def remote(
+    group: str, *, by_socket: bool | None = None, repeatable: bool = False
+) -> Callable[[Callable[Concatenate[Any, _P], _R]], Remote[_P, _R]]:
+    """Declare a call; see `Remote` for the arguments. None: a socket may carry what is in the group `ctl`."""
+
+    def declare(declared: Callable[Concatenate[Any, _P], _R]) -> Remote[_P, _R]:
+        return Remote(declared, group, group == "ctl" if by_socket is None else by_socket, repeatable)
+
+    return declare
+
+
+def answers(
+    call: Remote[_P, _R], *, group: str | None = None
+) -> Callable[
+    [Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]],
+    Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],
+]:
+    """Mark the method of an actor that answers a declared call; its docstring is the declaration's.
+
+    Args:
+        call: the declaration.
+        group: the concurrency group in which this actor carries it out; None: the declaration's.
+    """
+
+    def mark(
+        method: Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],
+    ) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]:
+        method.__doc__ = method.__doc__ or call.__doc__
+        if call.by_socket:
+            method.by_socket = True  # pyright: ignore[reportFunctionMemberAccess]
+        return engine_group(group or call.group)(method)
+
+    return mark
+
+
+def socket_methods(cls: type) -> frozenset[str]:
+    """Name the methods of an actor's class that a socket may carry calls to."""
+    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name), "by_socket", False))

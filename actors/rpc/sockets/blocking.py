@@ -1,0 +1,197 @@
+"""Connections of threads to an actor of the same machine, past the engine.
+
+Rules
+- An engine's call wakes many threads one after another, and each may wait for a core. Here it wakes two: the actor's
+  event loop, where the call is carried out as the engine's calls are, and who waits for the answer.
+- What cannot be sent (it is too large, or nobody answers there) has not happened, and goes by the engine. A connection
+  that ends while an answer is awaited has ended with its actor: the call may or may not have happened.
+- Calls are numbered, and a connection carries one awaited call at a time. Who does not wait any more leaves its answer
+  to the next, which skips it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+import weakref
+from collections import deque
+from typing import ClassVar, Generic, TypeVar
+
+from ....store.errors import OperationTimeoutError, ShardUnavailableError
+from ..calls import Request
+from .framing import HEADER, WELCOME, SocketAddress, check_server, first_of, outcome_of, packed
+
+log = logging.getLogger(__name__)
+
+SEND_S = 1.0
+"""How long a server may leave a call in the socket's buffer before the engine is asked."""
+RECEIVE_BYTES = 1 << 16
+
+_R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True)
+
+
+class BlockingConnections:
+    """The connections of a process's threads to one actor of this machine.
+
+    Args:
+        address: the actor's.
+    """
+
+    def __init__(self, address: SocketAddress) -> None:
+        self._address = address
+        self._pool = _Pool()
+        weakref.finalize(self, self._pool.close)
+
+    def send(self, request: Request[_R]) -> SocketAnswer[_R] | None:
+        """Send a call; None: it cannot be sent, and nothing has happened."""
+        message = packed(request)
+        if message is None:
+            return None
+        connection: _Connection | None = None
+        try:
+            connection = self._pool.take(self._address)
+            number = connection.send(message)
+        except OSError as exc:
+            log.debug("socket %s: %s goes by the engine: %s", self._address.name, request.remote.name, exc)
+            if connection is not None:
+                self._pool.drop(connection)
+            return None
+        return SocketAnswer(connection, number, self._pool)
+
+    def close(self) -> None:
+        """End the connections; one whose answer is awaited ends with that."""
+        self._pool.close()
+
+
+class SocketAnswer(Generic[_R_co]):
+    """An answer to come."""
+
+    def __init__(self, connection: _Connection, number: int, pool: _Pool) -> None:
+        self._connection: _Connection | None = connection
+        self._number = number
+        self._pool = pool
+        self._message = b""
+        self._ended: OSError | None = None
+
+    def result(self, timeout: float, who: str) -> _R_co:
+        """Wait for the answer; after a timeout it may be waited for again.
+
+        Raises:
+            OperationTimeoutError: it did not come within `timeout` seconds; names `who`.
+            ShardUnavailableError: the actor died; names `who`.
+            Exception: what the method raised.
+        """
+        if self._connection is not None:
+            self._receive(self._connection, timeout, who)
+        if self._ended is not None:
+            raise ShardUnavailableError(
+                f"{who}: expected an answer; it died or is being restarted ({self._ended})"
+            ) from self._ended
+        return outcome_of(self._message)
+
+    def _receive(self, connection: _Connection, timeout: float, who: str) -> None:
+        try:
+            message = connection.receive(self._number, time.monotonic() + timeout)
+        except TimeoutError as exc:
+            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+        except OSError as exc:
+            self._connection, self._ended = None, exc
+            self._pool.drop(connection)
+            return
+        except BaseException:  # such as Ctrl-C: nobody knows what the socket would bring next
+            self._connection, self._ended = None, ConnectionAbortedError("the wait was broken off")
+            self._pool.drop(connection)
+            raise
+        self._connection, self._message = None, message
+        self._pool.give(connection)
+
+    def __del__(self) -> None:
+        if self._connection is not None:
+            self._pool.give(self._connection)
+
+
+class _Pool:
+    """All connections of a process to one actor, idle or in use, so that its end finds them open, and closes them.
+
+    One that is closed lives until its last answer was given or dropped: of what is collected together, a socket may be
+    the first.
+    """
+
+    _closing: ClassVar[set[_Pool]] = set()
+
+    def __init__(self) -> None:
+        self._all: set[_Connection] = set()
+        self._idle: deque[_Connection] = deque()
+        self._closed = False
+
+    def take(self, address: SocketAddress) -> _Connection:
+        try:
+            return self._idle.pop()  # the one used last: what one thread sends arrives in order
+        except IndexError:
+            connection = _Connection(address)
+            self._all.add(connection)
+            return connection
+
+    def give(self, connection: _Connection) -> None:
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def drop(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        connection.close()
+        if not self._all:
+            self._closing.discard(self)
+
+    def close(self) -> None:
+        self._closed = True
+        self._closing.add(self)
+        with contextlib.suppress(IndexError):
+            while True:
+                self.drop(self._idle.pop())
+        if not self._all:
+            self._closing.discard(self)
+
+
+class _Connection:
+    """A connection, at the client."""
+
+    def __init__(self, address: SocketAddress) -> None:
+        self._buffer = bytearray()
+        self._sent = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(SEND_S)
+            self._socket.connect(f"\0{address.name}")
+            check_server(self._socket, address)
+            if self._socket.recv(1) != WELCOME:
+                raise ConnectionRefusedError("expected room for another connection; there is none")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def send(self, message: bytes) -> int:
+        self._sent += 1
+        self._socket.settimeout(SEND_S)
+        self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
+        return self._sent
+
+    def receive(self, number: int, deadline: float) -> bytes:
+        while True:
+            while (found := first_of(self._buffer)) is not None:
+                if found[0] == number:
+                    return found[1]
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.0))
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:  # there is no time, and nothing has come
+                raise TimeoutError from None
+            if not data:
+                raise ConnectionResetError("it has ended")
+            self._buffer += data
+
+    def close(self) -> None:
+        self._socket.close()

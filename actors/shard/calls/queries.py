@@ -1,0 +1,85 @@
+"""What is asked of a shard about its models, and not about their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....store.graphs.index import PrefixQuery
+from ....store.refs import ModelRef
+from ....store.shard import ShardStats
+from ....store.versions.manifest import Header
+from ...rpc.calls import remote
+from ...rpc.messages import Matches
+
+
+class QueryCalls:
+    """Answered by `shard.queries`."""
+
+    @remote("ctl", repeatable=True)
+    def header(self, client: str, name: str, version: int | None) -> Header:
+        """Return what is known of a version without its table."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def body(self, client: str, ref: ModelRef) -> bytes:
+        """Return a version's table of tensors."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def architecture(self, client: str, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
+        """Return the graph's JSON text of a version, and the framework's recipe for it."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def chain(self, ref: ModelRef) -> list[ModelRef]:
+        """Return a version and its ancestors, as far as this shard knows."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def qualities(self, name: str, versions: Sequence[int]) -> dict[ModelRef, float]:
+        """Return the qualities of versions of a name, retired ones included."""
+        ...
+
+    @remote("watch", by_socket=True, repeatable=True)
+    def wait_newer(self, name: str, after: int, timeout: float) -> ModelRef | None:
+        """Answer as soon as `name` has a version above `after`; None when none came in time."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def models(self, prefix: str) -> list[ModelRef]:
+        """List live versions."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+        """List versions whose architecture fits a pattern."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
+        """Answer prefix queries, each with a pin, and the graphs, as JSON, of the models found.
+
+        With `places` the answer to the load that follows is given, too, as far as it can be without reading from disk.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def unpin(self, leases: Sequence[str]) -> None:
+        """Let pins go."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def offspring(self, refs: Sequence[ModelRef]) -> list[tuple[ModelRef, bool]]:
+        """Return descendants, as far as this shard knows, and whether each lives."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def stats(self) -> ShardStats:
+        """Sum up what is here."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def check(self) -> None:
+        """Derive all counts anew and compare."""
+        ...

@@ -1,0 +1,72 @@
+"""What readers of tensors ask of a shard: where blocks are, or the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....store.refs import ModelRef
+from ....store.segments.segment import Block, SegmentId
+from ...rpc.calls import remote
+from ...rpc.messages import Fetched
+from ...transport.desk import Cards
+from ...transport.frames import Slots
+from ...transport.parcels import GroupAnswer, GroupQuestion
+
+
+class ReadCalls:
+    """Answered by `shard.reads`."""
+
+    @remote("ctl", repeatable=True)
+    def fetch(
+        self,
+        client: str,
+        name: str,
+        version: int | None,
+        known: ModelRef | None,
+        wanted: Slots,
+        whole: bool,
+    ) -> Fetched:
+        """Return a version's manifest, unless it is `known`, and where blocks are.
+
+        What is on disk only is read first. Blocks are for clients that map this shard's memory.
+
+        Args:
+            client: who asks.
+            name: of the model.
+            version: its number; None: the latest.
+            known: the version whose manifest the client has, and takes for the one that it asks for.
+            wanted: slots, lying here, that it needs of that one.
+            whole: of another one it needs all that lies here; else it asks for what it needs when it has the manifest.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def blocks(self, wanted: Slots) -> dict[SegmentId, Block]:
+        """Return blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
+        ...
+
+    @remote("ctl", by_socket=False, repeatable=True)
+    def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
+        """Return blocks as in `blocks`, but such as the engine carries."""
+        ...
+
+    @remote("watch", repeatable=True)
+    def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
+        """Send slots of segments to a member, a client's reader, by a collective group; see `group_sender`."""
+        ...
+
+    @remote("watch")
+    def meet(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> Cards:
+        """Let members of a group meet here; see `desk`."""
+        ...
+
+    @remote("data", repeatable=True)
+    def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
+        """Hold a version's manifest on disk against what is answered here."""
+        ...
+
+    @remote("data", repeatable=True)
+    def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        """Read tensors of this shard's segments, in memory and from disk, and say what is wrong with them."""
+        ...

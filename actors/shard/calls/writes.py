@@ -1,0 +1,99 @@
+"""What savers ask of a shard: memory to fill, and versions that come to exist and cease to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....store.refs import ModelRef
+from ....store.segments.segment import SegmentId
+from ....store.versions.version import Draft
+from ...rpc.calls import remote
+from ...rpc.messages import Beginning, Begun, Filled
+
+
+class WriteCalls:
+    """Answered by `shard.writes`."""
+
+    @remote("ctl", repeatable=True)
+    def begin(self, asked: Beginning) -> Begun:
+        """Start a save: pin the parent, unless it is optional and there is none.
+
+        Waits first for as long as too much waits to be written to disk. Grants memory for blocks, as far as there is
+        some, unless what the saver inherits can make them needless. The answer has the parent's content hashes, or,
+        where the saver can compare and all of them are in memory here, the places of its bytes.
+
+        Raises:
+            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        """Return the content hashes of segments, waiting for those that are being computed."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
+        """Grant memory for a save to come, if there is plenty; none else."""
+        ...
+
+    @remote("ctl")
+    def is_short(self) -> bool:
+        """Tell whether somebody waits for memory: then clients give back what they reserved for saves to come."""
+        ...
+
+    @remote("ctl")
+    def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
+        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError: the client is not known here (any more).
+        """
+        ...
+
+    @remote("ctl")
+    def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+        """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
+        ...
+
+    @remote("data")
+    def adopt_block(
+        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+    ) -> None:
+        """Copy a block that a client of another node put into this shard's memory, and take that."""
+        ...
+
+    @remote("ctl")
+    def commit(
+        self,
+        draft: Draft,
+        client: str,
+        life: int,
+        blocks: Sequence[Filled],
+        leases: Sequence[str],
+        durable: bool,
+        timeout: float,
+    ) -> tuple[ModelRef, int]:
+        """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
+
+        A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def abort(self, save_id: str, leases: Sequence[str]) -> None:
+        """Forget what an unfinished save brought."""
+        ...
+
+    @remote("ctl")
+    def retire(self, name: str, version: int | None) -> ModelRef:
+        """Make a version cease to exist."""
+        ...
+
+    @remote("watch", repeatable=True)
+    def flush(self, timeout: float) -> None:
+        """Wait until all that waits now is on disk."""
+        ...

@@ -1,0 +1,190 @@
+"""An actor of short calls, served by sockets of this process or of another one."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tensorvine.actors.rpc.actor_calls import ActorCalls
+from tensorvine.actors.rpc.calls import Request, answers, remote
+from tensorvine.actors.rpc.sockets.blocking import BlockingConnections, SocketAnswer
+from tensorvine.actors.rpc.sockets.framing import SocketAddress
+from tensorvine.actors.rpc.sockets.server import CallServer
+
+WAIT_S = 30.0
+
+
+class TargetCalls(ActorCalls):
+    """Short calls, and one that waits."""
+
+    @remote("ctl", repeatable=True)
+    def note(self, value: Any) -> Any: ...
+
+    @remote("ctl")
+    def fail(self, error: Exception) -> None: ...
+
+    @remote("watch", by_socket=True)
+    def wait(self, gate: str) -> str: ...
+
+    @remote("ctl")
+    def waits(self) -> int: ...
+
+    @remote("ctl")
+    def open(self, gate: str) -> None: ...
+
+    @remote("ctl")
+    def odd(self) -> Any: ...
+
+    @remote("ctl", by_socket=False)
+    def carried(self) -> None: ...
+
+    @remote("data")
+    def bytes(self) -> None: ...
+
+
+class Target:
+    """An actor that answers them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.waiting = 0
+        """How often `wait` was called."""
+
+    @answers(TargetCalls.note)
+    async def note(self, value: Any) -> Any:
+        self.seen.append(value)
+        return value
+
+    @answers(TargetCalls.fail)
+    async def fail(self, error: Exception) -> None:
+        raise error
+
+    @answers(TargetCalls.wait)
+    async def wait(self, gate: str) -> str:
+        self.waiting += 1
+        await self.gates.setdefault(gate, asyncio.Event()).wait()
+        return gate
+
+    @answers(TargetCalls.waits)
+    async def waits(self) -> int:
+        return self.waiting
+
+    @answers(TargetCalls.open)
+    async def open(self, gate: str) -> None:
+        self.gates.setdefault(gate, asyncio.Event()).set()
+
+    @answers(TargetCalls.odd)
+    async def odd(self) -> Any:
+        return threading.Lock()
+
+    @answers(TargetCalls.carried)
+    async def carried(self) -> None: ...
+
+    @answers(TargetCalls.bytes)
+    async def bytes(self) -> None: ...
+
+
+R = TypeVar("R")
+METHODS = frozenset({"note", "fail", "wait", "waits", "open", "odd"})
+
+
+async def at_rest() -> None:
+    """Bring to its end what this loop has begun."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
+
+    def close(self) -> None:
+        self.run(at_rest())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_S)
+        self.loop.close()
+
+
+class Serving(Loop):
+    """A target that is served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = Target()
+
+        async def start() -> CallServer:
+            return CallServer(self.target)
+
+        self.server = self.run(start())
+        self.address: SocketAddress = self.server.address
+
+    def close(self) -> None:
+        last = BlockingConnections(self.address)
+        called(
+            last, TargetCalls.note("last")
+        )  # who came before is served by now: a server that is closed while somebody comes
+        last.close()  # leaves a socket open (CPython, `_accept_connection2`)
+        self.run(self.server.close())
+        super().close()
+
+
+def sent(caller: BlockingConnections, request: Request[R]) -> SocketAnswer[R]:
+    answer = caller.send(request)
+    assert answer is not None
+    return answer
+
+
+def called(caller: BlockingConnections, request: Request[R]) -> R:
+    return sent(caller, request).result(WAIT_S, "an actor")
+
+
+def until(reached: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+SCRIPT = """
+import asyncio, pickle, sys
+from tensorvine.actors.rpc.sockets.server import CallServer
+from tests.support.call_targets import Target
+
+async def serve():
+    server = CallServer(Target())
+    print(pickle.dumps(server.address).hex(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+class Away:
+    """A target that is served by another process."""
+
+    def __init__(self) -> None:
+        root = Path(__file__).parents[2]
+        self.process = subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=root, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address: SocketAddress = pickle.loads(bytes.fromhex(self.process.stdout.readline()))  # noqa: S301  its own
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
