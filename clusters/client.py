@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +38,7 @@ WIDTH = 160
 
 
 @contextmanager
-def connected(name: str, address: str | None) -> Iterator[Repository]:
+def connected(name: str, address: str | None) -> Generator[Repository]:
     """Connect to a repository for one command.
 
     Raises:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ..actors.engine.ray import NAMESPACE
 from ..store.errors import OperationTimeoutError
@@ -45,7 +45,7 @@ def machines() -> list[Machine]:
             int(row["Resources"].get("object_store_memory", 0)),
             row.get("Labels", {}),
         )
-        for row in ray.nodes()
+        for row in cast("list[dict[str, Any]]", ray.nodes())
         if row["Alive"]
     ]
     return sorted(found, key=lambda machine: (machine.address, machine.id))
@@ -68,8 +68,8 @@ def places() -> dict[str, str]:
     """Give, for each living actor that has a name, the id of the node that it is on."""
     from ray._private import state  # Ray's public listing of actors needs its dashboard
 
-    rows = state.actors(actor_state_name="ALIVE").values()
-    return {row["Name"]: row["Address"]["NodeID"] for row in rows if row["Name"]}
+    rows = cast("dict[str, dict[str, Any]]", state.actors(actor_state_name="ALIVE"))
+    return {row["Name"]: row["Address"]["NodeID"] for row in rows.values() if row["Name"]}
 
 
 def repositories() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -127,13 +127,13 @@ class Source:
         if self._weights is not None:
             return self._adapter.snapshot(self._weights)
         held = self._held(model)
-        return held if isinstance(held, Mapping) else self._adapter.tensors_of(held)
+        return cast("Mapping[str, Any]", held) if isinstance(held, Mapping) else self._adapter.tensors_of(held)
 
     @staticmethod
     def _held(model: Any) -> Any:
-        if isinstance(model, Mapping) or _is_model(model):
-            return model
-        return model() if callable(model) else model
+        if isinstance(model, Mapping):
+            return cast("Mapping[str, Any]", model)
+        return model() if callable(model) and not _is_model(model) else model
 
 
 def _is_model(value: Any) -> bool:

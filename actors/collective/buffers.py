@@ -10,11 +10,11 @@ Rules
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from ...store.arrays import as_numpy, dtype_name
+from ...store.arrays import Array, as_numpy, dtype_name
 from ...store.errors import TensorMismatchError
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -58,7 +58,8 @@ def typed(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _flat(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
-    found = np.asarray(array) if isinstance(array, np.ndarray) else _view(array, where)  # no matrix, no mask
+    # no matrix, no mask
+    found = np.asarray(cast(Array, array)) if isinstance(array, np.ndarray) else _view(array, where)
     if not found.dtype.isnative:
         raise TensorMismatchError(f"{where}: expected this machine's byte order; found {found.dtype}")
     dtype_name(found.dtype) if found.dtype.kind in "biufc" else as_numpy(found, where)  # numbers only

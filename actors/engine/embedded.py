@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray._private import services  # the only place that knows what `ray start` left for others to find
@@ -44,7 +44,7 @@ def attach(address: str | None = None) -> None:
     if ray.is_initialized():
         return
     try:
-        chosen = address or services.get_ray_address_from_environment("auto", None)  # pyright: ignore[reportArgumentType]
+        chosen = address or cast(str, services.get_ray_address_from_environment("auto", None))
         if chosen != "local":
             _reach(chosen)
         ray.init(address=address or "auto", **_QUIET)  # Ray looks for its token where it finds the address itself
@@ -57,7 +57,7 @@ def running() -> str | None:
 
     One that a process embedded is not told: it ends with that process.
     """
-    found = services.get_ray_address_from_environment(None, None)  # pyright: ignore[reportArgumentType]
+    found = cast("str | None", services.get_ray_address_from_environment(cast(Any, None), None))
     if found is None or found == "local":
         return None
     if not os.environ.get("RAY_ADDRESS"):

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import ray
 import ray.exceptions
@@ -31,7 +31,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
-from .engine import GROUPS, SERVICE, Life, Node
+from .engine import GROUPS, SERVICE, Actor, Life, Node
 
 NAMESPACE = "tensorvine"
 
@@ -47,7 +47,7 @@ class RayEngine:
         here = self.this_node()
         alive = [
             Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0)))
-            for row in ray.nodes()
+            for row in cast("list[dict[str, Any]]", ray.nodes())
             if row["Alive"]
         ]
         return sorted(alive, key=lambda node: (node.id != here, node.id))
@@ -58,7 +58,7 @@ class RayEngine:
 
     def address(self) -> str:
         """Return the IP address of this process's node."""
-        return ray.util.get_node_ip_address()
+        return cast(str, ray.util.get_node_ip_address())
 
     def spawn(
         self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
@@ -81,11 +81,11 @@ class RayEngine:
         options = dict(name=name, namespace=NAMESPACE, lifetime=lifetime, get_if_exists=True, **placed)
         return actor_class.options(**options).remote(**arguments)
 
-    def find(self, name: str) -> Any:
+    def find(self, name: str) -> Actor:
         """Find a named actor."""
         _check_running(name)
         try:
-            return ray.get_actor(name, namespace=NAMESPACE)
+            return cast(Actor, ray.get_actor(name, namespace=NAMESPACE))
         except ValueError as exc:
             raise LookupError(f"no actor named {name!r} in namespace {NAMESPACE!r}") from exc
 
@@ -100,7 +100,7 @@ class RayEngine:
 
     def restarted(self) -> bool:
         """Tell whether this actor was restarted."""
-        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        return bool(cast(object, ray.get_runtime_context().was_current_actor_reconstructed))
 
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""
@@ -116,8 +116,8 @@ class RayEngine:
         _check_running(prefix)
         with _stored(prefix):
             names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
-            found = {name: internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
-        return {name.decode(): value for name, value in found.items() if value is not None}
+            found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
+        return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Send a call."""
@@ -169,7 +169,7 @@ def _check_running(what: str) -> None:
 def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
     """Raise what a Ray error means in the one tree."""
     if isinstance(exc, ray.exceptions.RayTaskError):
-        cause = exc.cause
+        cause = cast(object, exc.cause)
         if isinstance(cause, TensorVineError):
             raise cause from None
         raise exc

@@ -165,7 +165,7 @@ class MemoryView:
         start = BOARD_BYTES + part.offset
         block = np.frombuffer(self._readable[start : start + part.length], np.uint8)
         block = self._readers.guard(block, part)
-        return block if self._readable[start - HEADER_BYTES : start] == header else None
+        return block if bytes(self._readable[start - HEADER_BYTES : start]) == header else None
 
     def close(self) -> None:
         """Let the shard's process go. The memory is unmapped when the last array on it goes."""

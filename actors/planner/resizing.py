@@ -25,7 +25,7 @@ from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
 from ...store.shard import ShardStats
 from ...store.versions.ledger import Told
-from ..engine.engine import Engine
+from ..engine.engine import Engine, Node
 from ..rpc.calls import Request
 from ..rpc.messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
 from ..rpc.shard_channels import ShardChannels
@@ -197,7 +197,7 @@ class Resizing:
 
         nodes = self._engine.nodes()
         on_node = Counter(self._node_of(shard, deadline) for shard in topology.former)
-        chosen = {}
+        chosen: dict[int, Node] = {}
         for shard in fresh:
             chosen[shard] = min(nodes, key=lambda node: (on_node[node.id], nodes.index(node)))
             on_node[chosen[shard].id] += 1

@@ -12,18 +12,18 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from ConfigSpace import util
 from ConfigSpace.exceptions import ForbiddenValueError
 from ConfigSpace.hyperparameters import CategoricalHyperparameter, Hyperparameter, OrdinalHyperparameter
-from ConfigSpace.util import deactivate_inactive_hyperparameters
 from deephyper.evaluator import Job, RunningJob
 from deephyper.evaluator._ray import RayEvaluator
 from deephyper.evaluator.callback import Callback
-from deephyper.hpo import RegularizedEvolution
-from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
+from deephyper.hpo import HpProblem, RegularizedEvolution, utils
 from ray.exceptions import RayError
 
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
@@ -124,9 +124,12 @@ class AgedEvolution(RegularizedEvolution):
     nothing new. Arguments as there.
     """
 
+    _problem: HpProblem
+    _population: deque[tuple[dict[str, Any], float]]
+
     def _ask(self, n: int = 1) -> list[dict[str, Any]]:
         if len(self._population) < self.population_size:
-            return super()._ask(n)
+            return cast("list[dict[str, Any]]", super()._ask(n))
         return [self._child(self._parent()) for _ in range(n)]
 
     def _parent(self) -> dict[str, Any]:
@@ -140,19 +143,20 @@ class AgedEvolution(RegularizedEvolution):
             ValueError: the space has no decision, or allows no child of `parent`.
         """
         space = self._problem.space
-        active = space.get_active_hyperparameters(deactivate_inactive_hyperparameters(parent, space))
+        active = space.get_active_hyperparameters(util.deactivate_inactive_hyperparameters(parent, space))
         decisions = sorted(name for name in active if space[name].size > 1)
         if not decisions:
             raise ValueError(f"mutation of {parent}: expected a decision with at least two values; found none")
         for _ in range(DRAWS):
             name = str(self._random_state.choice(decisions))
-            child = {**parent, name: other_value(space[name], parent[name], self._random_state)}
+            decision = cast("Hyperparameter[Any, Any]", space[name])
+            child = {**parent, name: other_value(decision, parent[name], self._random_state)}
             try:
-                legal = dict(deactivate_inactive_hyperparameters(child, space))
+                legal = dict(util.deactivate_inactive_hyperparameters(child, space))
             except ForbiddenValueError:
                 continue
             return {
-                name: _plain(legal[name] if name in legal else get_inactive_value_of_hyperparameter(space[name]))
+                name: _plain(legal[name] if name in legal else utils.get_inactive_value_of_hyperparameter(space[name]))
                 for name in self._problem.hyperparameter_names
             }
         raise ValueError(f"mutation of {parent}: expected a child that the space allows; {DRAWS} drawn are forbidden")
@@ -178,7 +182,7 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
 
-def other_value(decision: Hyperparameter, value: Any, random: np.random.RandomState) -> Any:
+def other_value(decision: Hyperparameter[Any, Any], value: Any, random: np.random.RandomState) -> Any:
     """Draw a value of a decision that is not `value`: by the decision's own weights, as far as it has some.
 
     Raises:
@@ -208,7 +212,7 @@ def _ref_of(name: str, text: str | None) -> ModelRef:
 
 def _plain(value: Any) -> Any:
     """Return what JSON can hold in the place of NumPy's scalars."""
-    return value.item() if isinstance(value, np.generic) else value
+    return cast(Any, value).item() if isinstance(value, np.generic) else value
 
 
 def _evaluate(

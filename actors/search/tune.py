@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
-from pyarrow.fs import LocalFileSystem
+from pyarrow import fs
 from ray import tune
 from ray.tune.experiment import Trial
 
@@ -41,7 +41,7 @@ def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
     """Return a checkpoint that stands for a version; its directory goes at the end of the `with` block."""
     with tempfile.TemporaryDirectory(prefix="tensorvine-") as directory:
         write_ref(directory, ref)
-        yield tune.Checkpoint(directory, LocalFileSystem())
+        yield tune.Checkpoint(directory, cast(Any, fs.LocalFileSystem()))
 
 
 def report(metrics: Mapping[str, Any], ref: ModelRef) -> None:
@@ -66,7 +66,7 @@ def report(metrics: Mapping[str, Any], ref: ModelRef) -> None:
 
 def resumed() -> ModelRef | None:
     """Return the version that this trial is to go on from: its own, or who it exploits; None at its beginning."""
-    checkpoint = tune.get_checkpoint()
+    checkpoint = cast("tune.Checkpoint | None", tune.get_checkpoint())
     return None if checkpoint is None else ref_of(checkpoint)
 
 
@@ -138,7 +138,7 @@ class Retirement(tune.Callback):
 
     def _sweep(self, trials: Iterable[Trial]) -> None:
         repository = connected(self._repository)
-        used = {trial.checkpoint.path for trial in trials if trial.checkpoint is not None}
+        used: set[str] = {trial.checkpoint.path for trial in trials if trial.checkpoint is not None}
         known, kept = set(self._unheard), set[ModelRef]()
         for versions in self._reported.values():
             known.update(versions.values())

@@ -52,7 +52,7 @@ class ShardWrites(ShardParts):
             self._state.open(asked.client, time.monotonic())
             newest, version = self._state.newer(asked.name, 0), asked.version
             absent = asked.optional and newest is None
-            wanted = self._room.filled_by(asked.client, asked.sizes) if not self._is_leaving() else []
+            wanted: Sequence[int] = self._room.filled_by(asked.client, asked.sizes) if not self._is_leaving() else []
             offsets = self._holdings.grant(asked.save_id, wanted) if absent or not asked.inherits else []
             if absent:
                 return Begun(None, None, None, {}, None, offsets, *who)
@@ -80,7 +80,7 @@ class ShardWrites(ShardParts):
     async def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
         with self._lock:
             self._state.open(client, time.monotonic())
-            wanted = self._room.filled_by(client, sizes) if not self._is_leaving() else []
+            wanted: Sequence[int] = self._room.filled_by(client, sizes) if not self._is_leaving() else []
             return self._holdings.reserve(save_id, wanted) if wanted else []
 
     @answers(WriteCalls.is_short)

@@ -139,7 +139,7 @@ def fork_many(
     Raises:
         ForkError, ValueError: as in `fork`.
     """
-    options = [{}] * len(counts) if options is None else options
+    options = [dict[str, Any]()] * len(counts) if options is None else options
     names = [None] * len(counts) if names is None else names
     _check(trainers, counts, at_step, transport, options, names, steps)
     return _Fork(trainers, at_step, transport, build, timeout).run(counts, options, names, steps)

@@ -11,10 +11,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class StepContext:
         return self._means[name]
 
     @contextmanager
-    def changing(self, name: str) -> Iterator[np.ndarray]:
+    def changing(self, name: str) -> Generator[np.ndarray]:
         """Change an array of the state in place: in the block it is writable, after it, it has its final value.
 
         Raises:
@@ -295,7 +295,7 @@ class NumpyTraining:
         Raises:
             ValueError: they are not those of such a training, or of one with another kind of random generator.
         """
-        if facts.keys() != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
+        if set(facts) != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
             random = "none" if self.random is None else type(self.random.bit_generator).__name__
             raise ValueError(
                 f"{self.where}: facts: expected steps_done, random ({random}) and options; found {dict(facts)}"
@@ -337,5 +337,5 @@ def _kind(value: object) -> str:
 def _plain(value: Any) -> Any:
     """Write a bit generator's state with numbers and lists alone."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    return cast(Any, value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Versions:
                     f"{self._where}: {info.ref}: tensor {name!r}: expected {expected.get(name, 'none')}; "
                     f"found {found.get(name, 'none')}"
                 )
-        training.restore(facts)
+        training.restore(cast("Mapping[str, Any]", facts))
         for name, array in arrays.items():
             _fill(training.memory(name), array, f"{self._where}: tensor {name!r}")
             training.filled(name)

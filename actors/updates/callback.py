@@ -36,8 +36,9 @@ class CheckpointCallback(FitCallback):
         synchronous: bool = False,
         keep: int | None = None,
     ) -> None:
-        options = {"warmup": warmup, "transport": transport, "synchronous": synchronous, "keep": keep}
-        self.publisher = Publisher(repo, name, schedule, **options)
+        self.publisher = Publisher(
+            repo, name, schedule, warmup=warmup, transport=transport, synchronous=synchronous, keep=keep
+        )
         super().__init__(self.publisher)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:

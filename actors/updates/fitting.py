@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import keras
 
@@ -45,7 +45,7 @@ class FitCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Learn how long the training will be."""
-        params: dict[str, Any] = self.params or {}
+        params = cast("dict[str, Any] | None", self.params) or {}
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps and epochs:
             self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from ray import serve
@@ -66,5 +66,5 @@ def serve_application(
     >>> handle = serve.run(serve_application(repo, "net", build, num_replicas=2))    # doctest: +SKIP
     >>> handle.infer.remote(batch).result().ref                                      # doctest: +SKIP
     """
-    deployed: Any = serve.deployment(ModelReplica, **{"name": name.replace("/", "-"), **options})
+    deployed = cast(Any, serve.deployment)(ModelReplica, **{"name": name.replace("/", "-"), **options})
     return deployed.bind(repo.name, name, build, transport)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -194,12 +194,15 @@ def _torch_answer(module: Any) -> Callable[[Any], Any]:
 
     module.eval()
 
-    def arrays(outputs: Any) -> Any:
+    def arrays(outputs: object) -> object:
         if isinstance(outputs, torch.Tensor):
             return outputs.cpu().numpy()
         if isinstance(outputs, dict):
-            return {name: arrays(output) for name, output in outputs.items()}
-        return type(outputs)(map(arrays, outputs)) if isinstance(outputs, (list, tuple)) else outputs
+            return {name: arrays(output) for name, output in cast("dict[object, object]", outputs).items()}
+        if isinstance(outputs, (list, tuple)):
+            several = cast("list[object] | tuple[object, ...]", outputs)
+            return type(several)(map(arrays, several))
+        return outputs
 
     def answer(batch: Any) -> Any:
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def save_weights(repo: Repository, name: str, weights: Any, *, timeout: float = 
         TensorVineError: as in `Repository.save`.
     """
     if isinstance(weights, (list, tuple)):
-        weights = {f"{place:06d}": array for place, array in enumerate(weights)}
+        weights = {f"{place:06d}": array for place, array in enumerate(cast("Sequence[Any]", weights))}
     source = Source(weights)
     return repo.save(name, source.tensors(weights), graph=source.graph, timeout=timeout)
 

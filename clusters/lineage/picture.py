@@ -205,8 +205,9 @@ def _wrote(axes: Axes, one: Relative, lineage: Lineage, colors: Mapping[ModelRef
 
 
 def _line(axes: Axes, parent: tuple[float, float], child: tuple[float, float], dotted: bool) -> None:
-    style = {"color": GREY if dotted else PALE, "linewidth": 1.6, "linestyle": ":" if dotted else "-", "zorder": 0}
-    axes.plot([parent[0], parent[0], child[0]], [parent[1], child[1], child[1]], **style)
+    color, style = (GREY, ":") if dotted else (PALE, "-")
+    xs, ys = [parent[0], parent[0], child[0]], [parent[1], child[1], child[1]]
+    axes.plot(xs, ys, color=color, linewidth=1.6, linestyle=style, zorder=0)
 
 
 def _qualities(axes: Axes, rows: Sequence[Row], colors: Mapping[ModelRef, str], left: float) -> None:

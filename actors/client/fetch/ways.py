@@ -222,7 +222,7 @@ class ObjectStoreWay:
         far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
         handles = [block.handle for block in far.values()]
         came = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
-        hashes = self._digests(asked, shard, blocks.keys(), deadline, what) if asked is not None else {}
+        hashes: Digests = self._digests(asked, shard, blocks.keys(), deadline, what) if asked is not None else {}
         found: dict[SegmentId, Received] = {}
         for segment, block in blocks.items():
             if segment not in far:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -268,7 +268,7 @@ class GlooGroup(Member):
             with self._posting:
                 number = self._begun = self._begun + 1
                 found = start(self._running(), number) if start is not None and others else []
-                handles = found if isinstance(found, list) else [found]
+                handles = cast("list[Handle]", found) if isinstance(found, list) else [found]
                 transfer = Transfer(self, what, others, seconds, number, handles, then)
                 self._collectives.add(transfer)
         except RuntimeError as exc:

@@ -152,7 +152,7 @@ class Tiers:
         old_rows, old_parts = self._old(before, None if whole else live, written)
         rows, parts = encode_tensors(self._codec, sources)
         del sources
-        bases = {slot: chain for slot, chain in (before.bases if before else {}).items() if slot in live}
+        bases = {slot: chain for slot, chain in (before.bases.items() if before else ()) if slot in live}
         bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
         rows, parts = [*old_rows, *rows], [*old_parts, *parts]
         file = self._archive.write_segment(segment_id, generation, rows, parts)

@@ -53,7 +53,7 @@ class RedisBoard:
         self._link = RedisLink(url, f"shard {config.index}")
         self._config = config
         self._graph_of = graph_of
-        self._home_of = home if home is not None else lambda name: home_of(name, config.shards)
+        self._home_of: Callable[[str], int] = home if home is not None else lambda name: home_of(name, config.shards)
         self._channel = Keys(config.repository)
         self._keys = self._channel.of(config.start)
         self._changed = threading.Condition()

@@ -21,7 +21,7 @@ import numpy as np
 from ....planner.runs.forking import ForkPlan, Message
 from ....store.errors import ForkError, OperationTimeoutError, PeerLostError
 from ...collective.buffers import writable
-from ...collective.group import Group
+from ...collective.group import Group, Work
 from ..training import Training
 from .order import CLONE, RANK, ForkOrder, PeerGoneError
 from .outflow import Connect
@@ -131,7 +131,7 @@ class Intake:
     def _receive(self, source: int, messages: Sequence[Message]) -> None:
         """Receive what one rank sends."""
         with self._joined(self._order.link(source, self._clone), CLONE, 2) as group:
-            asked = []
+            asked: list[tuple[Work, np.ndarray]] = []
             for place, message in enumerate(messages):
                 while len(asked) < AHEAD and place + len(asked) < len(messages):
                     coming = messages[place + len(asked)]

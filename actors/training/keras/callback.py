@@ -200,7 +200,7 @@ class ForkCallback(OutsideRank, FitHooks):
 
 
 def _check(model: keras.Model, where: str) -> None:
-    executions, compiled = model.steps_per_execution, model.jit_compile
+    executions, compiled = cast(int, model.steps_per_execution), cast(bool, model.jit_compile)
     if executions != 1 or compiled:
         raise ValueError(
             f"{where}: expected model.compile(..., steps_per_execution=1, jit_compile=False); found "

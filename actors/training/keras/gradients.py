@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -144,5 +144,5 @@ class _Bucket:
 
 def _dense(gradient: Any, weight: Any) -> Any:
     if gradient is None:
-        return tf.zeros_like(weight.value)
+        return cast(Any, tf.zeros_like(weight.value))
     return tf.convert_to_tensor(gradient)

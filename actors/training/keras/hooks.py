@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -47,7 +47,7 @@ class Failure:
         self.error: BaseException | None = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> Generator[None]:
         """Keep what is raised within, and raise it."""
         try:
             yield
@@ -56,12 +56,12 @@ class Failure:
             raise
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def told(self) -> Generator[None]:
         """Raise, in place of TensorFlow's error, what was kept within."""
         self.error = None
         try:
             yield
-        except tf.errors.OpError as exc:
+        except cast("type[Exception]", tf.errors.OpError) as exc:
             if self.error is not None:
                 raise self.error from exc
             raise
@@ -83,7 +83,7 @@ def call_python(call: Call, inputs: Sequence[Any] = (), outputs: Sequence[Any] =
             raise ReferenceError("expected the training that this step was compiled for; it was closed")
         return bound(*values)
 
-    return tf.py_function(weakly, list(inputs), list(outputs))
+    return cast("list[Any]", tf.py_function(weakly, list(inputs), list(outputs)))
 
 
 class _Flagged:
@@ -114,7 +114,7 @@ class _Flagged:
             return tf.constant(0)
 
         with tf.control_dependencies(after):
-            return tf.cond(self._flag, call, lambda: tf.constant(0)).op
+            return cast(Any, tf.cond(self._flag, call, lambda: tf.constant(0))).op
 
 
 class _Part:
@@ -129,7 +129,7 @@ class _Part:
 
     def users(self, variables: Mapping[str, Any]) -> list[Any]:
         """List the operations that read the group's variables, or write to them, in the step that is being traced."""
-        graph: Any = tf.compat.v1.get_default_graph()
+        graph = cast(Any, tf.compat.v1.get_default_graph())
         handles = [graph.capture(variables[name].value.handle) for name in self.names]
         return list({id(user): user for handle in handles for user in handle.consumers()}.values())
 
@@ -177,7 +177,7 @@ class Tells(_Flagged):
                     hooks.updated(name, self._state.tensor(name), stable=True)
 
     def _warn_of_others(self) -> None:
-        graph: Any = tf.compat.v1.get_default_graph()
+        graph = cast(Any, tf.compat.v1.get_default_graph())
         known = self._state.handles()
         writers = [
             user.name

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -58,7 +58,7 @@ class KerasState:
         seeds = _seeds(model, weights)
         self.variables: dict[str, Any] = {}
         """Name -> variable, in the order of `specs`."""
-        trained = {id(weight) for weight in model.trainable_variables}
+        trained = {id(weight) for weight in cast("list[keras.Variable]", model.trainable_variables)}
         for name, weight in reversed(weights.items()):
             if id(weight) in trained:
                 own = {slot: variable for slot, (variable, owner) in slots.items() if owner == name}
@@ -156,7 +156,8 @@ class KerasState:
 
     def handles(self) -> set[int]:
         """Return the ids of the handles of TensorFlow's variables that are in the state, or need not be: metrics."""
-        parts = [*self.variables.values(), *self.rates.values(), *self.model.metrics_variables]
+        metrics = cast("list[Any]", self.model.metrics_variables)
+        parts = [*self.variables.values(), *self.rates.values(), *metrics]
         return {id(part.value.handle) for part in parts}
 
     def _variable(self, name: str) -> Any:
@@ -170,7 +171,7 @@ def _check(model: keras.Model, where: str) -> None:
         raise ValueError(f"{where}: expected Keras on TensorFlow; found it on {keras.backend.backend()}")
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"{where}: expected a compiled model with an optimizer; found {model.name!r} without one")
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    replicas = cast(int, model.distribute_strategy.num_replicas_in_sync)
     if replicas != 1:
         raise ValueError(f"{where}: expected a model on one device, ranks are processes; found {replicas} replicas")
 
@@ -188,7 +189,7 @@ def _unlisted(optimizer: Any, slots: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"optimizer/{place}/{attribute}": value
         for place, found in enumerate(_optimizers(optimizer))
-        for attribute, value in vars(found).items()
+        for attribute, value in cast("dict[str, Any]", vars(found)).items()
         if isinstance(value, keras.Variable) and id(value) not in known
     }
 
@@ -196,7 +197,7 @@ def _unlisted(optimizer: Any, slots: Mapping[str, Any]) -> dict[str, Any]:
 def _seeds(model: keras.Model, weights: Mapping[str, Any]) -> dict[str, Any]:
     """Name what is neither a weight nor the optimizer's: states of random generators, in the layers' order."""
     known = {id(weight) for weight in weights.values()}
-    states = [variable for variable in model.variables if id(variable) not in known]
+    states = [variable for variable in cast("list[Any]", model.variables) if id(variable) not in known]
     return {f"random/{place}": state for place, state in enumerate(states)}
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -192,14 +192,14 @@ class KerasTraining:
 
     def _traced(self, x: Any, y: Any, sample_weight: Any) -> Any:
         """Do one step; as `keras.Model.train_step` without metrics, so that the bits are the same."""
-        model, optimizer = self.model, self.model.optimizer
+        model, optimizer = cast(Any, self.model), cast(Any, self.model.optimizer)
         training = {"training": True} if model._call_has_training_arg else {}
         with tf.GradientTape() as tape:
             predicted = model(x, **training)
             loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
             scaled = optimizer.scale_loss(loss)
         weights = model.trainable_weights
-        gradients = tape.gradient(scaled, weights)
+        gradients = cast("list[Any]", tape.gradient(scaled, weights))
         if self._gradients is not None:
             gradients = self._gradients.trace(gradients, weights)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
@@ -219,7 +219,7 @@ class KerasTraining:
             raise ValueError(f"{self._where}: option {RATE!r}: expected a number from 0; found {rate!r}")
         if not 0 <= rate < math.inf:
             raise ValueError(f"{self._where}: option {RATE!r}: expected a number from 0; found {rate!r}")
-        self.model.optimizer.learning_rate = float(rate)
+        self.model.optimizer.learning_rate = float(cast(float, rate))
 
     def _begin_alike(self, group: Group) -> None:
         """Set the weights of all ranks to rank 0's."""
@@ -232,6 +232,10 @@ class KerasTraining:
                 self._state.variables[name].assign(array)
 
 
-def _tensors(batch: Any) -> Any:
+def _tensors(batch: object) -> object:
     """Make tensors of what a batch is made of; None stays."""
-    return keras.tree.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), batch)
+
+    def made(part: object) -> object:
+        return None if part is None else cast(object, tf.convert_to_tensor(cast(Any, part)))
+
+    return cast(object, keras.tree.map_structure(made, batch))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,16 +29,18 @@ def encode(value: object, where: str) -> Any:
     {'dict': [['betas', {'tuple': [0.9, 0.99]}], [3, None]]}
     """
     if isinstance(value, np.generic):
-        value = value.item()
+        value = cast(Any, value).item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return [encode(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        return [encode(item, f"{where}[{place}]") for place, item in enumerate(cast("list[object]", value))]
     if isinstance(value, tuple):
-        return {"tuple": [encode(item, f"{where}[{place}]") for place, item in enumerate(value)]}
+        items = cast("tuple[object, ...]", value)
+        return {"tuple": [encode(item, f"{where}[{place}]") for place, item in enumerate(items)]}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
-        return {kind: [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
+        entries = cast("Mapping[object, object]", value).items()
+        return {kind: [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in entries]}
     raise ValueError(
         f"{where}: expected numbers, strings, and lists, tuples and dicts of them; found {type(value).__qualname__}"
     )
@@ -51,10 +53,10 @@ def decode(value: Any) -> Any:
     {'betas': (0.9, 0.99), 3: None}
     """
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [decode(item) for item in cast("list[Any]", value)]
     if not isinstance(value, Mapping):
         return value
-    ((kind, content),) = value.items()
+    ((kind, content),) = cast("Mapping[str, Any]", value).items()
     if kind == "tuple":
         return tuple(decode(item) for item in content)
     items = {decode(key): decode(item) for key, item in content}

@@ -142,6 +142,9 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Make another optimizer with the same attributes, without hooks and without what a scheduler wraps its step in."""
     twin = object.__new__(type(optimizer))
     attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    hooks = {"_optimizer_step_pre_hooks": OrderedDict(), "_optimizer_step_post_hooks": OrderedDict()}
+    hooks: dict[str, OrderedDict[int, Any]] = {
+        "_optimizer_step_pre_hooks": OrderedDict(),
+        "_optimizer_step_post_hooks": OrderedDict(),
+    }
     vars(twin).update(attributes | hooks)
     return twin

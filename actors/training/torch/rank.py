@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, cast
@@ -81,7 +81,7 @@ class ForkableRank(OutsideRank):
         self.run, self.rank, self.size = run, rank, size
         self._engine = default_engine() if engine is None else engine
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
+            model = cast(nn.Module, model.module)
         self._state = TorchState(model, optimizer, scheduler, rank, f"rank {rank} of {run!r}")
         self._done, self._counted = steps_done, 0
         self._inside = False
@@ -102,7 +102,7 @@ class ForkableRank(OutsideRank):
     # ---- the loop's side ----------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self) -> Iterator[int]:
+    def step(self) -> Generator[int]:
         """Enclose one step of the loop; gives its number, from 1."""
         with self._lock:
             number, self._inside = self._done + 1, True

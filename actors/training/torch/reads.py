@@ -10,8 +10,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -58,12 +58,12 @@ def can_be_watched(model: nn.Module) -> bool:
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for item in value:
+        for item in cast("Sequence[object]", value):
             yield from _tensors(item)
     elif isinstance(value, dict):
-        for item in value.values():
+        for item in cast("dict[object, object]", value).values():
             yield from _tensors(item)

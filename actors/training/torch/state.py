@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class TorchState:
             "random": random_facts(),
             "extra": {
                 name: encode(module.get_extra_state(), f"{self.where}: extra state of module {name!r}")
-                for name, module in self._model.named_modules()
+                for name, module in cast("Iterable[tuple[str, nn.Module]]", self._model.named_modules())
                 if type(module).get_extra_state is not nn.Module.get_extra_state
             },
         }

@@ -19,11 +19,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ....store.arrays import as_numpy
 from ...collective.group import Group, Work
@@ -112,7 +113,7 @@ class TorchTraining:
         if context.group is not None and context.size > 1:
             self._begin_alike(context.group)
             self._gradients = Gradients(context.group, list(self._state.trained), list(self._state.trained.values()))
-        self._handles = [
+        self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._accumulated)
             for parameter in self._state.trained.values()
             if parameter.requires_grad
@@ -313,4 +314,4 @@ class TorchTraining:
 
 def _plain(value: Any) -> Any:
     """Return a NumPy number as Python's: options are among the facts."""
-    return value.item() if isinstance(value, np.generic) else value
+    return cast(Any, value).item() if isinstance(value, np.generic) else value
