@@ -125,11 +125,27 @@ def _write_model(
     tensors: list[Tensor] = []
     for slot, name in enumerate(names[inherited:]):
         entries[name] = TensorEntry("float32", shape, nbytes, None, own, slot)
-        tensors.append(Tensor(slot, name, design.layers[name], "float32", shape, values[slot] ^ place % 256, None))
+        tensors.append(
+            Tensor(
+                slot=slot,
+                name=name,
+                layer=design.layers[name],
+                dtype="float32",
+                shape=shape,
+                data=values[slot] ^ place % 256,
+                digest=None,
+            )
+        )
     archive.write_segment(own, 0, *encode_tensors(None, tensors))
     header = Header(
-        *(ref, parent, quality_of(place), json.dumps({"place": place}), 10**18 + place, design.key),
-        *(nbytes * len(tensors), nbytes * TENSORS),
+        ref=ref,
+        parent=parent,
+        quality=quality_of(place),
+        metadata=json.dumps({"place": place}),
+        created_ns=10**18 + place,
+        graph_key=design.key,
+        bytes_owned=nbytes * len(tensors),
+        bytes_total=nbytes * TENSORS,
     )
     archive.write_manifest(Manifest(header, (design.text, None), entries, {}), design.layers)
 

@@ -26,7 +26,7 @@ from .versions.table import VersionTable
 from .versions.version import Match, Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStats:
     """What one shard holds."""
 
@@ -79,7 +79,10 @@ class ShardState(VersionTable):
     >>> state.open("client", now=0.0)
     >>> state.adopt("client/1", (0, 1), b"abcd", [4])
     >>> graph = ModelGraph(())
-    >>> draft = Draft("m", "client/1", None, None, "{}", b"key", (graph.to_json(), None), b"", {(0, 1): [0]}, 4, 4)
+    >>> draft = Draft(
+    ...     name="m", save_id="client/1", parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
+    ...     architecture=(graph.to_json(), None), holds={(0, 1): [0]}, bytes_owned=4, bytes_total=4
+    ... )
     >>> ref = state.publish(state.begin_commit(draft), draft, created_ns=1)
     >>> str(ref), state.stats().bytes_memory
     ('m@1', 4)
@@ -99,14 +102,14 @@ class ShardState(VersionTable):
     def stats(self) -> ShardStats:
         """Sum up what is here."""
         return ShardStats(
-            self.index,
-            len(self._records),
-            self._tensors,
-            self._live_bytes,
-            self._allocated,
-            self._file_bytes,
-            self.bytes_metadata,
-            sum(len(session.leases) for session in self._sessions.values()),
+            shard=self.index,
+            models=len(self._records),
+            tensors=self._tensors,
+            bytes_memory=self._live_bytes,
+            bytes_allocated=self._allocated,
+            bytes_disk=self._file_bytes,
+            bytes_metadata=self.bytes_metadata,
+            pins=sum(len(session.leases) for session in self._sessions.values()),
             manifests_unread=len(self.unread),
         )
 

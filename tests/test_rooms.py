@@ -63,6 +63,14 @@ def test_packages_import_their_own_relatively(path: Path) -> None:
     assert not [line for line in lines if line.startswith(("import tensorvine", "from tensorvine"))]
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=IDS)
+def test_no_call_passes_eight_arguments_by_place(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    many = [call for call in calls if len(call.args) >= 8]
+    lines = [f"line {call.lineno}: {ast.unparse(call.func)}" for call in many]
+    assert not [line for line in lines if not re.search(r": _?log\.", line)]  # a log's text takes its values by place
+
+
 def is_lazy(package: str) -> bool:
     """Say whether a package imports its names when they are first used: a table of them is what it says this by."""
     return "\n_MODULES = {" in (ROOT / package / "__init__.py").read_text()

@@ -83,6 +83,7 @@ class Launched:
 def launch(
     repository: str,
     shards: int | None,
+    *,
     store_bytes: int | None,
     preallocate_bytes: int | None,
     disk: Disk | None = None,

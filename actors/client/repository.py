@@ -67,7 +67,7 @@ Model = ModelRef | str
 """A version: a reference, `"name@3"`, or `"name"` for the latest version."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryStats:
     """What a repository holds, in all and per shard."""
 
@@ -162,12 +162,12 @@ class Repository:
         engine, launched = launch(
             name,
             shards,
-            store_bytes,
-            preallocate_bytes,
-            disk_options(path, codec, keep, lag_bytes),
-            redis,
-            replicas,
-            scaling,
+            store_bytes=store_bytes,
+            preallocate_bytes=preallocate_bytes,
+            disk=disk_options(path, codec, keep, lag_bytes),
+            redis=redis,
+            replicas=replicas,
+            scaling=scaling,
         )
         try:
             return cls(engine, name, launched)
@@ -530,11 +530,11 @@ class Repository:
         """Sum up what the repository holds."""
         shards = self._session.broadcast(ShardCalls.stats())
         return RepositoryStats(
-            sum(s.models for s in shards),
-            sum(s.tensors for s in shards),
-            sum(s.bytes_memory for s in shards),
-            sum(s.bytes_disk for s in shards),
-            tuple(shards),
+            models=sum(s.models for s in shards),
+            tensors=sum(s.tensors for s in shards),
+            bytes_memory=sum(s.bytes_memory for s in shards),
+            bytes_disk=sum(s.bytes_disk for s in shards),
+            shards=tuple(shards),
         )
 
     # ---- changes ----------------------------------------------------------------------------------------
@@ -693,17 +693,17 @@ class Repository:
         if durability == "disk" and not self._disk:
             raise StorageError(f"{where}: durability 'disk': expected a repository with path=; {self.name!r} has none")
         request = SaveRequest(
-            name,
-            arrays_of(tensors, where),
-            graph,
-            split_ref(parent) if parent is not None else None,
-            inherit,
-            float(quality) if quality is not None else None,
-            metadata_text(name, metadata),
-            recipe,
-            timeout,
-            durability == "disk",
-            announced,
+            name=name,
+            arrays=arrays_of(tensors, where),
+            graph=graph,
+            parent=split_ref(parent) if parent is not None else None,
+            inherit=inherit,
+            quality=float(quality) if quality is not None else None,
+            metadata=metadata_text(name, metadata),
+            recipe=recipe,
+            timeout=timeout,
+            durable=durability == "disk",
+            announced=announced,
         )
         return self._saves.submit(request, copy=copy)
 

@@ -50,6 +50,7 @@ class Backend(Protocol):
         self,
         offer: Any,
         name: str,
+        *,
         epoch: int,
         rank: int,
         size: int,
@@ -181,7 +182,16 @@ class _Joining:
         return self._place.exchange(f"{self._label}{what}", self._rank, self._size, card, self._left())
 
     def _connected(self, backend: Backend, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> Group:
-        group = backend.join(offer, self._name, self._epoch, self._rank, self._size, cards, self._left(), self._place)
+        group = backend.join(
+            offer,
+            self._name,
+            epoch=self._epoch,
+            rank=self._rank,
+            size=self._size,
+            cards=cards,
+            timeout=self._left(),
+            rendezvous=self._place,
+        )
         group.timeout = self._timeout
         return group
 

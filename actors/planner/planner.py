@@ -77,12 +77,12 @@ class Planner:
         self._resizing = Resizing(
             engine,
             self._shards,
-            plan,
-            lambda: self._topology,
-            self._registry.decide,
-            self._decide,
-            self._note_finished,
-            self._told,
+            plan=plan,
+            topology=lambda: self._topology,
+            record=self._registry.decide,
+            decide=self._decide,
+            finished=self._note_finished,
+            ledger=self._told,
         )
         self._scaling = scaling
         self._claim: int | None = None

@@ -82,6 +82,7 @@ class Resizing:
         self,
         engine: Engine,
         shards: ShardChannels,
+        *,
         plan: ShardPlan | None,
         topology: Callable[[], Topology],
         record: Callable[[Topology], None],

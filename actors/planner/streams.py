@@ -68,7 +68,7 @@ class Advice:
     costs: UpdateCosts | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
     """What a consumer tells of an update."""
 

@@ -37,7 +37,7 @@ class Disk:
     """Which versions stay in memory; None: all, until room is needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
     """What a shard is told when it starts."""
 
@@ -79,15 +79,15 @@ class ShardPlan:
         room = self.store_bytes if self.store_bytes is not None else node.store_bytes // neighbours
         touched = self.preallocate_bytes if self.preallocate_bytes is not None else min(room, PREALLOCATE_MOST)
         return ShardConfig(
-            topology.repository,
-            index,
-            topology.shards,
-            room,
-            touched,
-            self.session_s,
-            self.disk,
-            self.redis,
-            topology.started_by,
+            repository=topology.repository,
+            index=index,
+            shards=topology.shards,
+            capacity=room,
+            preallocate_bytes=touched,
+            session_s=self.session_s,
+            disk=self.disk,
+            redis=self.redis,
+            start=topology.started_by,
             replicas=topology.replicas,
             topology=topology,
         )
@@ -193,7 +193,7 @@ class Hello:
     """For short calls; None: it has none, or the client is on another node."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """What is asked with `begin`."""
 
@@ -217,7 +217,7 @@ class Beginning:
     """Seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """Answer to `begin`."""
 

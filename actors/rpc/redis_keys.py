@@ -130,15 +130,15 @@ def read_manifest(text: bytes, ref: ModelRef) -> Posted:
     try:
         fields = json.loads(text)
         header = Header(
-            ModelRef.parse(fields["ref"]),
-            ModelRef.parse(fields["parent"]) if fields["parent"] is not None else None,
-            float(fields["quality"]) if fields["quality"] is not None else None,
-            str(fields["metadata"]),
-            int(fields["created_ns"]),
-            bytes.fromhex(fields["graph_key"]),
-            int(fields["bytes_owned"]),
-            int(fields["bytes_total"]),
-            str(fields["codec"]) if fields["codec"] is not None else None,
+            ref=ModelRef.parse(fields["ref"]),
+            parent=ModelRef.parse(fields["parent"]) if fields["parent"] is not None else None,
+            quality=float(fields["quality"]) if fields["quality"] is not None else None,
+            metadata=str(fields["metadata"]),
+            created_ns=int(fields["created_ns"]),
+            graph_key=bytes.fromhex(fields["graph_key"]),
+            bytes_owned=int(fields["bytes_owned"]),
+            bytes_total=int(fields["bytes_total"]),
+            codec=str(fields["codec"]) if fields["codec"] is not None else None,
         )
         home, table = int(fields["home"]), json.dumps(fields["table"]).encode()
     except (KeyError, TypeError, ValueError) as exc:

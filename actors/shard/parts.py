@@ -254,12 +254,12 @@ class ShardParts:
                 return History(
                     self._config,
                     disk,
-                    self._state,
-                    self._lock,
-                    self._holdings,
-                    self._peers,
-                    self._settle_from_thread,
-                    standing,
+                    state=self._state,
+                    lock=self._lock,
+                    holdings=self._holdings,
+                    peers=self._peers,
+                    settle=self._settle_from_thread,
+                    standing=standing,
                 )
             except StorageError as exc:
                 if not again:
@@ -290,17 +290,17 @@ class ShardParts:
     def _open_mirrors(self, restored: Restored) -> Mirrors:
         """Have other shards keep mirrors of this one."""
         return Mirrors(
-            self._config.index,
-            self._config.replicas - 1,
-            self._engine.this_node(),
-            self._outlet.address if self._outlet is not None else None,
-            restored,
-            self._state,
-            self._lock,
-            self._holdings,
-            self._peers,
-            self._waiters,
-            self._only_in_memory,
+            index=self._config.index,
+            copies=self._config.replicas - 1,
+            node=self._engine.this_node(),
+            address=self._outlet.address if self._outlet is not None else None,
+            restored=restored,
+            state=self._state,
+            lock=self._lock,
+            holdings=self._holdings,
+            peers=self._peers,
+            waiters=self._waiters,
+            wanted=self._only_in_memory,
         )
 
     def _open_board(self, redis: str) -> RedisBoard:

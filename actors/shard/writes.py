@@ -45,7 +45,7 @@ class ShardWrites(ShardParts):
     @answers(WriteCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
         await self._room.keep_pace(f"save of {asked.name!r}", time.monotonic() + asked.timeout)
-        who = self._config.index, os.getpid()
+        shard, life = self._config.index, os.getpid()
         with self._lock:
             self._elastic.check(asked.name)
             self._requests += 1
@@ -55,7 +55,9 @@ class ShardWrites(ShardParts):
             wanted: Sequence[int] = self._room.filled_by(asked.client, asked.sizes) if not self._is_leaving() else []
             offsets = self._holdings.grant(asked.save_id, wanted) if absent or not asked.inherits else []
             if absent:
-                return Begun(None, None, None, {}, None, offsets, *who)
+                return Begun(
+                    header=None, body=None, lease=None, digests={}, blocks=None, offsets=offsets, shard=shard, life=life
+                )
             if asked.optional and newest is not None and version is None:
                 version = newest.version  # also where a later one cannot be read now
             record, lease = self._state.pin(asked.name, version, asked.client, time.monotonic())
@@ -65,7 +67,16 @@ class ShardWrites(ShardParts):
             blocks = self._state.blocks(held) if asked.inherits and comparable else None
         hashes = await self.digests(mine) if asked.inherits and not comparable else {}
         body = None if record.header.ref == asked.known else record.body
-        return Begun(record.header, body, lease, hashes, blocks, offsets, *who)
+        return Begun(
+            header=record.header,
+            body=body,
+            lease=lease,
+            digests=hashes,
+            blocks=blocks,
+            offsets=offsets,
+            shard=shard,
+            life=life,
+        )
 
     @answers(WriteCalls.digests)
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:

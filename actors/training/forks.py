@@ -277,14 +277,14 @@ class _Fork:
     def _order(self, counts: Sequence[int]) -> ForkOrder:
         first = self._reports[0]
         return ForkOrder(
-            self._id,
-            first.run,
-            first.size,
-            tuple(counts),
-            tuple(first.specs),
-            tuple(first.forward_order),
-            self._transport,
-            self._timeout,
+            id=self._id,
+            run=first.run,
+            sources=first.size,
+            groups=tuple(counts),
+            specs=tuple(first.specs),
+            forward=tuple(first.forward_order),
+            transport=self._transport,
+            timeout=self._timeout,
         )
 
     def _arm(self, order: ForkOrder, step: int) -> None:

@@ -77,18 +77,18 @@ class OutsideRank:
         """Tell what it is and how far it is. A rank counts as training while it is within a step."""
         ends = list(self._ends)
         return RankReport(
-            self.run,
-            self.rank,
-            self.size,
-            self.steps_done,
-            self._inside,
-            (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0,
-            self._counted,
-            tuple(self.specs()),
-            tuple(self._read_order()),
-            None,
-            self._node,
-            os.getpid(),
+            run=self.run,
+            rank=self.rank,
+            size=self.size,
+            steps_done=self.steps_done,
+            training=self._inside,
+            step_s=(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0,
+            losses=self._counted,
+            specs=tuple(self.specs()),
+            forward_order=tuple(self._read_order()),
+            backend=None,
+            node=self._node,
+            pid=os.getpid(),
             fork=self._port.busy,
         )
 

@@ -32,7 +32,7 @@ class Recipe:
     """GPUs of each rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank of a training, as it was when it was asked; a rank that trains answers at once, too."""
 

@@ -136,20 +136,20 @@ class TrainerActor(Forkable):
     @answers(TrainerCalls.describe)
     async def describe(self) -> RankReport:
         return RankReport(
-            self._run,
-            self._rank,
-            self._size,
-            self._loop.training.steps_done if self._loop.training is not None else 0,
-            self._loop.busy,
-            self._loop.step_s,
-            self._loop.steps_trained,
-            self._specs,
-            self._forward,
-            self._group.backend if self._group is not None else None,
-            self._engine.this_node(),
-            os.getpid(),
-            self._versions.last,
-            self._forking,
+            run=self._run,
+            rank=self._rank,
+            size=self._size,
+            steps_done=self._loop.training.steps_done if self._loop.training is not None else 0,
+            training=self._loop.busy,
+            step_s=self._loop.step_s,
+            losses=self._loop.steps_trained,
+            specs=self._specs,
+            forward_order=self._forward,
+            backend=self._group.backend if self._group is not None else None,
+            node=self._engine.this_node(),
+            pid=os.getpid(),
+            saved=self._versions.last,
+            fork=self._forking,
         )
 
     @answers(TrainerCalls.recipe)

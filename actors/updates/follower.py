@@ -183,14 +183,14 @@ class Follower:
             inference_s = median(self._answers_s) if self._answers_s else None
         seconds = delivery.fetch_s + delivery.swap_s
         told = Delivered(
-            str(delivery.ref),
-            seconds,
-            delivery.fetch_s,
-            delivery.nbytes,
-            delivery.way,
-            ways,
-            inference_s,
-            self._repo.engine.this_node(),
+            ref=str(delivery.ref),
+            seconds=seconds,
+            fetch_s=delivery.fetch_s,
+            nbytes=delivery.nbytes,
+            way=delivery.way,
+            ways=ways,
+            inference_s=inference_s,
+            node=self._repo.engine.this_node(),
         )
         planner = self._repo._session.planner
         try:

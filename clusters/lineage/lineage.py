@@ -54,7 +54,7 @@ class Answers(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
     """The version that a report is about, an ancestor of it, or a descendant."""
 
@@ -90,8 +90,9 @@ class Lineage:
     """A version with its ancestors and its descendants.
 
     >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
-    >>> root = Relative(a, None, False, None, None, None, None, ("stem",), 2)
-    >>> child = Relative(b, a, True, 0.9, None, 10, 30, ("head",), 1)
+    >>> unknown = dict(created=None, bytes_owned=None, bytes_total=None)
+    >>> root = Relative(ref=a, parent=None, live=False, quality=None, layers=("stem",), tensors=2, **unknown)
+    >>> child = Relative(ref=b, parent=a, live=True, quality=0.9, layers=("head",), tensors=1, **unknown)
     >>> lineage = Lineage(b, (root, child), (), {"stem": a, "head": b}, 3)
     >>> lineage.steps() == [root, child], lineage.children(b)
     (True, [])
@@ -214,8 +215,28 @@ def _relative(
     try:
         info = repository.info(ref)
     except ModelNotFoundError:
-        return Relative(ref, parent, False, None, None, None, None, layers, tensors)
-    return Relative(ref, parent, True, info.quality, info.created, info.bytes_owned, info.bytes_total, layers, tensors)
+        return Relative(
+            ref=ref,
+            parent=parent,
+            live=False,
+            quality=None,
+            created=None,
+            bytes_owned=None,
+            bytes_total=None,
+            layers=layers,
+            tensors=tensors,
+        )
+    return Relative(
+        ref=ref,
+        parent=parent,
+        live=True,
+        quality=info.quality,
+        created=info.created,
+        bytes_owned=info.bytes_owned,
+        bytes_total=info.bytes_total,
+        layers=layers,
+        tensors=tensors,
+    )
 
 
 def _remembered(relative: Relative, known: Mapping[ModelRef, float]) -> Relative:

@@ -27,8 +27,9 @@ def lineage_tree(lineage: Lineage) -> Tree:
     >>> from tensorvine.store import ModelRef
     >>> import rich
     >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
-    >>> root = Relative(a, None, False, None, None, None, None, ("stem",), 2)
-    >>> child = Relative(b, a, True, 0.9, None, 10, 30, ("head",), 1)
+    >>> unknown = dict(created=None, bytes_owned=None, bytes_total=None)
+    >>> root = Relative(ref=a, parent=None, live=False, quality=None, layers=("stem",), tensors=2, **unknown)
+    >>> child = Relative(ref=b, parent=a, live=True, quality=0.9, layers=("head",), tensors=1, **unknown)
     >>> rich.print(lineage_tree(Lineage(b, (root, child), (), {}, 3)))
     a@1  wrote 2 of 3 tensors: stem  retired
     └── b@1  quality 0.9  wrote 1 of 3 tensors: head

@@ -234,7 +234,16 @@ def _curve(form: LossForm, series: _Series, left_out: int, tail_mse: float | Non
     """Fit a form."""
     params = {name: float(value) for name, value in zip(form.parameters, _fit(form, series), strict=True)}
     floor = 0.0 if series.losses.min() >= 0 else -math.inf
-    curve = LossCurve(form, params, series.origin(form), floor, 0.0, tail_mse, len(series.losses), left_out)
+    curve = LossCurve(
+        form,
+        params,
+        origin=series.origin(form),
+        floor=floor,
+        mse=0.0,
+        tail_mse=tail_mse,
+        used=len(series.losses),
+        left_out=left_out,
+    )
     return replace(curve, mse=_error(curve, series))
 
 

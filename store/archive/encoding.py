@@ -26,7 +26,7 @@ DENSE_EVERY = 8
 """Longest chain of tensors of which each is encoded against the next, the last one counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """A tensor that is to be stored."""
 

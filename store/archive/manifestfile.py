@@ -144,15 +144,15 @@ def decode_manifest(content: Any, where: str, shards: Makers) -> Manifest:
 def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
     ref = ModelRef.parse(facts["ref"])
     header = Header(
-        ref,
-        ModelRef.parse(facts["parent"]) if facts["parent"] is not None else None,
-        facts["quality"],
-        facts["metadata"],
-        facts["created_ns"],
-        bytes.fromhex(facts["graph_key"]),
-        facts["bytes_owned"],
-        facts["bytes_total"],
-        facts["codec"],
+        ref=ref,
+        parent=ModelRef.parse(facts["parent"]) if facts["parent"] is not None else None,
+        quality=facts["quality"],
+        metadata=facts["metadata"],
+        created_ns=facts["created_ns"],
+        graph_key=bytes.fromhex(facts["graph_key"]),
+        bytes_owned=facts["bytes_owned"],
+        bytes_total=facts["bytes_total"],
+        codec=facts["codec"],
     )
     if facts["state"] == "retired":
         return Manifest(header, ("", None), {}, {}, retired=True)

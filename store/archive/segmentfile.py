@@ -56,7 +56,7 @@ _SCHEMA: Any = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One tensor of a segment file."""
 
@@ -142,18 +142,18 @@ def row_of(slot: int, name: str, layer: str | None, encoded: Encoded, digest: st
     lossy = "quantize" in encoded.codec  # even without an error: -0.0 comes back as 0.0
     known = checksum if not encoded.codec else "" if lossy else digest or ""
     return Row(
-        slot,
-        name,
-        layer,
-        encoded.dtype,
-        encoded.shape,
-        math.prod(encoded.shape) * dtype_of(encoded.dtype).itemsize,
-        encoded.codec,
-        encoded.nbytes,
-        checksum,
-        known,
-        encoded.error,
-        base if encoded.codec.startswith("delta") else None,
+        slot=slot,
+        name=name,
+        layer=layer,
+        dtype=encoded.dtype,
+        shape=encoded.shape,
+        nbytes=math.prod(encoded.shape) * dtype_of(encoded.dtype).itemsize,
+        codec=encoded.codec,
+        stored=encoded.nbytes,
+        checksum=checksum,
+        digest=known,
+        error=encoded.error,
+        base=base if encoded.codec.startswith("delta") else None,
     )
 
 

@@ -72,7 +72,7 @@ class Bundle:
         return [lease for version in self.versions for lease in version.pins]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MovedSegment:
     """A segment on its way: what there is to know but its bytes."""
 

@@ -43,7 +43,7 @@ class TensorEntry:
     """Position within the segment."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """What a shard knows of a version without opening its body."""
 
@@ -84,14 +84,14 @@ class ModelInfo:
     def of(cls, header: Header) -> ModelInfo:
         """Return the public view of a header."""
         return cls(
-            header.ref,
-            header.parent,
-            header.quality,
-            json.loads(header.metadata),
-            datetime.fromtimestamp(header.created_ns / 1e9, UTC),
-            header.bytes_owned,
-            header.bytes_total,
-            header.codec,
+            ref=header.ref,
+            parent=header.parent,
+            quality=header.quality,
+            metadata=json.loads(header.metadata),
+            created=datetime.fromtimestamp(header.created_ns / 1e9, UTC),
+            bytes_owned=header.bytes_owned,
+            bytes_total=header.bytes_total,
+            codec=header.codec,
         )
 
 

@@ -467,8 +467,18 @@ class SegmentTable:
         s = self._segments[segment_id]
         holders = {holder: sorted(slots) for holder, slots in s.holders.items()}
         waiting = frozenset(s.holders.keys() & self._waiting)
-        facts = (s.id, s.sizes, s.offsets, s.allocated, s.generation, s.digests, s.stored, s.files)
-        return MovedSegment(*facts, holders, waiting)
+        return MovedSegment(
+            id=s.id,
+            sizes=s.sizes,
+            offsets=s.offsets,
+            allocated=s.allocated,
+            generation=s.generation,
+            digests=s.digests,
+            stored=s.stored,
+            files=s.files,
+            holders=holders,
+            waiting=waiting,
+        )
 
     def receive(self, moved: MovedSegment, handle: Any, holder: str) -> None:
         """Take a copy of a segment into care, held by `holder` only; what is on disk of it is not in its care yet."""

@@ -15,7 +15,7 @@ from ..segments.segment import SegmentId
 from .manifest import Header
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A version that wants to exist: all of its manifest but the version number."""
 
@@ -37,15 +37,15 @@ class Draft:
     def header(self, ref: ModelRef, created_ns: int) -> Header:
         """Return the header of the version that this becomes."""
         return Header(
-            ref,
-            self.parent,
-            self.quality,
-            self.metadata,
-            created_ns,
-            self.graph_key,
-            self.bytes_owned,
-            self.bytes_total,
-            self.codec,
+            ref=ref,
+            parent=self.parent,
+            quality=self.quality,
+            metadata=self.metadata,
+            created_ns=created_ns,
+            graph_key=self.graph_key,
+            bytes_owned=self.bytes_owned,
+            bytes_total=self.bytes_total,
+            codec=self.codec,
         )
 
 

@@ -67,7 +67,16 @@ class Disk:
             return serial % shards, serial
 
         def manifest(version: Version) -> Manifest:
-            header = Header(version.ref, version.parent, None, "{}", version.ref.version, b"key", 1, 2)
+            header = Header(
+                ref=version.ref,
+                parent=version.parent,
+                quality=None,
+                metadata="{}",
+                created_ns=version.ref.version,
+                graph_key=b"key",
+                bytes_owned=1,
+                bytes_total=2,
+            )
             entries = {
                 f"t{serial}/{slot}": TensorEntry("uint8", (size,), size, None, at(serial), slot)
                 for (serial, slot), size in version.tensors.items()
@@ -254,7 +263,16 @@ class TestRecovery:
 
     def test_a_manifest_that_names_a_missing_file_is_not_learnt_of(self) -> None:
         entry = TensorEntry("float32", (2,), 8, None, (0, 1), 0)
-        header = Header(ModelRef("a", 1), None, None, "{}", 1, b"key", 1, 1)
+        header = Header(
+            ref=ModelRef("a", 1),
+            parent=None,
+            quality=None,
+            metadata="{}",
+            created_ns=1,
+            graph_key=b"key",
+            bytes_owned=1,
+            bytes_total=1,
+        )
         state = ShardState(0, lambda name: 1)
         with pytest.raises(ModelLostError, match=r"shard 0: expected files of the segments that a@1 names"):
             relearn(state, Manifest(header, (GRAPH, None), {"t": entry}, {}), {})
@@ -308,7 +326,19 @@ class TestRecovery:
             state.open("c", 0.0)
             highest = max(version.ref.version for version in disk.versions if version.ref.name == name)
             manifest = Manifest(
-                Header(ModelRef(name, highest + 1), None, None, "{}", 1, b"key", 0, 0), (GRAPH, None), {}, {}
+                Header(
+                    ref=ModelRef(name, highest + 1),
+                    parent=None,
+                    quality=None,
+                    metadata="{}",
+                    created_ns=1,
+                    graph_key=b"key",
+                    bytes_owned=0,
+                    bytes_total=0,
+                ),
+                (GRAPH, None),
+                {},
+                {},
             )
             assert state._names[name].next_version == highest + 1
             state.restore_version(manifest, encode_body({}))

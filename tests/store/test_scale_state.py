@@ -68,7 +68,19 @@ class Repo:
         text = GRAPHS[graph].to_json()
         key = bytes([graph])
         quality = (None, 0.0, 0.5)[self.clock % 3]
-        draft = Draft(name, holder, parent, quality, "{}", key, (text, None), encode_body(entries), holds, 8, 8)
+        draft = Draft(
+            name=name,
+            save_id=holder,
+            parent=parent,
+            quality=quality,
+            metadata="{}",
+            graph_key=key,
+            architecture=(text, None),
+            body=encode_body(entries),
+            holds=holds,
+            bytes_owned=8,
+            bytes_total=8,
+        )
         ref = home.begin_commit(draft)
         for other, slots in holds.items():
             if (shard := self.topology.where(other)) != home.index:
@@ -284,7 +296,19 @@ TestScaling.settings = settings(max_examples=150, stateful_step_count=40, deadli
 
 def test_a_name_does_not_move_while_a_commit_of_it_is_on_its_way() -> None:
     state = ShardState(0, lambda name: 0)
-    draft = Draft("m", "c/1", None, None, "{}", b"k", (GRAPHS[0].to_json(), None), b"", {}, 0, 0)
+    draft = Draft(
+        name="m",
+        save_id="c/1",
+        parent=None,
+        quality=None,
+        metadata="{}",
+        graph_key=b"k",
+        architecture=(GRAPHS[0].to_json(), None),
+        body=b"",
+        holds={},
+        bytes_owned=0,
+        bytes_total=0,
+    )
     ref = state.begin_commit(draft)
     with pytest.raises(ValueError, match="m@1"):
         state.hand_over(["m"])

@@ -197,7 +197,19 @@ class OneShard(RuleBasedStateMachine):
         body = b"table" * data.draw(st.integers(0, 3))
         wanted = frozenset(slots)
         created_ns = self.serial // 2
-        draft = Draft(name, holder, parent, quality, "{}", key, text, body, grouped(wanted), 1, 2)
+        draft = Draft(
+            name=name,
+            save_id=holder,
+            parent=parent,
+            quality=quality,
+            metadata="{}",
+            graph_key=key,
+            architecture=text,
+            body=body,
+            holds=grouped(wanted),
+            bytes_owned=1,
+            bytes_total=2,
+        )
         if not bring and not self.keeps(home, graph):
             with pytest.raises(GraphError, match="no such key"):
                 self.states[home].begin_commit(draft)
@@ -653,7 +665,19 @@ class TestHistories:
     def draft(self, name: str, slots: list[int], graph: ModelGraph | None = GRAPHS[0]) -> Draft:
         text = (graph.to_json(), None) if graph is not None else None
         holds = {(0, 1): slots} if slots else dict[SegmentId, list[int]]()
-        return Draft(name, "c/save", None, None, "{}", b"key", text, b"", holds, 1, 1)
+        return Draft(
+            name=name,
+            save_id="c/save",
+            parent=None,
+            quality=None,
+            metadata="{}",
+            graph_key=b"key",
+            architecture=text,
+            body=b"",
+            holds=holds,
+            bytes_owned=1,
+            bytes_total=1,
+        )
 
     def save(self, state: ShardState, name: str, slots: list[int]) -> ModelRef:
         draft = self.draft(name, slots)

@@ -138,7 +138,16 @@ def tensor_of(slot: int, name: str, array: Array, base: tuple[Slot, Array] | Non
     """Describe an array that is to be stored."""
     against = (base[0], as_bytes(base[1])) if base is not None else None
     data = as_bytes(array)
-    return Tensor(slot, name, "layer", dtype_name(array.dtype), array.shape, data, digest_of(data), against)
+    return Tensor(
+        slot=slot,
+        name=name,
+        layer="layer",
+        dtype=dtype_name(array.dtype),
+        shape=array.shape,
+        data=data,
+        digest=digest_of(data),
+        base=against,
+    )
 
 
 def manifest_of(ref: ModelRef, table: Mapping[str, Slot], parent: ModelRef | None = None) -> Manifest:
@@ -148,7 +157,16 @@ def manifest_of(ref: ModelRef, table: Mapping[str, Slot], parent: ModelRef | Non
         for name, place in table.items()
         for a in [ARRAYS[place]]
     }
-    header = Header(ref, parent, None, "{}", 1, b"key", 1, 1)
+    header = Header(
+        ref=ref,
+        parent=parent,
+        quality=None,
+        metadata="{}",
+        created_ns=1,
+        graph_key=b"key",
+        bytes_owned=1,
+        bytes_total=1,
+    )
     bases = {place: (BASES[place],) for place in table.values() if place in BASES}
     return Manifest(header, (ModelGraph(()).to_json(), None), entries, bases)
 
@@ -193,7 +211,22 @@ def history(uri: str, say: Callable[[str], None]) -> None:
 
 def retired(ref: ModelRef) -> Manifest:
     """Make the manifest that says that a version is no more."""
-    return Manifest(Header(ref, None, None, "{}", 1, b"key", 1, 1), ("", None), {}, {}, retired=True)
+    return Manifest(
+        Header(
+            ref=ref,
+            parent=None,
+            quality=None,
+            metadata="{}",
+            created_ns=1,
+            graph_key=b"key",
+            bytes_owned=1,
+            bytes_total=1,
+        ),
+        ("", None),
+        {},
+        {},
+        retired=True,
+    )
 
 
 def _run(folder: Path, number: int, event: int) -> tuple[int, list[str]]:

@@ -54,10 +54,20 @@ class Life:
         self.lock = threading.RLock()
         self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
         self.peers = Alone(topology)
-        config = ShardConfig("alone", 0, (0,), CAPACITY, 0, 60.0)
+        config = ShardConfig(
+            repository="alone", index=0, shards=(0,), capacity=CAPACITY, preallocate_bytes=0, session_s=60.0
+        )
         standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
-        parts = (self.state, self.lock, self.holdings, cast("Any", self.peers), self.settle, standing)
-        self.history = History(config, Disk(str(path), None, None, keep), *parts)
+        self.history = History(
+            config,
+            Disk(str(path), None, None, keep),
+            state=self.state,
+            lock=self.lock,
+            holdings=self.holdings,
+            peers=cast("Any", self.peers),
+            settle=self.settle,
+            standing=standing,
+        )
         self.waiters = Waiters(self.lock)
         self.room = Room(self.lock, self.holdings, cast("Any", None), self.waiters, self.history.persister)
 
@@ -97,5 +107,14 @@ def put(archive: Archive, segment: SegmentId, arrays: Mapping[int, np.ndarray], 
 def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]], maker: int = 0) -> None:
     """Write a version's manifest: its tensors' (serial, slot, bytes)."""
     entries = {f"t{s}.{i}": TensorEntry("uint8", (n,), n, None, (maker, s), i) for s, i, n in places}
-    header = Header(ref, None, None, "{}", ref.version, b"key", 1, 1)
+    header = Header(
+        ref=ref,
+        parent=None,
+        quality=None,
+        metadata="{}",
+        created_ns=ref.version,
+        graph_key=b"key",
+        bytes_owned=1,
+        bytes_total=1,
+    )
     archive.write_manifest(Manifest(header, (GRAPH, None), entries, {}), {})

@@ -25,7 +25,15 @@ def main() -> None:
     say(offer.card)
     told = json.loads(sys.stdin.readline())
     cards = told["cards"]
-    group = backend.join(offer, told["name"], told["epoch"], told["rank"], len(cards), cards, told["timeout"])
+    group = backend.join(
+        offer,
+        told["name"],
+        epoch=told["epoch"],
+        rank=told["rank"],
+        size=len(cards),
+        cards=cards,
+        timeout=told["timeout"],
+    )
     say({})
     for line in sys.stdin:
         verb, *given = json.loads(line)

@@ -52,7 +52,7 @@ class Announced:
     """Its answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
     """A checked call of `Repository.save`."""
 

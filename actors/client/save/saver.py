@@ -113,9 +113,16 @@ class Saver:
         except MovedError:
             return None
         what = f"save of {request.name!r}"
-        granted = list(reserved.offsets)
-        life = reserved.life
-        upload = Upload(self._session, reserved.shard, reserved.save_id, deadline, what, self._helper, granted, life)
+        upload = Upload(
+            self._session,
+            reserved.shard,
+            save_id=reserved.save_id,
+            deadline=deadline,
+            what=what,
+            helper=self._helper,
+            granted=list(reserved.offsets),
+            granter=reserved.life,
+        )
         try:
             upload.write(arrays, True)
         except BaseException:
@@ -269,7 +276,16 @@ class Saver:
                 near = self._session.near(home, deadline) if plan.written else home
                 asked.add(near)
                 offsets = granted if near == begun.shard else []
-                upload = Upload(self._session, near, save_id, deadline, what, self._helper, offsets, begun.life)
+                upload = Upload(
+                    self._session,
+                    near,
+                    save_id=save_id,
+                    deadline=deadline,
+                    what=what,
+                    helper=self._helper,
+                    granted=offsets,
+                    granter=begun.life,
+                )
                 upload.write(plan.written, home == near)
             except MovedError as exc:  # it drains
                 time_left(deadline, what)
@@ -451,17 +467,17 @@ class Saver:
         written = sum(entry.nbytes for entry in entries.values() if entry.owner is None)
         inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
         draft = Draft(
-            request.name,
-            upload.save_id,
-            parent.ref if parent is not None else None,
-            request.quality,
-            request.metadata,
-            key,
-            None if kept else (text, request.recipe),
-            encode_body(entries),
-            slots_of(entries.values()),
-            written,
-            written + inherited,
+            name=request.name,
+            save_id=upload.save_id,
+            parent=parent.ref if parent is not None else None,
+            quality=request.quality,
+            metadata=request.metadata,
+            graph_key=key,
+            architecture=None if kept else (text, request.recipe),
+            body=encode_body(entries),
+            holds=slots_of(entries.values()),
+            bytes_owned=written,
+            bytes_total=written + inherited,
         )
         while True:
             mine = list(leases) if begun.shard == home else []

@@ -61,6 +61,7 @@ class Upload:
         self,
         session: Session,
         shard: int,
+        *,
         save_id: str,
         deadline: float,
         what: str,

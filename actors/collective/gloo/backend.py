@@ -81,6 +81,7 @@ class GlooBackend:
         self,
         offer: GlooOffer,
         name: str,
+        *,
         epoch: int,
         rank: int,
         size: int,

@@ -75,6 +75,7 @@ class NcclBackend:
         self,
         offer: NcclOffer,
         name: str,
+        *,
         epoch: int,
         rank: int,
         size: int,

@@ -54,6 +54,7 @@ class SharedBackend:
         self,
         offer: SharedOffer,
         name: str,
+        *,
         epoch: int,
         rank: int,
         size: int,
@@ -71,7 +72,9 @@ class SharedBackend:
         if found is not None:
             raise ValueError(f"{label}: expected members that can read each other's memory; {found}")
         sockets = offer.door.meet(label, rank, cards, deadline)
-        group = SharedGroup(name, epoch, rank, size, timeout, offer.seal, sockets, cards)
+        group = SharedGroup(
+            name, epoch, rank=rank, size=size, timeout=timeout, seal=offer.seal, sockets=sockets, cards=cards
+        )
         try:  # who returns from here knows that all do, or fail
             group.barrier(timeout=max(deadline - time.monotonic(), 1e-3))
         except BaseException:

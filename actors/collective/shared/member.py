@@ -75,6 +75,7 @@ class SharedMember(Group):
         self,
         name: str,
         epoch: int,
+        *,
         rank: int,
         size: int,
         timeout: float,

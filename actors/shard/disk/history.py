@@ -98,6 +98,7 @@ class History:
         self,
         config: ShardConfig,
         disk: Disk,
+        *,
         state: ShardState,
         lock: threading.RLock,
         holdings: Holdings,
@@ -127,15 +128,15 @@ class History:
         if codec is not None:
             self._workers.submit(_warm, codec)
         persister = self.persister = Persister(
-            config.index,
-            lambda segment: state.where(segment),
-            self._archive,
-            disk.bytes_behind if disk.bytes_behind is not None else config.capacity // 2,
-            self._body_of,
-            self._architecture,
-            self._store,
-            self._on_disk,
-            self._settle,
+            index=config.index,
+            where=lambda segment: state.where(segment),
+            archive=self._archive,
+            bytes_behind=disk.bytes_behind if disk.bytes_behind is not None else config.capacity // 2,
+            parent_table=self._body_of,
+            architecture=self._architecture,
+            store=self._store,
+            on_disk=self._on_disk,
+            progressed=self._settle,
         )
         self.numbering = Numbering(config.index, self._archive.directory)
         self.care = Care(state, lock, self._archive, self._tiers, persister, peers, settle)

@@ -85,6 +85,7 @@ class Persister:
         self,
         index: int,
         where: Callable[[SegmentId], int],
+        *,
         archive: Archive,
         bytes_behind: int,
         parent_table: Callable[[ModelRef], bytes | None],

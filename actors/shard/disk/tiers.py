@@ -187,7 +187,18 @@ class Tiers:
             if base is not None:
                 chains[t.slot] = chain
             found = (chain[0], base) if base is not None else None
-            tensors.append(Tensor(t.slot, t.name, t.layer, t.dtype, t.shape, data, digest or None, found))
+            tensors.append(
+                Tensor(
+                    slot=t.slot,
+                    name=t.name,
+                    layer=t.layer,
+                    dtype=t.dtype,
+                    shape=t.shape,
+                    data=data,
+                    digest=digest or None,
+                    base=found,
+                )
+            )
         return tensors, chains
 
     def _chain(self, base: Slot | None) -> tuple[Slot, ...]:

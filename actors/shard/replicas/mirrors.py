@@ -68,6 +68,7 @@ class Mirrors:
         self,
         index: int,
         copies: int,
+        *,
         node: str,
         address: Address | None,
         restored: Restored,

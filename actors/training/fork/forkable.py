@@ -84,7 +84,16 @@ class Forkable:
         except BaseException as exc:
             intake.fail(exc)
             raise
-        return ForkState(0, True, True, None, 0.0, began, began, time.time())
+        return ForkState(
+            step=0,
+            captured=True,
+            ended=True,
+            error=None,
+            held_s=0.0,
+            began_at=began,
+            captured_at=began,
+            ended_at=time.time(),
+        )
 
     def _take(self, order: ForkOrder, clone: int) -> Intake:
         if self._ready().busy or self._intake is not None or self._forked.steps_done:

@@ -22,7 +22,7 @@ class PeerGoneError(ForkError):
     """Who took part in a fork lost another; the reason is that other's to tell."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrder:
     """One fork."""
 

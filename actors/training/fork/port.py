@@ -30,7 +30,7 @@ TOLD_S = 5.0
 """How long a training that has ended waits for whoever forked it to hear that all was sent."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ForkState:
     """How a fork goes, as one rank or one clone sees it. Times are seconds."""
 
@@ -122,7 +122,7 @@ class ForkPort:
                 raise ForkError(f"{where}: expected a step to come; step {step} is past, {self._begun} has begun")
             deadline = time.monotonic() + order.timeout
             outflow = Outflow(order, step, self._rank, self._connect, deadline)
-            self._fork = _Fork(order, step, outflow, ForkState(step), deadline)
+            self._fork = _Fork(order, step, outflow, ForkState(step=step), deadline)
             self._states[order.id] = self._fork
             while len(self._states) > KEPT:
                 self._states.popitem(last=False)

@@ -83,7 +83,19 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
     monkeypatch.setattr(saves, "CONTROL_TIMEOUT_S", 0.0)
     nothing: Any = None
     own = Saves(nothing, nothing, nothing)
-    request = SaveRequest("m", {}, None, None, None, None, "{}", None, 60.0, False, None)
+    request = SaveRequest(
+        name="m",
+        arrays={},
+        graph=None,
+        parent=None,
+        inherit=None,
+        quality=None,
+        metadata="{}",
+        recipe=None,
+        timeout=60.0,
+        durable=False,
+        announced=None,
+    )
     pending = own.submit(request, copy=False)
     own.close()
     assert pending.committed(60.0) == "saved"

@@ -180,6 +180,6 @@ def test_who_ends_before_it_connects_is_missed_and_nothing_stays_open() -> None:
     offers = [backend.offer(), backend.offer()]
     offers[0].close()
     with pytest.raises(PeerLostError, match="rank 0"):
-        backend.join(offers[1], "g", 0, 1, 2, [offer.card for offer in offers], 5.0)
+        backend.join(offers[1], "g", epoch=0, rank=1, size=2, cards=[offer.card for offer in offers], timeout=5.0)
     offers[1].close()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -47,7 +47,9 @@ def join(size: int, name: str = "", epoch: int = 0, timeout: float = 20.0, order
     name = name or f"test-{next(_serial)}"
     with ThreadPoolExecutor(size) as pool:
         joined = [
-            pool.submit(backend.join, offers[rank], name, epoch, rank, size, cards, timeout)
+            pool.submit(
+                backend.join, offers[rank], name, epoch=epoch, rank=rank, size=size, cards=cards, timeout=timeout
+            )
             for rank in order or range(size)
         ]
     return sorted((future.result() for future in joined), key=lambda group: group.rank)
@@ -382,7 +384,8 @@ def mortal() -> Iterator[Callable[..., tuple[list[GlooGroup], Process]]]:
         process.tell({"name": name, "epoch": 3, "rank": size - 1, "cards": cards, "timeout": 20.0})
         with ThreadPoolExecutor(size) as pool:
             joining = [
-                pool.submit(backend.join, offer, name, 3, rank, size, cards, 20.0) for rank, offer in enumerate(offers)
+                pool.submit(backend.join, offer, name, epoch=3, rank=rank, size=size, cards=cards, timeout=20.0)
+                for rank, offer in enumerate(offers)
             ]
         joined.extend(future.result() for future in joining)
         process.done()
@@ -458,7 +461,7 @@ def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
 
     def act(rank: int) -> Any:
         with pytest.raises(OperationTimeoutError, match=r"expected ranks \[2\] to connect"):
-            backend.join(offers[rank], "missing", 0, rank, 3, cards, 0.5)
+            backend.join(offers[rank], "missing", epoch=0, rank=rank, size=3, cards=cards, timeout=0.5)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(act, range(2)))
@@ -470,7 +473,7 @@ def test_a_member_whose_peer_is_gone_names_it() -> None:
     cards = [offer.card for offer in offers]
     offers[0].close()
     with pytest.raises(PeerLostError, match="expected rank 0 at 127"):
-        backend.join(offers[1], "gone", 0, 1, 2, cards, 5.0)
+        backend.join(offers[1], "gone", epoch=0, rank=1, size=2, cards=cards, timeout=5.0)
 
 
 # ---- the mesh -------------------------------------------------------------------------------------------

@@ -36,7 +36,10 @@ def groups(backends: list[NcclBackend], timeout: float = 20.0) -> Iterator[list[
     cards = [offer.card for offer in offers]
     with ThreadPoolExecutor(size) as pool:
         joining = [
-            pool.submit(backends[rank].join, offers[rank], name, 0, rank, size, cards, timeout) for rank in range(size)
+            pool.submit(
+                backends[rank].join, offers[rank], name, epoch=0, rank=rank, size=size, cards=cards, timeout=timeout
+            )
+            for rank in range(size)
         ]
     joined = [future.result() for future in joining]
     try:
@@ -241,7 +244,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_all() -> None:
     cards = [offer.card for offer in offers]
     for rank, backend in enumerate(backends):
         with pytest.raises(ValueError, match=r"a GPU for each rank; found ranks 0 and 2 on one \(a\)"):
-            backend.join(offers[rank], "shared", 0, rank, 3, cards, 5.0)
+            backend.join(offers[rank], "shared", epoch=0, rank=rank, size=3, cards=cards, timeout=5.0)
 
 
 # ---- what fails -----------------------------------------------------------------------------------------
@@ -409,7 +412,7 @@ def test_a_gpu_has_one_name_and_refuses_a_second_rank() -> None:
     cards = [offer.card for offer in offers]
     for rank, backend in enumerate(backends):
         with pytest.raises(ValueError, match="a GPU for each rank"):
-            backend.join(offers[rank], "one-gpu", 0, rank, 2, cards, 5.0)
+            backend.join(offers[rank], "one-gpu", epoch=0, rank=rank, size=2, cards=cards, timeout=5.0)
 
 
 @pytest.mark.skipif(gpus() < 2, reason="needs CuPy and two GPUs")

@@ -87,7 +87,9 @@ class Site:
 
     def __init__(self, server: RedisServer, start: str = "s1") -> None:
         enter_start(server.url, "repo", start)
-        config = ShardConfig("repo", 0, (0,), 0, 0, 60.0, start=start)
+        config = ShardConfig(
+            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start=start
+        )
         self._graphs: dict[bytes, ModelGraph] = {}
         self.board = RedisBoard(server.url, config, lambda key: self._graphs[key].to_json())
         self.held: dict[SegmentId, tuple[np.ndarray, dict[int, tuple[int, int]], list[str]]] = {}
@@ -118,7 +120,16 @@ class Site:
         self._graphs[graph.fingerprint] = graph
         ref = ModelRef(name, self._versions.get(name, 0) + 1)
         self._versions[name] = ref.version
-        header = Header(ref, None, 0.25, '{"epoch": 2}', time.time_ns(), graph.fingerprint, length, length)
+        header = Header(
+            ref=ref,
+            parent=None,
+            quality=0.25,
+            metadata='{"epoch": 2}',
+            created_ns=time.time_ns(),
+            graph_key=graph.fingerprint,
+            bytes_owned=length,
+            bytes_total=length,
+        )
         self.board.announce([(header, encode_body(entries))])
         return ref
 

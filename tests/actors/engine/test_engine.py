@@ -352,7 +352,9 @@ def on_dask(dask: Client) -> Iterator[Repository]:
     topology = Topology(name, (0, 1), "test")
     engine.spawn(Planner, planner_name(name), {"engine": engine, "topology": topology})
     for index in topology.shards:
-        config = ShardConfig(name, index, topology.shards, capacity=16 << 20, preallocate_bytes=0, session_s=60.0)
+        config = ShardConfig(
+            repository=name, index=index, shards=topology.shards, capacity=16 << 20, preallocate_bytes=0, session_s=60.0
+        )
         engine.spawn(Shard, actor_name(name, index), {"engine": engine, "config": config})
     with Repository(engine, name) as repository:
         yield repository

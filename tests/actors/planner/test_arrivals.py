@@ -40,7 +40,19 @@ def bundle() -> Bundle:
     state = ShardState(SENDER, lambda name: SENDER)
     state.open("client", now=0.0)
     graph = ModelGraph(()).to_json()
-    draft = Draft("m", "client/1", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+    draft = Draft(
+        name="m",
+        save_id="client/1",
+        parent=None,
+        quality=None,
+        metadata="{}",
+        graph_key=b"key",
+        architecture=(graph, None),
+        body=encode_body({}),
+        holds={},
+        bytes_owned=0,
+        bytes_total=0,
+    )
     state.publish(state.begin_commit(draft), draft, created_ns=1)
     return state.hand_over(["m"])
 

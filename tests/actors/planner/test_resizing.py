@@ -63,12 +63,12 @@ class Planner:
         self.resizing = Resizing(
             engine,
             ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
-            None,
-            lambda: self.topology,
-            lambda topology: None,
-            self.decide,
-            lambda shard: None,
-            lambda: Told({}),
+            plan=None,
+            topology=lambda: self.topology,
+            record=lambda topology: None,
+            decide=self.decide,
+            finished=lambda shard: None,
+            ledger=lambda: Told({}),
         )
 
     def decide(self, topology: Topology) -> None:

@@ -21,7 +21,15 @@ REQUEST = PlanRequest(warmup=20, stop=400)
 
 
 def delivered(ref: str, seconds: float, way: str = "shared", ways: tuple[str, ...] = ("shared",), **more: object):
-    return Delivered(ref, seconds, seconds / 2, 1_000_000, way, ways, **({"inference_s": 0.01, "node": "n"} | more))
+    return Delivered(
+        ref=ref,
+        seconds=seconds,
+        fetch_s=seconds / 2,
+        nbytes=1_000_000,
+        way=way,
+        ways=ways,
+        **({"inference_s": 0.01, "node": "n"} | more),
+    )
 
 
 class TestObserved:

@@ -83,7 +83,9 @@ class Home(ShardWrites, ShardPeers):
 
     def __init__(self) -> None:
         engine: Any = GoneEngine()
-        self._config = ShardConfig("gone", 0, (0, 1), 1 << 20, 0, 60.0)
+        self._config = ShardConfig(
+            repository="gone", index=0, shards=(0, 1), capacity=1 << 20, preallocate_bytes=0, session_s=60.0
+        )
         self._lock = threading.RLock()
         self._peers = Peers(engine, self._config)
         self._state = ShardState(0, lambda name: 0)
@@ -105,7 +107,19 @@ class Home(ShardWrites, ShardPeers):
     def save(self, leases: list[str], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
         graph = ModelGraph(())
         names = holds or {SEGMENT: [0]}
-        draft = Draft("m", SAVE, None, None, "{}", b"key", (graph.to_json(), None), b"", names, 4, 4)
+        draft = Draft(
+            name="m",
+            save_id=SAVE,
+            parent=None,
+            quality=None,
+            metadata="{}",
+            graph_key=b"key",
+            architecture=(graph.to_json(), None),
+            body=b"",
+            holds=names,
+            bytes_owned=4,
+            bytes_total=4,
+        )
         ref, _ = asyncio.run(self.commit(draft, CLIENT, 0, [(SEGMENT, b"abcd", [4])], leases, False, 60.0))
         return str(ref)
 
@@ -349,7 +363,20 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
     asyncio.run(roomy.abort(SAVE, []))
     for ask in (
         lambda: roomy.grant(CLIENT, SAVE, [BYTES], 60.0),
-        lambda: roomy.begin(Beginning(CLIENT, "m", None, True, None, False, False, SAVE, [BYTES], 60.0)),
+        lambda: roomy.begin(
+            Beginning(
+                client=CLIENT,
+                name="m",
+                version=None,
+                optional=True,
+                known=None,
+                inherits=False,
+                compares=False,
+                save_id=SAVE,
+                sizes=[BYTES],
+                timeout=60.0,
+            )
+        ),
         lambda: roomy.reserve(CLIENT, SAVE, [BYTES // 4]),
     ):
         with pytest.raises(OperationTimeoutError, match=ENDED):

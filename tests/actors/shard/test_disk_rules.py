@@ -48,15 +48,15 @@ class Bench:
         self.tiers = Tiers(self.state, self.lock, self.holdings, self.archive, None, self.settle, self.nowhere)
         self.on_disk: list[ModelRef] = []
         self.persister = Persister(
-            0,
-            lambda segment: 0,
-            self.archive,
-            CAPACITY,
-            lambda ref: None,
-            lambda key: (GRAPH, None),
-            self.store,
-            lambda ref, parts: self.on_disk.append(ref),
-            self.settle,
+            index=0,
+            where=lambda segment: 0,
+            archive=self.archive,
+            bytes_behind=CAPACITY,
+            parent_table=lambda ref: None,
+            architecture=lambda key: (GRAPH, None),
+            store=self.store,
+            on_disk=lambda ref, parts: self.on_disk.append(ref),
+            progressed=self.settle,
         )
 
     def nowhere(self, segment: SegmentId) -> Stored:
@@ -82,7 +82,20 @@ class Bench:
 
     def job(self, ref: ModelRef, segment: SegmentId, sizes: Sequence[int], urgent: bool = True) -> Job:
         entries = {f"t{i}": TensorEntry("uint8", (n,), n, None, segment, i) for i, n in enumerate(sizes)}
-        return Job(Header(ref, None, None, "{}", 1, b"key", 1, 1), encode_body(entries), urgent)
+        return Job(
+            Header(
+                ref=ref,
+                parent=None,
+                quality=None,
+                metadata="{}",
+                created_ns=1,
+                graph_key=b"key",
+                bytes_owned=1,
+                bytes_total=1,
+            ),
+            encode_body(entries),
+            urgent,
+        )
 
     def release(self, holder: str) -> None:
         with self.lock:

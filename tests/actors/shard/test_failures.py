@@ -281,7 +281,18 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         other.close()
         with pytest.raises(ShardUnavailableError, match="save ghost/s1: expected its client ghost to be connected"):
             waiting.result(60.0)
-        asked = Beginning("ghost", "m", None, True, None, True, False, "ghost/s2", wanted, 60.0)
+        asked = Beginning(
+            client="ghost",
+            name="m",
+            version=None,
+            optional=True,
+            known=None,
+            inherits=True,
+            compares=False,
+            save_id="ghost/s2",
+            sizes=wanted,
+            timeout=60.0,
+        )
         begun = session.call(0, ShardCalls.begin(asked))
         assert not begun.offsets
         assert not session.call(0, ShardCalls.reserve("ghost", "ghost/r3", [1 << 20]))

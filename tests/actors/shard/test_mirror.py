@@ -38,7 +38,20 @@ PATIENCE_S = 60.0
 
 
 def kept(ref: ModelRef) -> Kept:
-    return Kept(Header(ref, None, None, "{}", 1, b"k", 4, 4), b"body", b"graph")
+    return Kept(
+        Header(
+            ref=ref,
+            parent=None,
+            quality=None,
+            metadata="{}",
+            created_ns=1,
+            graph_key=b"k",
+            bytes_owned=4,
+            bytes_total=4,
+        ),
+        b"body",
+        b"graph",
+    )
 
 
 def copy_of(serial: int) -> Copy:
@@ -248,8 +261,20 @@ class Shelves:
         holdings: Any = SimpleNamespace(drop_save=lambda owner: None, grant=lambda *arguments: [])
         home_of = {"mine": 0, "theirs": 1}.__getitem__
         restored = restore(0, peers, state, lock, holdings, home_of)
-        arguments = (restored, state, lock, holdings, peers, Waiters(lock), lambda: state.live)
-        return restored, Mirrors(0, 1, "node 0", None, *arguments)
+        mirrors = Mirrors(
+            0,
+            1,
+            node="node 0",
+            address=None,
+            restored=restored,
+            state=state,
+            lock=lock,
+            holdings=holdings,
+            peers=peers,
+            waiters=Waiters(lock),
+            wanted=lambda: state.live,
+        )
+        return restored, mirrors
 
 
 @pytest.fixture
@@ -288,7 +313,19 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
 
 def draft_of(name: str) -> Draft:
     graph = ModelGraph(()).to_json()
-    return Draft(name, f"client/{name}", None, None, "{}", b"key", (graph, None), encode_body({}), {}, 0, 0)
+    return Draft(
+        name=name,
+        save_id=f"client/{name}",
+        parent=None,
+        quality=None,
+        metadata="{}",
+        graph_key=b"key",
+        architecture=(graph, None),
+        body=encode_body({}),
+        holds={},
+        bytes_owned=0,
+        bytes_total=0,
+    )
 
 
 def committed(*names: str) -> ShardState:

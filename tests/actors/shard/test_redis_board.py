@@ -61,7 +61,16 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def header(ref: ModelRef, key: bytes = b"k" * 16) -> Header:
-    return Header(ref, None, 0.5, '{"epoch": 3}', 1234, key, 24, 26)
+    return Header(
+        ref=ref,
+        parent=None,
+        quality=0.5,
+        metadata='{"epoch": 3}',
+        created_ns=1234,
+        graph_key=key,
+        bytes_owned=24,
+        bytes_total=26,
+    )
 
 
 def graph_of(key: bytes) -> str:
@@ -69,7 +78,15 @@ def graph_of(key: bytes) -> str:
 
 
 def board(server: RedisServer, index: int = 0, shards: int = 1, start: str = "s1") -> RedisBoard:
-    config = ShardConfig("repo", index, tuple(range(shards)), 0, 0, 60.0, start=start)
+    config = ShardConfig(
+        repository="repo",
+        index=index,
+        shards=tuple(range(shards)),
+        capacity=0,
+        preallocate_bytes=0,
+        session_s=60.0,
+        start=start,
+    )
     return RedisBoard(server.url, config, graph_of)
 
 
@@ -210,7 +227,9 @@ class TestPosting:
             made.retired(ModelRef("m", 1))
             raise ModelNotFoundError("its last version was retired")
 
-        config = ShardConfig("repo", 0, (0,), 0, 0, 60.0, start="s1")
+        config = ShardConfig(
+            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start="s1"
+        )
         made = RedisBoard(server.url, config, gone)
         made.announce([(header(ModelRef("m", 1)), BODY)])
         eventually(lambda: not made._live and not made._pending, "the retirement is seen")

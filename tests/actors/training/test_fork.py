@@ -208,7 +208,10 @@ class TestOvertaking:
 
     def test_a_fork_that_is_refused_is_not_trained_from(self) -> None:
         async def scene() -> tuple[Any, Any]:
-            clone, order = Clone(), ForkOrder("f7", "run", 1, (1,), (), (), "shared", 1.0)
+            clone = Clone()
+            order = ForkOrder(
+                id="f7", run="run", sources=1, groups=(1,), specs=(), forward=(), transport="shared", timeout=1.0
+            )
             early = asyncio.create_task(clone._await_adoption("f7"))
             await asyncio.sleep(0)
             with pytest.raises(ForkError, match="expected a training that was started"):

@@ -181,7 +181,16 @@ class Forker:
     def fork(self, at: int, timeout: float = TIMEOUT_S) -> ForkOrder:
         report = self.ask("describe")
         specs, forward = report.specs, report.forward_order
-        order = ForkOrder(uuid.uuid4().hex[:8], report.run, report.size, (1,), specs, forward, "shared", timeout)
+        order = ForkOrder(
+            id=uuid.uuid4().hex[:8],
+            run=report.run,
+            sources=report.size,
+            groups=(1,),
+            specs=specs,
+            forward=forward,
+            transport="shared",
+            timeout=timeout,
+        )
         self.ask("arm", order, at)
         return order
 

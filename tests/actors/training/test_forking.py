@@ -56,7 +56,16 @@ class Run:
     def ordered(self, clones: int, backend: str = "shared", timeout: float = TIMEOUT_S) -> ForkOrder:
         first = self.trainings[0]
         specs, forward = tuple(first.specs()), tuple(first.forward_order())
-        return ForkOrder(uuid.uuid4().hex[:8], "run", len(self.trainings), (clones,), specs, forward, backend, timeout)
+        return ForkOrder(
+            id=uuid.uuid4().hex[:8],
+            run="run",
+            sources=len(self.trainings),
+            groups=(clones,),
+            specs=specs,
+            forward=forward,
+            transport=backend,
+            timeout=timeout,
+        )
 
     def adopt(self, only: Sequence[int] | None = None) -> None:
         for clone in range(self.order.clones) if only is None else only:

@@ -122,7 +122,20 @@ class Target:
         self.go = threading.Event()
 
     def describe(self) -> RankReport:
-        return RankReport("run", 0, self.size, 5, False, 0.0, 5, (), (), None, "", os.getpid())
+        return RankReport(
+            run="run",
+            rank=0,
+            size=self.size,
+            steps_done=5,
+            training=False,
+            step_s=0.0,
+            losses=5,
+            specs=(),
+            forward_order=(),
+            backend=None,
+            node="",
+            pid=os.getpid(),
+        )
 
     def arm(self, order: Any, step: int) -> None:
         raise ForkError(f"step {step} is past")
@@ -279,7 +292,16 @@ class Ranks:
         first, *_ = reports = self.ask("describe")
         assert [(report.run, report.rank) for report in reports] == [(self.run, rank) for rank in range(first.size)]
         fork_id, size = uuid.uuid4().hex[:8], first.size
-        return ForkOrder(fork_id, self.run, size, (clones,), first.specs, first.forward_order, "gloo", TIMEOUT_S)
+        return ForkOrder(
+            id=fork_id,
+            run=self.run,
+            sources=size,
+            groups=(clones,),
+            specs=first.specs,
+            forward=first.forward_order,
+            transport="gloo",
+            timeout=TIMEOUT_S,
+        )
 
     def steps_done(self) -> int:
         (done,) = {report.steps_done for report in self.ask("describe")}

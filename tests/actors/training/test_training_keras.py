@@ -427,7 +427,16 @@ class TestForks:
         port = ForkPort(source, "run", 0, 1, joins)
         source.hook(port)
         specs, forward = tuple(source.specs()), tuple(source.forward_order())
-        order = ForkOrder(uuid.uuid4().hex[:8], "run", 1, (len(clones),), specs, forward, "shared", TIMEOUT_S)
+        order = ForkOrder(
+            id=uuid.uuid4().hex[:8],
+            run="run",
+            sources=1,
+            groups=(len(clones),),
+            specs=specs,
+            forward=forward,
+            transport="shared",
+            timeout=TIMEOUT_S,
+        )
         port.arm(order, at)
         losses = train(source, at - source.steps_done + FURTHER)
         intakes = [Intake(order, place, clone, joins) for place, clone in enumerate(clones)]

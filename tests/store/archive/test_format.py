@@ -55,13 +55,33 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensor.name: TensorEntry(tensor.dtype, tensor.shape, tensor.data.nbytes, None, (0, 0xAB), tensor.slot)
         for tensor in tensors
     }
-    header = Header(first, None, 0.5, '{"epoch": 3}', 1_700_000_000_000_000_000, b"\xca\xfe", 1, 2, "zstd(3)")
+    header = Header(
+        ref=first,
+        parent=None,
+        quality=0.5,
+        metadata='{"epoch": 3}',
+        created_ns=1_700_000_000_000_000_000,
+        graph_key=b"\xca\xfe",
+        bytes_owned=1,
+        bytes_total=2,
+        codec="zstd(3)",
+    )
     layers = {"dense/kernel": "dense", "dense/bias": "dense"}
     archive.write_manifest(Manifest(header, ('{"layers": []}', "recipe"), entries, {}), layers)
     archive.write_segment((0, 3), 0, *encode_tensors(Zstd(), [tensor_of(4, "packed", PACKED)]))
     entries = {name: dataclasses.replace(entry, owner=first) for name, entry in entries.items()}
     entries["packed"] = TensorEntry("float32", (5000,), PACKED.nbytes, None, (0, 3), 4)
-    header = Header(second, first, None, "{}", 1, b"", 1, 2, None)
+    header = Header(
+        ref=second,
+        parent=first,
+        quality=None,
+        metadata="{}",
+        created_ns=1,
+        graph_key=b"",
+        bytes_owned=1,
+        bytes_total=2,
+        codec=None,
+    )
     archive.write_manifest(Manifest(header, ("{}", None), entries, {((0, 3), 4): (((0, 0xAB), 0),)}), {})
     archive.write_manifest(retired(ModelRef("b", 1)), {})
     return folder

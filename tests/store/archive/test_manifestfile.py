@@ -36,15 +36,15 @@ def place(serial: int, shards: int) -> SegmentId:
 @st.composite
 def manifests(draw: st.DrawFn, shards: int) -> Manifest:
     header = Header(
-        draw(refs),
-        draw(st.none() | refs),
-        draw(st.none() | st.floats(allow_nan=False)),
-        json.dumps(draw(st.dictionaries(texts, texts | st.integers() | st.none(), max_size=3))),
-        draw(st.integers(0, 1 << 62)),
-        draw(st.binary(max_size=16)),
-        draw(sizes),
-        draw(sizes),
-        draw(st.none() | texts),
+        ref=draw(refs),
+        parent=draw(st.none() | refs),
+        quality=draw(st.none() | st.floats(allow_nan=False)),
+        metadata=json.dumps(draw(st.dictionaries(texts, texts | st.integers() | st.none(), max_size=3))),
+        created_ns=draw(st.integers(0, 1 << 62)),
+        graph_key=draw(st.binary(max_size=16)),
+        bytes_owned=draw(sizes),
+        bytes_total=draw(sizes),
+        codec=draw(st.none() | texts),
     )
     owner = st.none() | refs.filter(lambda ref: ref != header.ref)
     chosen = draw(st.lists(st.tuples(serials, slots), unique=True, max_size=5))
@@ -62,7 +62,17 @@ def manifests(draw: st.DrawFn, shards: int) -> Manifest:
 
 
 def example(**changes: object) -> Manifest:
-    header = Header(ModelRef("a/b", 3), ModelRef("a", 1), 0.5, '{"k": "v"}', 123, b"\1\2", 10, 20, "zstd(3)")
+    header = Header(
+        ref=ModelRef("a/b", 3),
+        parent=ModelRef("a", 1),
+        quality=0.5,
+        metadata='{"k": "v"}',
+        created_ns=123,
+        graph_key=b"\1\2",
+        bytes_owned=10,
+        bytes_total=20,
+        codec="zstd(3)",
+    )
     entries = {
         "own/kernel": TensorEntry("float32", (2, 3), 24, None, (1, 5), 0),
         "inherited": TensorEntry("bfloat16", (), 2, ModelRef("a", 1), (0, 2), 7),

@@ -141,7 +141,19 @@ def of_shard() -> Callable[[int], None]:
 
     def save_and_retire(version: int) -> None:
         parent = ModelRef("m", version - 1) if version > 1 else None
-        draft = Draft("m", "c/s", parent, None, "{}", b"key", ('{"layers": []}', None), b"", {}, 0, 0)
+        draft = Draft(
+            name="m",
+            save_id="c/s",
+            parent=parent,
+            quality=None,
+            metadata="{}",
+            graph_key=b"key",
+            architecture=('{"layers": []}', None),
+            body=b"",
+            holds={},
+            bytes_owned=0,
+            bytes_total=0,
+        )
         state.publish(state.begin_commit(draft), draft, version)
         if parent is not None:
             state.retire(parent)

@@ -99,7 +99,16 @@ class TestDigest:
 
 class TestInfo:
     def test_info_is_the_header_with_metadata_and_time_read(self) -> None:
-        header = Header(REF, OWNERS[1], 0.5, '{"epoch": 3}', 1_700_000_000_123_456_000, b"key", 40, 100)
+        header = Header(
+            ref=REF,
+            parent=OWNERS[1],
+            quality=0.5,
+            metadata='{"epoch": 3}',
+            created_ns=1_700_000_000_123_456_000,
+            graph_key=b"key",
+            bytes_owned=40,
+            bytes_total=100,
+        )
         info = ModelInfo.of(header)
         assert (info.ref, info.parent, info.quality, info.metadata) == (REF, OWNERS[1], 0.5, {"epoch": 3})
         assert (info.bytes_owned, info.bytes_total, info.codec) == (40, 100, None)

@@ -51,7 +51,19 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
     state = ShardState(HERE, others.topology.home)
     for name in LEFT if standing is None else ():
         state.open("client", now=0.0)
-        draft = Draft(name, "client/1", None, None, "{}", b"key", (ModelGraph(()).to_json(), None), b"", {}, 0, 0)
+        draft = Draft(
+            name=name,
+            save_id="client/1",
+            parent=None,
+            quality=None,
+            metadata="{}",
+            graph_key=b"key",
+            architecture=(ModelGraph(()).to_json(), None),
+            body=b"",
+            holds={},
+            bytes_owned=0,
+            bytes_total=0,
+        )
         state.publish(state.begin_commit(draft), draft, created_ns=1)
     lock = threading.RLock()
     peers = cast("Any", others)

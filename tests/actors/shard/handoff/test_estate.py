@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import MovedError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
+from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.handover import MovedSegment
 from tensorvine.store.versions.segments import RESTORED
 
@@ -73,6 +75,13 @@ class Topologies:
         self.topology = topology
 
 
+def moved_of(segment: SegmentId) -> MovedSegment:
+    """Describe a segment of one small tensor that is in memory."""
+    return MovedSegment(
+        id=segment, sizes=(4,), offsets=(0,), allocated=64, generation=1, digests=None, stored=None, files=0
+    )
+
+
 def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_those_of_the_next(
     tmp_path: Path,
 ) -> None:
@@ -84,8 +93,8 @@ def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_t
     for shard, segment in ((1, (1, 8)), (1, (1, 9)), (10, (10, 9))):
         peers.topology = peers.topology.warned((shard,))
         tries.append(f"+drain/{shard}.{peers.topology.version + 1}")
-        asyncio.run(estate.receive(MovedSegment(segment, (4,), (0,), 64, 1, None, None, 0), block, None, tries[-1]))
-    moved = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0, {"m@1": [0]})
+        asyncio.run(estate.receive(moved_of(segment), block, None, tries[-1]))
+    moved = replace(moved_of((1, 9)), holders={"m@1": [0]})
     assert estate.inherit(tries[1], [moved]) == []
     assert sorted(heir.state.holders("")) == [tries[2], "m@1"]
 
@@ -97,7 +106,7 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     warned = Topology("late", (0, 1), "starter").warned((1,))
     peers = Topologies(warned)
     estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", peers))
-    copy, block = MovedSegment((1, 9), (4,), (0,), 64, 1, None, None, 0), np.zeros(64, np.uint8)
+    copy, block = moved_of((1, 9)), np.zeros(64, np.uint8)
     asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
     peers.topology = warned.warned(())
     estate.learned()
