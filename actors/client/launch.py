@@ -109,8 +109,8 @@ def launch(
         wanted = _wanted(repository, shards, len(nodes), disk, replicas)
         plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling}
-        engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
-        planner = Channel(engine, planner_name(repository))
+        actor = engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
+        planner = Channel(engine, planner_name(repository), actor=actor)
         found = planner.call(PlannerCalls.topology(), START_TIMEOUT_S)
         if found.started_by == wanted.started_by:
             launched.names.append(planner_name(repository))

@@ -34,7 +34,7 @@ _R = TypeVar("_R")
 _Self = TypeVar("_Self")
 
 
-class Remote(Generic[_P, _R]):
+class Declaration(Generic[_P, _R]):
     """The declaration of one call.
 
     Args:
@@ -73,7 +73,7 @@ class Request(Generic[_R]):
 
     __slots__ = ("arguments", "remote")
 
-    def __init__(self, remote: Remote[..., _R], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, remote: Declaration[..., _R], arguments: tuple[Any, ...]) -> None:
         self.remote = remote
         self.arguments = arguments
 
@@ -83,17 +83,17 @@ class Request(Generic[_R]):
 
 def remote(
     group: str, *, by_socket: bool | None = None, repeatable: bool = False
-) -> Callable[[Callable[Concatenate[Any, _P], _R]], Remote[_P, _R]]:
-    """Declare a call; see `Remote` for the arguments. None: a socket may carry what is in the group `ctl`."""
+) -> Callable[[Callable[Concatenate[Any, _P], _R]], Declaration[_P, _R]]:
+    """Declare a call; see `Declaration` for the arguments. None: a socket may carry what is in the group `ctl`."""
 
-    def declare(declared: Callable[Concatenate[Any, _P], _R]) -> Remote[_P, _R]:
-        return Remote(declared, group, group == "ctl" if by_socket is None else by_socket, repeatable)
+    def declare(declared: Callable[Concatenate[Any, _P], _R]) -> Declaration[_P, _R]:
+        return Declaration(declared, group, group == "ctl" if by_socket is None else by_socket, repeatable)
 
     return declare
 
 
 def answers(
-    call: Remote[_P, _R], *, group: str | None = None
+    call: Declaration[_P, _R], *, group: str | None = None
 ) -> Callable[
     [Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]],
     Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],

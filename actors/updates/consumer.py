@@ -126,7 +126,7 @@ class Consumer(Remote):
             OperationTimeoutError: there is no version yet, or no answer in time.
             ShardUnavailableError: the consumer died; it is being started again.
         """
-        return self._call(ConsumerCalls.infer(batch, timeout), timeout + 1.0)
+        return self._channel.call(ConsumerCalls.infer(batch, timeout), timeout + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
         """Wait until `version` or a newer one answers, and give it.
@@ -134,8 +134,8 @@ class Consumer(Remote):
         Raises:
             OperationTimeoutError: it does not yet.
         """
-        return self._call(ConsumerCalls.wait_for(version, timeout), timeout + 1.0)
+        return self._channel.call(ConsumerCalls.wait_for(version, timeout), timeout + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
         """Tell how it does."""
-        return self._call(ConsumerCalls.status(), timeout)
+        return self._channel.call(ConsumerCalls.status(), timeout)

@@ -145,11 +145,11 @@ class Producer(Remote):
             OperationTimeoutError: it goes on.
             ShardUnavailableError: its process died.
         """
-        ended, result = self._call(ProducerCalls.result(timeout), timeout + ANSWER_S)
+        ended, result = self._channel.call(ProducerCalls.result(timeout), timeout + ANSWER_S)
         if not ended:
             raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
         """Tell what it published so far."""
-        return self._call(ProducerCalls.report(), timeout)
+        return self._channel.call(ProducerCalls.report(), timeout)

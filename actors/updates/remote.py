@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from ...store.errors import TensorVineError
 from ..client.repository import Repository
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 5.0
-
-_R = TypeVar("_R")
 
 
 class RemoteCalls:
@@ -71,7 +69,7 @@ class Remote:
         given = {"repository": repo.name, "name": name, **arguments}
         started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, life))
         try:
-            started._call(first, START_TIMEOUT_S)
+            started._channel.call(first, START_TIMEOUT_S)
         except BaseException:
             repo.engine.kill(actor_name)
             raise
@@ -83,7 +81,7 @@ class Remote:
             return
         self._closed = True
         try:
-            self._call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
+            self._channel.call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
         except TensorVineError as exc:
             log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
         self._engine.kill(self._actor_name)
@@ -95,6 +93,3 @@ class Remote:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _call(self, request: Request[_R], timeout: float) -> _R:
-        return self._channel.call(request, timeout)

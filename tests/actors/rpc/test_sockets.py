@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -210,7 +209,7 @@ class TestTrouble:
         caller.close()
         serving.run(serving.target.open("gate"))
         assert waiting.result(WAIT_S, "x") == "gate"
-        assert connections(serving) == 0
+        until(lambda: not serving.server._served)
 
     def test_an_interrupted_wait_ends_its_connection(
         self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
@@ -227,7 +226,7 @@ class TestTrouble:
         with pytest.raises(ShardUnavailableError, match="broken off"):
             waiting.result(WAIT_S, "x")
         assert called(caller, TargetCalls.note(1)) == 1
-        assert connections(serving) == 1
+        until(lambda: len(serving.server._served) == 1)
 
     def test_one_that_nobody_closes_is_closed_when_it_is_collected(self, serving: Serving) -> None:
         with warnings.catch_warnings():
@@ -238,7 +237,7 @@ class TestTrouble:
             answers[0].result(WAIT_S, "x")
             del caller, answers
             gc.collect()
-        assert connections(serving) == 0
+        until(lambda: not serving.server._served)
 
     def test_an_answer_that_outlives_its_line_closes_its_connection_when_it_is_collected(
         self, serving: Serving
@@ -252,7 +251,7 @@ class TestTrouble:
             answers.append(answers)  # a circle, as an error's traceback makes it
             del answers
             gc.collect()
-        assert connections(serving) == 0
+        until(lambda: not serving.server._served)
 
     def test_a_caller_that_ends_leaves_its_call_to_be_carried_out(self, serving: Serving) -> None:
         with socket.socket(socket.AF_UNIX) as caller:
@@ -262,18 +261,18 @@ class TestTrouble:
             message = pickle.dumps(("wait", ("gate",)))
             caller.sendall(HEADER.pack(len(message), 1) + message)
             until(lambda: "gate" in serving.target.gates)
-        assert connections(serving) == 0
+        until(lambda: not serving.server._served)
         serving.run(serving.target.open("gate"))
 
-    def test_a_machine_without_such_sockets_has_no_line(
+    def test_a_machine_without_such_sockets_leaves_all_to_the_engine(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def refuse(*_: Any) -> Any:
             raise OSError("no more sockets")
 
         monkeypatch.setattr(server_module.socket, "socket", refuse)
-        door = LazyServer(Target(), "shard 3")
-        assert (door.address(), door.address()) == (None, None)
+        lazy = LazyServer(Target(), "shard 3")
+        assert (lazy.address(), lazy.address()) == (None, None)
         assert caplog.text.count("shard 3: no socket, all calls go by the engine: no more sockets") == 1
 
 
@@ -282,14 +281,6 @@ def given(answer: SocketAnswer[Any]) -> bool:
         return answer.result(0.0, "x") is not None
     except OperationTimeoutError:
         return False
-
-
-def connections(serving: Serving) -> int:
-    """Return how many are served, once those that have ended are not."""
-    end = time.monotonic() + 2.0
-    while (found := len(serving.server._served)) and time.monotonic() < end:
-        time.sleep(0.002)
-    return found
 
 
 # ---- a process of its own ---------------------------------------------------------------------------------
