@@ -4,6 +4,7 @@ Rules
 - A class such as `ShardCalls` declares the calls of one actor. Calling a declaration makes a `Request`, a value, which
   a `Channel` carries; the type checker knows its arguments and its answer.
 - The actor's method is marked by `answers(declaration)`, and checked against it. It has no marks of its own.
+- An actor of many methods is `composed` of parts: each has the methods of one matter, and the actor hands calls on.
 - A declaration says what every caller must know: the concurrency group in which the call is carried out, whether a
   socket may carry it, and whether it may be repeated.
 
@@ -23,15 +24,16 @@ add(2, 3)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
-from functools import cached_property
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from ..engine.engine import group as engine_group
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Self = TypeVar("_Self")
+_Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Declaration(Generic[_P, _R]):
@@ -109,11 +111,72 @@ def answers(
         method: Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],
     ) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]:
         method.__doc__ = method.__doc__ or call.__doc__
+        method.answers = call  # pyright: ignore[reportFunctionMemberAccess]
         if call.by_socket:
             method.by_socket = True  # pyright: ignore[reportFunctionMemberAccess]
         return engine_group(group or call.group)(method)
 
     return mark
+
+
+class Composed(Protocol):
+    """An actor that consists of parts."""
+
+    parts: Mapping[type, object]
+
+
+_Actor = TypeVar("_Actor", bound=Composed)
+
+
+def composed(parts: Sequence[type]) -> Callable[[type[_Actor]], type[_Actor]]:
+    """Give an actor's class the methods by which its parts answer; each hands the call on to the part.
+
+    Args:
+        parts: the parts' types, by which the actor finds them in its `parts`.
+
+    Raises:
+        TypeError: two of them, or one and the actor itself, answer the same call.
+
+    >>> class CounterCalls:
+    ...     @remote("ctl")
+    ...     def add(self, number: int) -> int: ...
+    >>> class Sum:
+    ...     @answers(CounterCalls.add)
+    ...     async def add(self, number: int) -> int:
+    ...         return 40 + number
+    >>> @composed([Sum])
+    ... class Counter:
+    ...     def __init__(self) -> None:
+    ...         self.parts = {Sum: Sum()}
+    >>> import asyncio
+    >>> asyncio.run(Counter().add(2))
+    42
+    """
+
+    def compose(actor: type[_Actor]) -> type[_Actor]:
+        for part in parts:
+            for name, method in _answering(part).items():
+                if hasattr(actor, name):
+                    raise TypeError(f"{actor.__name__}.{name}: expected one part that answers it; found {part} as well")
+                setattr(actor, name, _handed_on(part, method))
+        return actor
+
+    return compose
+
+
+def _answering(cls: type) -> dict[str, _Method]:
+    """Return the methods of a class that answer calls."""
+    return {name: method for name in dir(cls) if hasattr(method := getattr(cls, name), "answers")}
+
+
+def _handed_on(part: type, method: _Method) -> _Method:
+    name = method.__name__
+
+    @wraps(method)
+    async def hand_on(self: Composed, *arguments: Any) -> Any:
+        return await getattr(self.parts[part], name)(*arguments)
+
+    return hand_on
 
 
 def socket_methods(cls: type) -> frozenset[str]:

@@ -11,16 +11,15 @@ Rules
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ...store.errors import ShardUnavailableError
 from ..rpc.messages import PEER_TIMEOUT_S
-from ..rpc.waiters import Busy, Waiters
+from ..rpc.waiters import Busy
+from .context import ShardContext
 from .disk.persister import Persister
-from .holdings import Holdings
 from .local_clients import LocalClients
 
 ROOM = "/"  # no model's name starts with a slash
@@ -33,25 +32,16 @@ class Room:
     """Room in one shard.
 
     Args:
-        lock: guards the holdings.
-        holdings: the shard's memory.
+        context: the shard's.
         clients: those on this node.
-        waiters: where to wait.
         persister: writes to the disk, if there is one.
     """
 
-    def __init__(
-        self,
-        lock: threading.RLock,
-        holdings: Holdings,
-        clients: LocalClients,
-        waiters: Waiters,
-        persister: Persister | None,
-    ) -> None:
-        self._lock = lock
-        self._holdings = holdings
+    def __init__(self, context: ShardContext, clients: LocalClients, persister: Persister | None) -> None:
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._waiters = context.waiters
         self._clients = clients
-        self._waiters = waiters
         self._persister = persister
         self._asking = Busy()
 

@@ -28,7 +28,7 @@ from typing import Any
 from tensorvine.actors.client import launch, repository, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
-from tensorvine.actors.shard import sessions as shard_sessions
+from tensorvine.actors.shard import sweep
 from tensorvine.actors.transport import wire
 from tensorvine.store.archive import directory
 
@@ -141,7 +141,7 @@ def _constants() -> list[tuple[Any, str, Any]]:
         (launch, "SESSION_S", 6.0),
         (launch.embedded, "attach_or_start", lambda *_, **__: False),
         (session, "RENEW_S", 1.5),
-        (shard_sessions, "SWEEP_S", 1.0),
+        (sweep, "SWEEP_S", 1.0),
     ]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from tensorvine.actors.shard.parts.changes import Changes
 from tensorvine.clusters import LocalCluster
 
 from benchmarks.raylets import _await_room
@@ -170,8 +171,9 @@ def _until_none(look: Callable[[], list[int]]) -> Iterator[int]:
 
 
 def _look(shard: Any) -> None:
-    calm = (lambda: shard._claims is None or not shard._claims.open,)
-    looking = threading.Thread(target=shard._history.care.look, args=calm)
+    claims, history = shard.parts[Changes]._claims, shard.parts[Changes]._history
+    calm = (lambda: claims is None or not claims.open,)
+    looking = threading.Thread(target=history.care.look, args=calm)
     looking.start()
     looking.join(PATIENCE_S)
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.messages import actor_name
+from tensorvine.actors.shard.parts.files import Files
 from tensorvine.store import Layer, ModelGraph
 
 MIB = 1 << 20
@@ -105,7 +106,7 @@ def hold_disk(repo: Repository, shard: int, gate: Path, step: str = "write_manif
     opened, waits = str(gate), str(gate.with_name(f"{gate.name}.{shard}"))
 
     def hold(actor: Any) -> None:
-        archive, calls = actor._history.persister.archive, itertools.count()
+        archive, calls = actor.parts[Files]._history.persister.archive, itertools.count()
         real = getattr(archive, step)
 
         def held(*arguments: Any) -> Any:
@@ -128,7 +129,7 @@ def is_refused(repo: Repository, shard: int = 0) -> bool:
     """Tell whether the disk has refused what a shard has to write, and has not taken it since."""
 
     def refused(actor: Any) -> bool:
-        return actor._history.persister.error is not None
+        return actor.parts[Files]._history.persister.error is not None
 
     return in_shard(repo, shard, refused)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from tensorvine.actors.rpc.messages import Disk, ShardConfig, Standing
-from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.rpc.messages import Disk, Standing
 from tensorvine.actors.shard.disk.history import History
-from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.actors.shard.room import Room
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
@@ -25,6 +22,7 @@ from tensorvine.store.versions.ledger import Told
 from tensorvine.store.versions.manifest import Header, TensorEntry
 from tensorvine.store.versions.retention import Retention
 
+from tests.support.contexts import context_of, with_memory
 from tests.support.crash import tensor_of
 from tests.support.disk import MIB
 
@@ -51,25 +49,13 @@ class Life:
         self.state = ShardState(0, lambda name: home)
         self.state.where = topology.where
         self.state.open("c", 0.0)
-        self.lock = threading.RLock()
-        self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
         self.peers = Alone(topology)
-        config = ShardConfig(
-            repository="alone", index=0, shards=(0,), capacity=CAPACITY, preallocate_bytes=0, session_s=60.0
-        )
         standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
-        self.history = History(
-            config,
-            Disk(str(path), None, None, keep),
-            state=self.state,
-            lock=self.lock,
-            holdings=self.holdings,
-            peers=cast("Any", self.peers),
-            settle=self.settle,
-            standing=standing,
-        )
-        self.waiters = Waiters(self.lock)
-        self.room = Room(self.lock, self.holdings, cast("Any", None), self.waiters, self.history.persister)
+        self.context = with_memory(context_of(self.state, self.peers, standing=standing, capacity=CAPACITY))
+        self.lock = self.context.lock
+        self.holdings = self.context.holdings
+        self.history = History(self.context, Disk(str(path), None, None, keep), self.settle)
+        self.room = Room(self.context, cast("Any", None), self.history.persister)
 
     def settle(self) -> None:
         with self.lock:

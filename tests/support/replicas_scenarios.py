@@ -29,6 +29,9 @@ import ray
 from ray.cluster_utils import Cluster
 from tensorvine.actors import Repository
 from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.actors.shard.parts.files import Files
+from tensorvine.actors.shard.replicas.securing import Securing
+from tensorvine.actors.shard.replicas.shelf import Shelf
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
 
@@ -86,10 +89,10 @@ def buddy_of(repo: Repository, shard: int) -> int:
     """Return the shard that has the mirror of this one, once it has all of it in its present life."""
 
     def links(self: Any) -> list[tuple[int, str]]:
-        return [(link.shard, link.shelf) for link in self._mirrors._buddies.links if link.synced]
+        return [(link.shard, link.shelf) for link in self.parts[Securing]._mirrors._buddies.links if link.synced]
 
     def shelf(self: Any) -> str:
-        return self._shelf.name
+        return self.parts[Shelf].name
 
     def complete() -> bool:
         repo.stats()  # asks until all answer
@@ -264,25 +267,26 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        where, method = (self._peers, "ask") if ours else (self._shelf, "_put")
+        mirrors, shelf = self.parts[Securing]._mirrors, self.parts[Shelf]
+        where, method = (mirrors._peers, "ask") if ours else (shelf, "put_in_replica")
         real = getattr(where, method)
 
         async def deadly(*arguments: Any) -> Any:
-            if ours and arguments[1].remote not in (ShardCalls.mirror, ShardCalls.secure):
+            if ours and arguments[1].remote not in (ShardCalls.put_in_replica, ShardCalls.secure):
                 return await real(*arguments)
             if when == "before":
                 die()
             if when == "during" and ours:
-                self._peers.post(*arguments[:2])
+                mirrors._peers.post(*arguments[:2])
                 die()
             if when == "during":
-                room = where._room
+                granted = shelf._room
 
                 async def last(*given: Any) -> Any:
-                    await room(*given)
+                    await granted(*given)
                     die()
 
-                where._room = last
+                shelf._room = last
             answer = await real(*arguments)
             die()
             return answer
@@ -484,18 +488,19 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
 
 def hold_manifests(self: Any) -> None:
     """Let no manifest reach the disk any more in this life of a shard."""
-    self._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
+    self.parts[Files]._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
 
 
 def tell_the_mirror(self: Any) -> None:
     """Have the buddies told what may go, now."""
-    for link in self._mirrors._buddies.links:
-        self._mirrors._keep_up(link)
+    mirrors = self.parts[Securing]._mirrors
+    for link in mirrors._buddies.links:
+        mirrors._keep_up(link)
 
 
 def hold_the_disk(self: Any) -> None:
     """Let nothing reach the disk any more in this life of a shard."""
-    self._history.persister._write = lambda job: threading.Event().wait(3600)
+    self.parts[Files]._history.persister._write = lambda job: threading.Event().wait(3600)
 
 
 def holder_on_another_node(repo: Repository) -> int:

@@ -1,18 +1,22 @@
-"""What a shard can be asked, declared for those who ask and for the shard.
+"""What a shard can be asked, declared for those who ask and for the part of the shard that answers.
 
-A file here declares what the file of the same name in `shard/` answers (`peers`: `peer_calls`). Stands on the messages
-of `rpc`, `transport` and `replicas` only, so that whoever calls a shard need not load one.
+Stands on the messages of `rpc` and `transport` only, so that whoever calls a shard need not load one.
 """
 
 from __future__ import annotations
 
 from .changes import ChangeCalls
-from .peers import PeerCalls
+from .files import FileCalls
+from .holders import HolderCalls
+from .notes import NoteCalls
 from .queries import QueryCalls
 from .reads import ReadCalls
+from .replicas import ReplicaCalls
 from .sessions import SessionCalls
 from .writes import WriteCalls
 
 
-class ShardCalls(SessionCalls, WriteCalls, ReadCalls, QueryCalls, PeerCalls, ChangeCalls):
+class ShardCalls(
+    SessionCalls, WriteCalls, ReadCalls, QueryCalls, HolderCalls, FileCalls, ReplicaCalls, NoteCalls, ChangeCalls
+):
     """All calls of a shard."""

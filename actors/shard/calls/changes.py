@@ -15,7 +15,7 @@ from ...rpc.messages import Moved, Sender, Tag, Unwritten
 
 
 class ChangeCalls:
-    """Answered by `shard.changes`."""
+    """Answered by `shard.parts.changes`."""
 
     @remote("ctl", repeatable=True)
     def learn(self, topology: Topology) -> None:

@@ -14,7 +14,7 @@ from ...rpc.messages import Matches
 
 
 class QueryCalls:
-    """Answered by `shard.queries`."""
+    """Answered by `shard.parts.queries`."""
 
     @remote("ctl", repeatable=True)
     def header(self, client: str, name: str, version: int | None) -> Header:

@@ -15,7 +15,7 @@ from ...transport.parcels import GroupAnswer, GroupQuestion
 
 
 class ReadCalls:
-    """Answered by `shard.reads`."""
+    """Answered by `shard.parts.reads`."""
 
     @remote("ctl", repeatable=True)
     def fetch(

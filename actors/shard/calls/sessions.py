@@ -8,7 +8,7 @@ from ...rpc.messages import Hello
 
 
 class SessionCalls(ActorCalls):
-    """Answered by `shard.sessions`."""
+    """Answered by `shard.parts.sessions`."""
 
     @remote("ctl", by_socket=False, repeatable=True)
     def hello(self, client: str, node: str, pid: int) -> Hello:

@@ -14,7 +14,7 @@ from ...rpc.messages import Beginning, Begun, Filled
 
 
 class WriteCalls:
-    """Answered by `shard.writes`."""
+    """Answered by `shard.parts.writes`."""
 
     @remote("ctl", repeatable=True)
     def begin(self, asked: Beginning) -> Begun:

@@ -14,8 +14,8 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection
+from functools import partial
 
 from ....store.archive.archive import Archive, StoredFile
 from ....store.archive.manifestfile import Manifest
@@ -26,7 +26,8 @@ from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
-from ..peers import Peers
+from ..context import ShardContext
+from ..ticker import Ticker
 from .persister import Persister
 from .tiers import Tiers
 
@@ -40,35 +41,32 @@ class Care:
     """What one shard sees to.
 
     Args:
-        state: the shard's.
-        lock: guards it.
+        context: the shard's.
         archive: the repository's files.
         tiers: writes the shard's segments.
         persister: writes its versions.
-        peers: the other shards.
         settle: called after the state changed, without the lock.
     """
 
     def __init__(
         self,
-        state: ShardState,
-        lock: threading.RLock,
+        context: ShardContext,
         archive: Archive,
         tiers: Tiers,
         persister: Persister,
-        peers: Peers,
         settle: Callable[[], None],
     ) -> None:
         self.orphans = 0
         """Files that the last look found and that are there still."""
-        self._state = state
-        self._lock = lock
+        self._state = context.state
+        self._lock = context.lock
+        self._peers = context.peers
         self._archive = archive
         self._tiers = tiers
         self._persister = persister
-        self._peers = peers
         self._settle = settle
         self._suspects: set[str] = set()
+        self._read_pause = READ_FIRST_S
 
     def start(self, calm: Callable[[], bool]) -> None:
         """See to all this from now on, in a thread, as long as the process lives.
@@ -76,20 +74,18 @@ class Care:
         Args:
             calm: tells whether the other homes have said what they name here. Called with the lock held.
         """
-        threading.Thread(target=self._run, args=(calm,), name="tensorvine-care", daemon=True).start()
+        Ticker("care", self._state.index, self._pause, partial(self._step, calm))
 
-    def _run(self, calm: Callable[[], bool]) -> None:
-        pause, waiting = READ_FIRST_S, threading.Event()
-        while True:
-            waiting.wait(pause if self._state.unread else LOOK_S)
-            try:
-                self._persister.clean_up()
-                pause = READ_FIRST_S if self.read_again() else min(2 * pause, READ_LAST_S)
-                self.look(calm)
-            except TensorVineError as exc:
-                log.warning("shard %d: its path is looked at again later: %s", self._state.index, exc)
-            except Exception:
-                log.exception("shard %d: its path was not looked after; the next try comes", self._state.index)
+    def _pause(self) -> float:
+        return self._read_pause if self._state.unread else LOOK_S
+
+    def _step(self, calm: Callable[[], bool]) -> None:
+        try:
+            self._persister.clean_up()
+            self._read_pause = READ_FIRST_S if self.read_again() else min(2 * self._read_pause, READ_LAST_S)
+            self.look(calm)
+        except TensorVineError as exc:
+            log.warning("shard %d: its path is looked at again later: %s", self._state.index, exc)
 
     # ---- manifests --------------------------------------------------------------------------------------
 

@@ -44,15 +44,14 @@ from ....store.recovery import Recovered, recover, relearn, take_over
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, Stored, padded
-from ....store.shard import ShardState
 from ....store.versions.manifest import Header, decode_body
 from ....store.versions.segments import RESTORED
 from ....store.versions.version import Draft
 from ...memory.workers import Workers
-from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, ShardConfig, Standing, ToStore, Wanted
+from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, Standing, ToStore, Wanted
 from ..calls import ShardCalls
-from ..holdings import INLINE_BYTES, READ_ROUNDS, Holdings
-from ..peers import Peers
+from ..context import ShardContext
+from ..holdings import INLINE_BYTES, READ_ROUNDS
 from .care import Care
 from .numbering import Numbering
 from .persister import Job, Persister
@@ -84,38 +83,26 @@ class History:
     """The disk of one shard.
 
     Args:
-        config: the shard's.
+        context: the shard's.
         disk: the repository's.
-        state: the shard's.
-        lock: guards it.
-        holdings: the shard's memory.
-        peers: the other shards.
         settle: called after the state changed, without the lock.
-        standing: how things stand, where the shard had an earlier life in this repository; None: it had none.
+
+    Raises:
+        StorageError: the disk cannot be read.
     """
 
-    def __init__(
-        self,
-        config: ShardConfig,
-        disk: Disk,
-        *,
-        state: ShardState,
-        lock: threading.RLock,
-        holdings: Holdings,
-        peers: Peers,
-        settle: Callable[[], None],
-        standing: Standing | None,
-    ) -> None:
+    def __init__(self, context: ShardContext, disk: Disk, settle: Callable[[], None]) -> None:
+        config, standing = context.config, context.standing
         self._config = config
         self._disk = disk
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
-        self._peers = peers
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
         self._settle = settle
-        self._archive = Archive(disk.uri, lambda serial: peers.topology.maker(serial), create=False)
+        self._archive = Archive(disk.uri, lambda serial: self._peers.topology.maker(serial), create=False)
         codec = from_spec(disk.codec) if disk.codec else None
-        self._tiers = Tiers(state, lock, holdings, self._archive, codec, settle, self._stored_elsewhere)
+        self._tiers = Tiers(context, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = Workers(READERS, thread_name_prefix="tensorvine-disk")
         self._loading: dict[SegmentId, Future[np.ndarray | None]] = {}
         """What is read into the memory now."""
@@ -123,13 +110,13 @@ class History:
         self._blamed: set[str] = set()
         self.recovered: list[str] = []
         """Holders that the disk named; those that came since are of commits on their way."""
-        if standing is not None or not peers.topology.former:  # one that joins brings nothing back
+        if standing is not None or not self._peers.topology.former:  # one that joins brings nothing back
             self._recover(standing)
         if codec is not None:
             self._workers.submit(_warm, codec)
         persister = self.persister = Persister(
             index=config.index,
-            where=lambda segment: state.where(segment),
+            where=lambda segment: self._state.where(segment),
             archive=self._archive,
             bytes_behind=disk.bytes_behind if disk.bytes_behind is not None else config.capacity // 2,
             parent_table=self._body_of,
@@ -139,7 +126,7 @@ class History:
             progressed=self._settle,
         )
         self.numbering = Numbering(config.index, self._archive.directory)
-        self.care = Care(state, lock, self._archive, self._tiers, persister, peers, settle)
+        self.care = Care(context, self._archive, self._tiers, persister, settle)
 
     # ---- to disk ----------------------------------------------------------------------------------------
 
@@ -559,6 +546,17 @@ class History:
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+
+def required(history: History | None, index: int) -> History:
+    """Return a shard's disk, for what cannot be done without one.
+
+    Raises:
+        StorageError: the repository has none.
+    """
+    if history is None:
+        raise StorageError(f"shard {index}: expected a repository with path=; it has none")
+    return history
 
 
 @contextlib.contextmanager

@@ -33,10 +33,9 @@ from ....store.codecs.codec import Codec, Encoded
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, TensorVineError
 from ....store.segments.arena import Part
 from ....store.segments.segment import GONE, Segment, SegmentId, Stored, layout
-from ....store.shard import ShardState
 from ...memory.workers import Workers
 from ...rpc.messages import Chains, ToStore, Wanted
-from ..holdings import Holdings
+from ..context import ShardContext
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +49,7 @@ class Tiers:
     """Memory and disk of one shard.
 
     Args:
-        state: the shard's.
-        lock: guards it.
-        holdings: its memory.
+        context: the shard's.
         archive: the repository's files.
         codec: how tensors are stored; None: as they are.
         settle: called after the state changed, without the lock.
@@ -61,17 +58,15 @@ class Tiers:
 
     def __init__(
         self,
-        state: ShardState,
-        lock: threading.RLock,
-        holdings: Holdings,
+        context: ShardContext,
         archive: Archive,
         codec: Codec | None,
         settle: Callable[[], None],
         stored_elsewhere: Callable[[SegmentId], Stored],
     ) -> None:
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
         self._archive = archive
         self._codec = codec
         self._settle = settle

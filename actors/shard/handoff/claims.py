@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 
 from ....store.errors import StorageError, TensorVineError
@@ -21,7 +20,7 @@ from ....store.shard import ShardState
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.segments import RESTORED
 from ..calls import ShardCalls
-from ..peers import Peers
+from ..context import ShardContext
 
 log = logging.getLogger(__name__)
 
@@ -34,24 +33,16 @@ class Claims:
     """The claims of other homes on one shard.
 
     Args:
-        state: the shard's.
-        lock: guards it.
-        peers: the other shards.
+        context: the shard's.
         recovered: holders of what the disk brought back; what their homes do not name any more is released.
     """
 
-    def __init__(
-        self,
-        state: ShardState,
-        lock: threading.RLock,
-        peers: Peers,
-        recovered: Iterable[str],
-    ) -> None:
-        self._state = state
-        self._lock = lock
-        self._peers = peers
-        self._waiting = set(peers.others)
-        self._version = peers.topology.version
+    def __init__(self, context: ShardContext, recovered: Iterable[str]) -> None:
+        self._state = context.state
+        self._lock = context.lock
+        self._peers = context.peers
+        self._waiting = set(self._peers.others)
+        self._version = self._peers.topology.version
         self._recovered = list(recovered)
         self._released: set[str] = set()
         self._round = 0

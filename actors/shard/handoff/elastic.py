@@ -17,23 +17,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
-from ....store.shard import ShardState
 from ....store.versions.handover import Bundle
-from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Standing, Tag, Unwritten
-from ...rpc.waiters import Waiters
+from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
 from ..calls import ShardCalls
+from ..context import ShardContext
 from ..disk.history import History
 from ..disk.persister import Job
-from ..peers import Peers
+from ..replicas.mirrors import Mirrors
 from ..serving.redis_board import RedisBoard
 
 log = logging.getLogger(__name__)
@@ -47,43 +44,28 @@ PAUSE_S, WINDOW_S = 0.005, 0.05
 _IDLE = "/idle"  # no model's name starts with a slash
 
 
-@dataclass(slots=True)
-class Outlets:
-    """What else of a shard knows names."""
-
-    history: History | None
-    board: RedisBoard | None
-
-
 class Elastic:
     """One shard in a topology that changes.
 
     Args:
-        state: the shard's.
-        lock: guards it and this.
-        peers: the other shards; has the topology.
-        waiters: of the shard.
-        outlets: what else knows names.
-        moved: called, without the lock, when names have left or arrived.
-        standing: how things stand where the shard starts again in the middle of a change; None: it starts anew.
+        context: the shard's.
+        history: writes the names' versions to the disk, if there is one.
+        board: posts them in Redis, if there is one.
+        mirrors: copies of them elsewhere, if there are any.
     """
 
     def __init__(
-        self,
-        state: ShardState,
-        lock: threading.RLock,
-        peers: Peers,
-        waiters: Waiters,
-        outlets: Outlets,
-        moved: Callable[[Iterable[str]], None],
-        standing: Standing | None,
+        self, context: ShardContext, history: History | None, board: RedisBoard | None, mirrors: Mirrors | None
     ) -> None:
-        self._state = state
-        self._lock = lock
-        self._peers = peers
-        self._waiters = waiters
-        self._outlets = outlets
-        self._moved = moved
+        standing = context.standing
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._waiters = context.waiters
+        self._history = history
+        self._board = board
+        self._mirrors = mirrors
         self._again = standing is not None
         """What an earlier life handed over is not known here: only names that are here are answered for."""
         self._finished: set[int] = set(standing.finished) if standing is not None else set()
@@ -261,15 +243,24 @@ class Elastic:
             fresh = [v for v in bundle.versions if not v.ghost and self._state.known(v.header.ref) is None]
             grown = self._state.take_over(bundle, time.monotonic())
             self._stamp += 1
-            if self._outlets.board is not None:
-                self._outlets.board.announce([(version.header, version.body) for version in fresh])
-            if self._outlets.history is not None:
+            if self._board is not None:
+                self._board.announce([(version.header, version.body) for version in fresh])
+            if self._history is not None:
                 taken = {version.header.ref for version in fresh}
                 for header, body in unwritten:
                     if header.ref in taken:
-                        self._outlets.history.persister.add(Job(header, body, urgent=False))
-        self._moved(bundle.names)
+                        self._history.persister.add(Job(header, body, urgent=False))
+        self._show_moved(bundle.names)
         return grown
+
+    def _show_moved(self, names: Iterable[str]) -> None:
+        """Show that names have left or arrived, and have those look again who wait for a version of one."""
+        with self._lock:
+            self._holdings.publish()
+        if self._mirrors is not None:
+            self._mirrors.news()
+        for name in names:
+            self._waiters.wake(name)
 
     def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:
         """Cut the names that are at home elsewhere into chunks. Call it with the lock held.
@@ -301,9 +292,9 @@ class Elastic:
             self._handed.update(chunk)
             self._frozen.difference_update(chunk)
             self._stamp += 1
-            if self._outlets.board is not None:
-                self._outlets.board.moved_away(chunk)
-        self._moved(chunk)
+            if self._board is not None:
+                self._board.moved_away(chunk)
+        self._show_moved(chunk)
         grown = await self._sent(home, bundle, unwritten)
         with self._lock:
             self._sending, self._state.departing = None, frozenset()
@@ -335,9 +326,9 @@ class Elastic:
 
     async def _unwritten(self, chunk: Sequence[str]) -> list[Unwritten]:
         """Take the versions out of the queue that waits for the disk: their new home writes them."""
-        if self._outlets.history is None:
+        if self._history is None:
             return []
-        jobs = await asyncio.to_thread(self._outlets.history.persister.surrender, frozenset(chunk))
+        jobs = await asyncio.to_thread(self._history.persister.surrender, frozenset(chunk))
         return [(job.header, job.body) for job in jobs]
 
     async def _sent(self, home: int, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:

@@ -28,13 +28,13 @@ from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError, without_frames
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
-from ....store.shard import ShardState
 from ....store.versions.handover import MovedSegment
 from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
-from ..holdings import INLINE_BYTES, Holdings, copy_slots
-from ..peers import LONG_TIMEOUT_S, Peers
+from ..context import ShardContext
+from ..holdings import INLINE_BYTES, copy_slots
+from ..peers import LONG_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,14 @@ class Estate:
     """The segments of one shard on their way to others, and of others on their way here.
 
     Args:
-        state: the shard's.
-        lock: guards it and this.
-        holdings: its memory.
-        peers: the other shards.
+        context: the shard's.
     """
 
-    def __init__(self, state: ShardState, lock: threading.RLock, holdings: Holdings, peers: Peers) -> None:
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
-        self._peers = peers
+    def __init__(self, context: ShardContext) -> None:
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
         self.moved = False
         """Others hold this shard's segments now. Read it with the lock held."""
         self.heirs: set[int] = set()

@@ -1,7 +1,7 @@
 """Holders here of versions that do not exist: their home died before it could have them let go.
 
 Rules
-- A shard that starts again has the others let go of what an earlier life held (`peer_calls.release_homes`). While the
+- A shard that starts again has the others let go of what an earlier life held (`release_homes`). While the
   topology changes that counts for nothing, and nobody names what that life had begun and told no ledger of, or what it
   had retired and told nobody of.
 - A version is a stray when two looks, `LOOK_S` apart, found that it is not among those that exist by the ledger here,
@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,7 +20,7 @@ from ....store.errors import TensorVineError
 from ....store.refs import ModelRef
 from ....store.shard import ShardState
 from ..calls import ShardCalls
-from ..peers import Peers
+from ..context import ShardContext
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +32,14 @@ class Strays:
     """The strays of one shard.
 
     Args:
-        state: the shard's.
-        lock: guards it.
-        peers: the other shards.
+        context: the shard's.
         calm: tells whether others have said what they name here. Called with the lock held.
     """
 
-    def __init__(self, state: ShardState, lock: threading.RLock, peers: Peers, calm: Callable[[], bool]) -> None:
-        self._state = state
-        self._lock = lock
-        self._peers = peers
+    def __init__(self, context: ShardContext, calm: Callable[[], bool]) -> None:
+        self._state = context.state
+        self._lock = context.lock
+        self._peers = context.peers
         self._calm = calm
         self._looked = time.monotonic()
         self._suspects: set[str] = set()

@@ -10,16 +10,15 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....planner.buddies import buddies_of
 from ....store.errors import TensorVineError
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
-from ..peers import Peers
+from ..calls import ShardCalls
+from ..context import ShardContext
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +28,10 @@ PATIENCE_S = 10.0
 """How long to wait at the start for shards that do not say where they are, before choosing without them."""
 SILENT_S = 3.0
 """How long a buddy may not answer before others are asked."""
+
+
+WHERE_S = 10.0
+"""How long a shard may take to say where it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,27 +66,19 @@ class Buddies:
     """The buddies of one shard.
 
     Args:
-        index: the shard's number.
-        copies: how many there should be.
-        node: id of its node.
-        lock: guards the list of them.
-        peers: the other shards.
-        where: asks a shard for its node.
+        context: the shard's, whose lock guards the list of them.
     """
 
-    def __init__(
-        self, index: int, copies: int, node: str, lock: threading.RLock, peers: Peers, where: Callable[[int], str]
-    ) -> None:
+    def __init__(self, context: ShardContext) -> None:
         self.links: list[Link] = []
         """Empty until they are chosen."""
         self.former: set[int] = set()
         """Shards that may have a mirror still, and should not."""
-        self._index = index
-        self._copies = copies
-        self._lock = lock
-        self._peers = peers
-        self._where = where
-        self._nodes = {index: node}
+        self._index = context.index
+        self._copies = context.config.replicas - 1
+        self._lock = context.lock
+        self._peers = context.peers
+        self._nodes = {self._index: context.engine.this_node()}
         self._began = time.monotonic()
         self._chosen_at: float | None = None
         """None: to be chosen now."""
@@ -124,7 +119,7 @@ class Buddies:
         nodes = {self._index: self._nodes[self._index]}
         for shard in candidates:
             try:
-                nodes[shard] = self._where(shard)
+                nodes[shard] = self._peers.call(shard, ShardCalls.node(), WHERE_S)
             except TensorVineError as exc:
                 log.info("shard %d: shard %d does not say where it is: %s", self._index, shard, exc)
         missing = [shard for shard in candidates if shard not in nodes]

@@ -17,7 +17,7 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import Segment, SegmentId, layout
 from ....store.versions.mirror import Copy
 from ...transport.wire import WireClient
-from ..calls.mirror_messages import Address, Original
+from ..calls.replicas import Address, Original
 from ..holdings import INLINE_BYTES, Holdings
 
 READ_BYTES = 128 << 20

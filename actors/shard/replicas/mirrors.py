@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Set
+from typing import TypeVar
 
 from ....store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
-from ....store.shard import ShardState
 from ....store.versions.mirror import Kept
-from ...rpc.waiters import Waiters
+from ...rpc.calls import Request
 from ..calls import ShardCalls
-from ..calls.mirror_messages import Address, Drop, Leave, Mark, Message, Open, Opened, Original, Put, Sync, Where
-from ..holdings import Holdings
-from ..peers import Peers
+from ..calls.replicas import Address, Opened, Original, ReplicaOf
+from ..context import ShardContext
+from ..disk.history import History
+from ..ticker import Ticker
 from .buddies import Buddies, Link
 from .copies import batches, original_of
 from .restore import Restored
@@ -44,6 +43,7 @@ PUT_S = 120.0
 PUT_BYTES = 256 << 20
 """What the thread tells a buddy in one message, at most."""
 PUT_RECORDS = 4096
+_R = TypeVar("_R")
 _TOPIC = "/mirror"  # no model's name starts with a slash
 
 
@@ -51,53 +51,32 @@ class Mirrors:
     """The mirrors of one shard, as it sees them.
 
     Args:
-        index: the shard's number.
-        copies: how many there should be.
-        node: id of the shard's node.
-        address: of its end of the wire.
+        context: the shard's.
+        address: of its end of the wire; None: it has none.
         restored: what came back from an earlier life, and the number of this one.
-        state: the shard's.
-        lock: guards it.
-        holdings: the shard's memory.
-        peers: the other actors.
-        waiters: where commits wait.
-        wanted: gives the live versions that are not on disk yet. Called with the lock held.
+        history: knows which versions are on disk, if there is one.
     """
 
     def __init__(
-        self,
-        index: int,
-        copies: int,
-        *,
-        node: str,
-        address: Address | None,
-        restored: Restored,
-        state: ShardState,
-        lock: threading.RLock,
-        holdings: Holdings,
-        peers: Peers,
-        waiters: Waiters,
-        wanted: Callable[[], Set[ModelRef]],
+        self, context: ShardContext, address: Address | None, restored: Restored, history: History | None
     ) -> None:
-        self._index = index
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._waiters = context.waiters
         self._address = address
         self._life = restored.life
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
-        self._peers = peers
-        self._waiters = waiters
-        self._wanted = wanted
-        self._buddies = Buddies(index, copies, node, lock, peers, lambda shard: self._ask(shard, Where()))
+        self._history = history
+        self._buddies = Buddies(context)
         self._buddies.former |= restored.mirrors
         self._unheard = restored.unheard
         """Shards that may have heard of a later life than this one, which has ended nevertheless."""
         self._accepted = False
         """A buddy goes by this life."""
         self._stamps = 0
-        self._news = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tensorvine-mirror", daemon=True)
-        self._thread.start()
+        self._ticker = Ticker("mirror", self._index, lambda: TICK_S, self._tick)
 
     @property
     def behind(self) -> int:
@@ -106,7 +85,7 @@ class Mirrors:
 
     def news(self) -> None:
         """Something went or came other than by a commit: have the buddies told soon."""
-        self._news.set()
+        self._ticker.soon()
 
     # ---- commits ----------------------------------------------------------------------------------------
 
@@ -123,7 +102,7 @@ class Mirrors:
                 waiter = None if self._ready() else self._waiters.join(_TOPIC)
                 left = [link for link in self._buddies.links if link not in done]
             if waiter is not None:
-                self._news.set()
+                self._ticker.soon()
                 if not await self._waiters.woken(_TOPIC, waiter, deadline):
                     raise self._late()
                 continue
@@ -146,7 +125,7 @@ class Mirrors:
                 waiter = None if self._ready() and self._buddies.stay else self._waiters.join(_TOPIC)
             if waiter is None:
                 return
-            self._news.set()
+            self._ticker.soon()
             if not await self._waiters.woken(_TOPIC, waiter, deadline):
                 log.warning("shard %d: a shard that drains keeps its mirror until another has it", self._index)
                 return
@@ -163,8 +142,9 @@ class Mirrors:
             shelf = link.shelf
         try:
             left = max(deadline - time.monotonic(), 0.0)
-            put = Put(self._index, self._life, shelf, new, records, self._address, left)
-            await self._peers.ask(link.shard, ShardCalls.mirror(put), left)
+            of = ReplicaOf(self._index, self._life, shelf)
+            put = ShardCalls.put_in_replica(of, new, records, self._address, left)
+            await self._peers.ask(link.shard, put, left)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             self._fell_behind(link, shelf, exc)
             return False
@@ -187,18 +167,8 @@ class Mirrors:
 
     # ---- the thread -------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        """Keep the buddies up, as long as the process lives."""
-        while True:
-            self._news.wait(TICK_S)
-            self._news.clear()
-            try:
-                self._tick()
-            except Exception:
-                log.exception("shard %d: its mirrors were not told; the next try comes soon", self._index)
-                threading.Event().wait(TICK_S)
-
     def _tick(self) -> None:
+        """Keep the buddies up."""
         if self._index not in self._peers.topology.alive:  # it has drained: others have it all
             return
         self._buddies.review()
@@ -217,7 +187,7 @@ class Mirrors:
         for shard in list(self._buddies.former) if self._ready() else ():
             try:
                 self._open(shard)
-                self._ask(shard, Leave(self._index, self._life))
+                self._ask(shard, ShardCalls.leave_replica(self._index, self._life))
             except TensorVineError as exc:
                 log.info("shard %d: shard %d keeps an old mirror for now: %s", self._index, shard, exc)
                 if shard in self._peers.others:
@@ -235,7 +205,7 @@ class Mirrors:
                 wanted, moving = set(self._wanted()), self._moving()
                 link.segments = self._state.unsaved()
                 link.records = wanted | (link.records & moving)
-                inventory = Sync(self._index, self._life, link.shelf, set(link.segments), wanted | moving)
+                inventory = ShardCalls.sync_replica(self._of(link), set(link.segments), wanted | moving)
             segments, refs = self._ask(link.shard, inventory)
             if not segments and refs <= moving:
                 with self._lock:
@@ -253,14 +223,14 @@ class Mirrors:
         Raises:
             ShardUnavailableError: it knows of a later one, of another process.
         """
-        opened: Opened = self._ask(shard, Open(self._index, self._life))
+        opened = self._ask(shard, ShardCalls.open_replica(self._index, self._life))
         if opened.life > self._life:
             if self._accepted and shard not in self._unheard:
                 raise ShardUnavailableError(
                     f"shard {self._index}: expected to be its latest life, {self._life}; {opened.life} runs elsewhere"
                 )
             self._life = opened.life + 1  # buddies that go by the old number are told all again
-            opened = self._ask(shard, Open(self._index, self._life))
+            opened = self._ask(shard, ShardCalls.open_replica(self._index, self._life))
         self._unheard.discard(shard)
         return opened
 
@@ -275,7 +245,7 @@ class Mirrors:
             link.segments.difference_update(segments)
             link.records.difference_update(refs)
         if segments or refs:
-            self._ask(link.shard, Drop(self._index, self._life, link.shelf, segments, refs))
+            self._ask(link.shard, ShardCalls.drop_from_replica(self._of(link), segments, refs))
         if missing or again:
             self._tell(link, again, missing)
             with self._lock:
@@ -294,6 +264,12 @@ class Mirrors:
         refs = tuple(ref for ref in link.records if ref not in wanted and ref not in moving)
         return segments, refs, set(wanted - link.records)
 
+    def _wanted(self) -> Set[ModelRef]:
+        """Return the live versions that are not on disk. Call it with the lock held."""
+        if self._history is None:
+            return self._state.live
+        return self._state.live & self._history.persister.waiting()
+
     def _moving(self) -> Set[ModelRef]:
         """Return the versions that a buddy keeps if it has them: being committed, or on their way.
 
@@ -310,7 +286,7 @@ class Mirrors:
         with self._lock:
             begun, quiet = link.begun, link.begun == link.ended
             self._stamps += 1
-        found = self._ask(link.shard, Mark(self._index, self._life, link.shelf, (self._life, self._stamps)))
+        found = self._ask(link.shard, ShardCalls.mark_replica(self._of(link), (self._life, self._stamps)))
         link.marked = time.monotonic()
         with self._lock:
             if not quiet or link.begun != begun or not link.synced:
@@ -328,7 +304,7 @@ class Mirrors:
             originals = self._originals(segments)
         for some in batches(originals, PUT_BYTES):
             try:
-                self._ask(link.shard, self._message(link, some, {}), PUT_S)
+                self._ask(link.shard, self._put_in(link, some, {}), PUT_S)
             except ModelLostError as exc:
                 log.debug("shard %d: a segment went while it was copied: %s", self._index, exc)
         remaining = list(refs)
@@ -337,10 +313,15 @@ class Mirrors:
             with self._lock:
                 live = self._state.live
                 records = {ref: self._state.kept(ref) for ref in some_refs if ref in live}
-            self._ask(link.shard, self._message(link, {}, records), PUT_S)
+            self._ask(link.shard, self._put_in(link, {}, records), PUT_S)
 
-    def _message(self, link: Link, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]) -> Put:
-        return Put(self._index, self._life, link.shelf, some, records, self._address, PUT_S)
+    def _of(self, link: Link) -> ReplicaOf:
+        return ReplicaOf(self._index, self._life, link.shelf)
+
+    def _put_in(
+        self, link: Link, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]
+    ) -> Request[None]:
+        return ShardCalls.put_in_replica(self._of(link), some, records, self._address, PUT_S)
 
     def _fell_behind(self, link: Link, shelf: str | None, exc: TensorVineError) -> None:
         """Have a buddy told everything again; `shelf`: it was so in this life of it."""
@@ -353,7 +334,7 @@ class Mirrors:
         if not known:
             log.warning("shard %d: its mirror at shard %d is behind: %s", self._index, link.shard, exc)
         if fell:  # else the next try comes with the next tick: what was tried just now would only fail again
-            self._news.set()
+            self._ticker.soon()
 
     # ---- within -----------------------------------------------------------------------------------------
 
@@ -370,5 +351,5 @@ class Mirrors:
         found = ((s, self._state.segment(s)) for s in segments if self._needs(s))
         return {s: original_of(segment, self._holdings) for s, segment in found if segment is not None}
 
-    def _ask(self, shard: int, message: Message, timeout: float = CALL_S) -> Any:
-        return self._peers.call(shard, ShardCalls.mirror(message), timeout)
+    def _ask(self, shard: int, request: Request[_R], timeout: float = CALL_S) -> _R:
+        return self._peers.call(shard, request, timeout)

@@ -26,7 +26,8 @@ from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.mirror import NEVER, Kept, Stamp
 from ..calls import ShardCalls
-from ..calls.mirror_messages import Claim, Look, Offer, Original
+from ..calls.replicas import Offer, Original
+from ..context import ShardContext
 from ..holdings import INLINE_BYTES, Holdings
 from ..peers import Peers
 from .copies import fetched, length_of
@@ -58,25 +59,15 @@ class Restored:
     """Those of them that did not answer: they may know of a later life than `life`."""
 
 
-def restore(
-    index: int,
-    peers: Peers,
-    state: ShardState,
-    lock: threading.RLock,
-    holdings: Holdings,
-    home_of: Callable[[str], int],
-) -> Restored:
-    """Bring back what the best mirror of shard `index` has.
+def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
+    """Bring back what the best mirror of a shard has.
 
     Args:
-        index: the shard, which starts again.
-        peers: the other actors.
-        state: the ledger, and what the disk brought back, if there is one.
-        lock: guards it.
-        holdings: the shard's memory.
+        context: of the shard, which starts again; its state has the ledger, and what the disk brought back.
         home_of: name -> the shard that answers for it now. Versions of others are left out: they were on their way
             here or from here, and come with their names or have gone with them.
     """
+    index, peers = context.index, context.peers
     standings = _standings(index, peers)
     restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
     restored.unheard = set(peers.others) - standings.keys()
@@ -85,13 +76,13 @@ def restore(
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
         try:
             began = time.monotonic()
-            offer: Offer = peers.call(shard, ShardCalls.mirror(Claim(index)), OFFER_S)
-            with lock:
-                wanted = _wanted(state, offer)
-                parts = _room(holdings, wanted)
+            offer = peers.call(shard, ShardCalls.offer_replica(index), OFFER_S)
+            with context.lock:
+                wanted = _wanted(context.state, offer)
+                parts = _room(context.holdings, wanted)
             here = {s: o for s, o in wanted.items() if s in parts or length_of(o) <= INLINE_BYTES}
-            _take(index, state, lock, holdings, offer, here, parts)
-            restored.refs = _enter(state, lock, offer, home_of)
+            _take(context, offer, here, parts)
+            restored.refs = _enter(context, offer, home_of)
         except TensorVineError as exc:
             log.error("shard %d: shard %d could not give its mirror back: %s", index, shard, exc)
             continue
@@ -118,7 +109,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
         for shard in sorted(waiting):
             patience = SILENT_S
             try:
-                found[shard] = peers.call(shard, ShardCalls.mirror(Look(index)), ASK_S)
+                found[shard] = peers.call(shard, ShardCalls.look_at_replica(index), ASK_S)
                 waiting.discard(shard)
                 continue
             except ShardUnavailableError as exc:
@@ -159,14 +150,9 @@ def _room(holdings: Holdings, wanted: Mapping[SegmentId, Original]) -> dict[Segm
 
 
 def _take(
-    index: int,
-    state: ShardState,
-    lock: threading.RLock,
-    holdings: Holdings,
-    offer: Offer,
-    wanted: Mapping[SegmentId, Original],
-    parts: Mapping[SegmentId, Part],
+    context: ShardContext, offer: Offer, wanted: Mapping[SegmentId, Original], parts: Mapping[SegmentId, Part]
 ) -> None:
+    lock, state, holdings = context.lock, context.state, context.holdings
     try:
         copies = fetched(wanted, parts, holdings, offer.address, FETCH_S)
         with lock:
@@ -180,10 +166,10 @@ def _take(
             holdings.drop_save(_OWNER)
 
 
-def _enter(state: ShardState, lock: threading.RLock, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:
+def _enter(context: ShardContext, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:
     """Have versions of this home exist again, and hold what they name here."""
-    entered: list[ModelRef] = []
-    with lock:
+    state, entered = context.state, list[ModelRef]()
+    with context.lock:
         for ref in sorted(offer.records):
             known = ref in state.live or ref in state.unread or state.ledger.retired(ref)
             if known or home_of(ref.name) != state.index:

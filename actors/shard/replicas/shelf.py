@@ -10,79 +10,51 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from ....store.errors import ModelLostError, ShardUnavailableError
+from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, layout
-from ....store.shard import ShardState
-from ....store.versions.mirror import Mirror
+from ....store.versions.mirror import Kept, Mirror, Stamp
 from ...memory.workers import Workers
+from ...rpc.calls import answers
 from ...transport.frames import Served, Slots
 from ...transport.wire import WireServer
-from ..calls.mirror_messages import (
-    Claim,
-    Drop,
-    Leave,
-    Look,
-    Mark,
-    Message,
-    Offer,
-    Open,
-    Opened,
-    Original,
-    Put,
-    Sync,
-    Where,
-)
-from ..holdings import INLINE_BYTES, Holdings
+from ..calls.replicas import Address, Offer, Opened, Original, ReplicaCalls, ReplicaOf
+from ..context import ShardContext
+from ..holdings import INLINE_BYTES
+from ..room import Room
 from .copies import fetched, length_of
 
 FETCHERS = 2
 """Threads that fetch what is to be kept."""
-
-_Told = Open | Drop | Sync | Mark | Leave | Look | Claim
-Grant = Callable[[str, Sequence[int], float], Any]
-"""Gives an owner offsets of memory for at least the first of some lengths, waiting so many seconds."""
 
 
 class Shelf:
     """The mirrors that one shard keeps.
 
     Args:
-        node: id of its node.
-        host: this machine's address, as others reach it.
-        state: the shard's; what becomes free is left there.
-        lock: guards it.
-        holdings: the shard's memory.
-        grant: see `Grant`.
+        context: the shard's; what becomes free is left in its state.
+        room: grants memory.
         settle: called after something became free, without the lock.
     """
 
-    def __init__(
-        self,
-        node: str,
-        host: str,
-        state: ShardState,
-        lock: threading.RLock,
-        holdings: Holdings,
-        grant: Grant,
-        settle: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: ShardContext, room: Room, settle: Callable[[], None]) -> None:
         self.name = uuid.uuid4().hex
-        self._node = node
-        self._host = host
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
-        self._grant = grant
+        self._node = context.engine.this_node()
+        self._host = context.engine.address()
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._granted = room.granted
         self._settle = settle
         self._mirrors: dict[int, Mirror] = {}
         self._serial = count(1)
@@ -102,73 +74,108 @@ class Shelf:
                 mirror.clear(mirror.life)
                 self._free(mirror)
 
-    async def take(self, message: Message) -> Any:
-        """Hear a shard; what it gives is described at the messages.
+    # ---- what is told -----------------------------------------------------------------------------------
 
-        Raises:
-            ShardUnavailableError: it is meant for another life of this shard, or is of a life that is over.
-            StoreFullError: there is no room for a copy.
-            TensorVineError: a copy could not be fetched.
-        """
-        if isinstance(message, Where):
-            return self._node
-        if isinstance(message, Put):
-            return await self._put(message)
+    @answers(ReplicaCalls.open_replica)
+    async def open_replica(self, source: int, life: int) -> Opened:
+        with self._mirror_of(source) as mirror:
+            return Opened(self.name, self._node, mirror.open(life))
+
+    @answers(ReplicaCalls.put_in_replica)
+    async def put_in_replica(
+        self,
+        of: ReplicaOf,
+        segments: Mapping[SegmentId, Original],
+        records: Mapping[ModelRef, Kept],
+        address: Address | None,
+        timeout: float,
+    ) -> None:
         with self._lock:
-            answer = self._answer(message)
-        self._settle()
-        return answer
-
-    def _answer(self, message: _Told) -> Any:
-        mirror = self._mirrors.setdefault(message.source, Mirror(message.source))
-        match message:
-            case Open(_, life):
-                return Opened(self.name, self._node, mirror.open(life))
-            case Drop(_, life, shelf, segments, refs):
-                self._check(shelf)
-                mirror.drop(life, segments, refs)
-            case Sync(_, life, shelf, segments, refs):
-                self._check(shelf)
-                missing = mirror.sync(life, segments, refs)
-                self._free(mirror)
-                return missing
-            case Mark(_, life, shelf, stamp):
-                self._check(shelf)
-                mirror.stamp(life, stamp)
-                return len(mirror.copies), len(mirror.records)
-            case Leave(_, life):
-                mirror.clear(life)
-            case Look():
-                return mirror.life, mirror.complete
-            case Claim():
-                return self._offer(mirror)
-        self._free(mirror)
-        return None
-
-    async def _put(self, put: Put) -> None:
-        """Keep what is not here yet."""
-        self._check(put.shelf)
-        with self._lock:
-            mirror = self._mirrors.setdefault(put.source, Mirror(put.source))
-            mirror.check(put.life)
-            new = {segment: o for segment, o in put.segments.items() if segment not in mirror.copies}
-        owner = f"mirror/{put.source}.{next(self._serial)}"
+            mirror = self._known(of)
+            mirror.check(of.life)
+            new = {segment: original for segment, original in segments.items() if segment not in mirror.copies}
+        owner = f"mirror/{of.source}.{next(self._serial)}"
         try:
-            parts = await self._room(owner, new, put.timeout)
+            parts = await self._room(owner, new, timeout)
             loop = asyncio.get_running_loop()
-            arguments = (new, parts, self._holdings, put.address, put.timeout)
+            arguments = (new, parts, self._holdings, address, timeout)
             copies = await loop.run_in_executor(self._fetchers, fetched, *arguments)
             with self._lock:
                 for part in parts.values():
                     self._holdings.keep(part)
                 try:
-                    mirror.put(put.life, copies, put.records)
+                    mirror.put(of.life, copies, records)
                 finally:
                     self._free(mirror)
         finally:
             with self._lock:
                 self._holdings.drop_save(owner)
             self._settle()
+
+    @answers(ReplicaCalls.drop_from_replica)
+    async def drop_from_replica(self, of: ReplicaOf, segments: Sequence[SegmentId], refs: Sequence[ModelRef]) -> None:
+        with self._mirror_of(of) as mirror:
+            mirror.drop(of.life, segments, refs)
+
+    @answers(ReplicaCalls.sync_replica)
+    async def sync_replica(
+        self, of: ReplicaOf, segments: set[SegmentId], refs: set[ModelRef]
+    ) -> tuple[set[SegmentId], set[ModelRef]]:
+        with self._mirror_of(of) as mirror:
+            return mirror.sync(of.life, segments, refs)
+
+    @answers(ReplicaCalls.mark_replica)
+    async def mark_replica(self, of: ReplicaOf, stamp: Stamp) -> tuple[int, int]:
+        with self._mirror_of(of) as mirror:
+            mirror.stamp(of.life, stamp)
+            return len(mirror.copies), len(mirror.records)
+
+    @answers(ReplicaCalls.leave_replica)
+    async def leave_replica(self, source: int, life: int) -> None:
+        with self._mirror_of(source) as mirror:
+            mirror.clear(life)
+
+    @answers(ReplicaCalls.look_at_replica)
+    async def look_at_replica(self, source: int) -> tuple[int, Stamp]:
+        with self._mirror_of(source) as mirror:
+            return mirror.life, mirror.complete
+
+    @answers(ReplicaCalls.offer_replica)
+    async def offer_replica(self, source: int) -> Offer:
+        with self._mirror_of(source) as mirror:
+            if self._server is None:
+                self._server = WireServer(self._serve, self._host)
+            originals = {segment: Original(copy.sizes, copy.slots, None) for segment, copy in mirror.copies.items()}
+            address = (*self._server.address, self._server.token)
+            return Offer(originals, dict(mirror.records), address)
+
+    # ---- within -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _mirror_of(self, source: int | ReplicaOf) -> Generator[Mirror]:
+        """Have a mirror under the lock; afterwards what it let go is freed."""
+        with self._lock:
+            mirror = self._known(source)
+            try:
+                yield mirror
+            finally:
+                self._free(mirror)
+        self._settle()
+
+    def _known(self, source: int | ReplicaOf) -> Mirror:
+        """Return a shard's mirror, an empty one where there is none. Call it with the lock held.
+
+        Raises:
+            ShardUnavailableError: another life of this shard is meant.
+        """
+        if isinstance(source, ReplicaOf):
+            if source.shelf != self.name:
+                raise ShardUnavailableError(
+                    f"shard {self._state.index}: expected a message to its present life; found one "
+                    "to an earlier one, whose mirrors are gone"
+                )
+            source = source.source
+        return self._mirrors.setdefault(source, Mirror(source))
 
     async def _room(self, owner: str, new: dict[SegmentId, Original], timeout: float) -> dict[SegmentId, Part]:
         """Have memory granted for all that does not fit into a message."""
@@ -178,17 +185,9 @@ class Shelf:
         deadline = time.monotonic() + timeout
         while len(parts) < len(large):
             left = large[len(parts) :]
-            offsets = await self._grant(owner, [lengths[s] for s in left], deadline - time.monotonic())
+            offsets = await self._granted(owner, [lengths[s] for s in left], deadline - time.monotonic())
             parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
         return parts
-
-    def _offer(self, mirror: Mirror) -> Offer:
-        """Return all of a mirror; its bytes are served from now on."""
-        if self._server is None:
-            self._server = WireServer(self._serve, self._host)
-        originals = {segment: Original(copy.sizes, copy.slots, None) for segment, copy in mirror.copies.items()}
-        address = (*self._server.address, self._server.token)
-        return Offer(originals, dict(mirror.records), address)
 
     def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
         """Answer the wire: hashes are not asked for, and nothing is waited for."""
@@ -208,10 +207,3 @@ class Shelf:
     def _free(self, mirror: Mirror) -> None:
         freed, mirror.freed = mirror.freed, []
         self._state.freed += freed
-
-    def _check(self, shelf: str) -> None:
-        if shelf != self.name:
-            raise ShardUnavailableError(
-                f"shard {self._state.index}: expected a message to its present life; found one "
-                "to an earlier one, whose mirrors are gone"
-            )

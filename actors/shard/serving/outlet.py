@@ -8,9 +8,8 @@ Rules
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -18,41 +17,30 @@ import numpy as np
 
 from ....store.errors import ModelLostError, OperationTimeoutError
 from ....store.segments.segment import GONE, Segment, SegmentId
-from ....store.shard import ShardState
-from ...rpc.calls import Request
 from ...transport.frames import Digests, Served, Slots
 from ...transport.wire import WireServer
 from ..calls import ShardCalls
-from ..holdings import READ_ROUNDS, Holdings
+from ..context import ShardContext
+from ..holdings import READ_ROUNDS
 
 
 class Outlet:
     """Serves reads of one shard.
 
     Args:
-        host: this machine's address, as others reach it.
-        state: the shard's.
-        lock: guards it.
-        holdings: its memory.
-        call: calls this shard, from a thread, and waits: (request, seconds).
+        context: the shard's.
 
     Raises:
         OSError: nothing can listen at that address.
     """
 
-    def __init__(
-        self,
-        host: str,
-        state: ShardState,
-        lock: threading.RLock,
-        holdings: Holdings,
-        call: Callable[[Request[Any], float], Any],
-    ) -> None:
-        self._state = state
-        self._lock = lock
-        self._holdings = holdings
-        self._call = call
-        server = WireServer(self._answer, host)
+    def __init__(self, context: ShardContext) -> None:
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        server = WireServer(self._answer, context.engine.address())
         self.address = (*server.address, server.token)
         """(host, port, token): where it listens, as long as the process lives."""
 
@@ -70,7 +58,7 @@ class Outlet:
                 served = self._served(slots)
             if served is not None:
                 return served
-            self._call(ShardCalls.blocks(slots), deadline - time.monotonic())
+            self._peers.call(self._index, ShardCalls.blocks(slots), deadline - time.monotonic())
         raise self._holdings.crowded(f"segments {list(slots)} to be sent")
 
     def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
@@ -89,7 +77,9 @@ class Outlet:
         with self._lock:
             known = self._state.digests(segments)
         unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
-        return known | self._call(ShardCalls.digests(unknown), deadline - time.monotonic()) if unknown else known
+        if not unknown:
+            return known
+        return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline - time.monotonic())
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""

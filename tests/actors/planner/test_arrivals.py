@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tensorvine.actors.planner.planner import Planner
-from tensorvine.actors.shard.changes import ShardChanges
+from tensorvine.actors.shard.parts.changes import Changes
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError
 from tensorvine.store.graphs.graph import ModelGraph
@@ -18,6 +18,8 @@ from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.handover import Bundle
 from tensorvine.store.versions.manifest import encode_body
 from tensorvine.store.versions.version import Draft
+
+from tests.support.contexts import context_of
 
 SENDER, TAKER = 0, 1
 REF = ModelRef("m", 1)
@@ -57,21 +59,31 @@ def bundle() -> Bundle:
     return state.hand_over(["m"])
 
 
-class Taker(ShardChanges):
-    """The parts of a shard that taking names needs; they tell what they were asked, and what mirrors kept then."""
+class Taker:
+    """A shard that takes names, and parts of it that tell what they were asked, and what was to arrive then."""
 
     def __init__(self, *, refused: bool) -> None:
-        self._lock = threading.RLock()
-        self._state = ShardState(TAKER, lambda name: TAKER)
-        self._history = None
+        self.state = ShardState(TAKER, lambda name: TAKER)
         self.told: list[tuple[str, set[ModelRef]]] = []
         self._refused = refused
-        this: Any = self
-        self._mirrors = self._elastic = this
+        nothing, asked = cast("Any", None), cast("Any", self)
+        self.changes = Changes(
+            context_of(self.state),
+            nothing,
+            names=asked,
+            estate=nothing,
+            claims=None,
+            history=None,
+            room=nothing,
+            securing=asked,
+            writes=nothing,
+        )
 
-    async def secure(self, segments: tuple[()], records: dict[ModelRef, Any], deadline: float) -> None:
+    wanted = True
+
+    async def records(self, records: dict[ModelRef, Any]) -> None:
         assert records.keys() == {REF}
-        self._tell("secure")
+        self._tell("records")
 
     async def announce(self, names: list[str], sender: tuple[int, int]) -> None:
         assert (names, sender) == (["m"], (SENDER, 3))
@@ -79,29 +91,28 @@ class Taker(ShardChanges):
         if self._refused:
             raise MovedError("it has started again", 1)
 
+    def take(self, bundle: Bundle, unwritten: list[Any]) -> int:
+        return self.state.take_over(bundle, 0.0)
+
     def _tell(self, what: str) -> None:
-        assert self._state.known(REF) is None
-        self.told.append((what, set(self._state.arriving)))
+        assert self.state.known(REF) is None
+        self.told.append((what, set(self.state.arriving)))
 
     def run(self) -> None:
-        took = SimpleNamespace(
-            take=lambda bundle, unwritten: self._state.take_over(bundle, 0.0), announce=self.announce
-        )
-        self._elastic = cast("Any", took)
-        asyncio.run(self.take(bundle(), [], (SENDER, 3)))
+        asyncio.run(self.changes.take(bundle(), [], (SENDER, 3)))
 
 
 def test_mirrors_have_names_before_the_planner_hears_of_them_and_they_are_here_last() -> None:
     taker = Taker(refused=False)
     taker.run()
-    assert taker.told == [("secure", {REF}), ("announce", {REF})]
-    assert taker._state.known(REF) is not None
-    assert not taker._state.arriving
+    assert taker.told == [("records", {REF}), ("announce", {REF})]
+    assert taker.state.known(REF) is not None
+    assert not taker.state.arriving
 
 
 def test_what_is_refused_is_not_taken() -> None:
     taker = Taker(refused=True)
     with pytest.raises(MovedError):
         taker.run()
-    assert not taker._state.knows("m")
-    assert not taker._state.arriving
+    assert not taker.state.knows("m")
+    assert not taker.state.arriving

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning, ShardConfig
-from tensorvine.actors.rpc.waiters import Busy, Waiters
 from tensorvine.actors.shard.calls import ShardCalls
-from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
+from tensorvine.actors.shard.context import ShardContext
+from tensorvine.actors.shard.handoff.elastic import Elastic
 from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.actors.shard.handoff.strays import Strays
-from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.actors.shard.local_clients import LocalClients
-from tensorvine.actors.shard.peer_calls import ShardPeers
+from tensorvine.actors.shard.parts.holders import Holders
+from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.actors.shard.peers import Peers
+from tensorvine.actors.shard.replicas.securing import Securing
 from tensorvine.actors.shard.room import Room
-from tensorvine.actors.shard.writes import ShardWrites
+from tensorvine.actors.shard.settling import Settling
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
@@ -28,6 +30,9 @@ from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.overtaken import Overtaken
 from tensorvine.store.versions.version import Draft
 
+from tests.support.contexts import context_of, with_memory
+
+BYTES = 1 << 20
 CLIENT, SAVE = "client", "client/s1"
 SEGMENT = (0, 4)
 
@@ -56,53 +61,61 @@ class GoneEngine:
         return None
 
 
-class Quiet:
-    """A part that has nothing to do."""
-
-    moved = is_telling = False
-    heirs: tuple[int, ...] = ()
+class QuietRoom:
+    """Room for all."""
 
     async def keep_pace(self, what: str, deadline: float) -> None:
         pass
 
+
+class QuietEstate:
+    """Segments that stay."""
+
+    moved = is_telling = False
+    heirs: tuple[int, ...] = ()
+
     async def heard(self) -> None:
         pass
 
-    def end_save(self, save_id: str) -> None:
-        pass
 
-    def settle(self) -> None:
-        pass
+class Home:
+    """A shard's rules and the parts that a commit in memory needs.
 
-    def publish(self) -> None:
-        pass
+    Args:
+        estate: the shard's segments; None: they stay.
+        roomy: there is memory for one block of `BYTES`, and the client is this process.
+    """
 
-
-class Home(ShardWrites, ShardPeers):
-    """A shard's rules and the parts that a commit in memory needs."""
-
-    def __init__(self) -> None:
+    def __init__(self, estate: Callable[[ShardContext], Any] | None = None, *, roomy: bool = False) -> None:
         engine: Any = GoneEngine()
-        self._config = ShardConfig(
-            repository="gone", index=0, shards=(0, 1), capacity=1 << 20, preallocate_bytes=0, session_s=60.0
+        config = ShardConfig(
+            repository="gone", index=0, shards=(0, 1), capacity=BYTES, preallocate_bytes=0, session_s=60.0
         )
-        self._lock = threading.RLock()
-        self._peers = Peers(engine, self._config)
-        self._state = ShardState(0, lambda name: 0)
-        self._waiters = Waiters(self._lock)
-        quiet: Any = Quiet()
-        self._room = self._estate = quiet
-        self._history = self._board = self._mirrors = self._claims = None
-        self._overtaken = Overtaken()
-        self._strays = Strays(self._state, self._lock, self._peers, lambda: True)
-        self._committing, self._settling = Busy(), Busy()
-        self._restarts_heard: dict[int, int] = {}
-        self._elastic = Elastic(
-            self._state, self._lock, self._peers, self._waiters, Outlets(None, None), lambda names: None, None
+        self.peers = Peers(engine, config)
+        self.state = ShardState(0, lambda name: 0)
+        self.context = context = replace(context_of(self.state, self.peers, engine=engine), config=config)
+        holdings: Any = context.holdings
+        holdings.adopt = lambda save_id, life, blocks: [self.state.adopt(save_id, *block) for block in blocks]
+        room: Any = QuietRoom()
+        if roomy:
+            clients = LocalClients()
+            clients.watch(CLIENT, os.getpid())
+            room = Room(with_memory(context), clients, None)
+        segments: Any = estate(context) if estate is not None else QuietEstate()
+        self.settling = Settling(context, segments)
+        self.names = Elastic(context, None, None, None)
+        self.writes = Writes(
+            context,
+            self.settling,
+            room=room,
+            history=None,
+            names=self.names,
+            estate=segments,
+            securing=Securing(context, None, None, room),
+            board=None,
         )
-        holdings: Any = Quiet()
-        holdings.adopt = lambda save_id, life, blocks: [self._state.adopt(save_id, *block) for block in blocks]
-        self._holdings = holdings
+        strays = Strays(context, lambda: True)
+        self.holders = Holders(context, self.settling, estate=segments, claims=None, strays=strays)
 
     def save(self, leases: list[str], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
         graph = ModelGraph(())
@@ -120,7 +133,7 @@ class Home(ShardWrites, ShardPeers):
             bytes_owned=4,
             bytes_total=4,
         )
-        ref, _ = asyncio.run(self.commit(draft, CLIENT, 0, [(SEGMENT, b"abcd", [4])], leases, False, 60.0))
+        ref, _ = asyncio.run(self.writes.commit(draft, CLIENT, 0, [(SEGMENT, b"abcd", [4])], leases, False, 60.0))
         return str(ref)
 
 
@@ -130,7 +143,7 @@ def home() -> Home:
 
 
 def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    peers = home._peers
+    peers = home.peers
     for call in (lambda: peers.ask(1, ShardCalls.node()), lambda: peers.hold("m@1", {(1, 1): [0]})):
         with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it was stopped"):
             asyncio.run(call())
@@ -154,9 +167,9 @@ def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_commit(home: Home) -> None:
-    home._elastic._onward["client/0.a.1"] = 1
+    home.names._onward["client/0.a.1"] = 1
     assert home.save(["client/0.a.1"]) == "m@1"
-    assert list(map(str, home._state.models())) == ["m@1"]
+    assert list(map(str, home.state.models())) == ["m@1"]
 
 
 def test_nothing_that_comes_after_a_commit_fails_it(
@@ -165,24 +178,24 @@ def test_nothing_that_comes_after_a_commit_fails_it(
     async def fails(*arguments: Any) -> None:
         raise OperationTimeoutError("it is slow")
 
-    monkeypatch.setattr(home, "_settle", fails)
+    monkeypatch.setattr(home.settling, "settle", fails)
     assert home.save([]) == "m@1"
     assert "m@1 exists; what comes after it failed in part\n" in caplog.text
-    assert home._state.held(home._state.models()[0]) == {SEGMENT: [0]}
+    assert home.state.held(home.state.models()[0]) == {SEGMENT: [0]}
 
 
 def test_a_commit_that_a_shard_that_has_gone_makes_fail_leaves_nothing(home: Home) -> None:
     with pytest.raises(ShardUnavailableError, match="gone/shard-1: expected it to run"):
         home.save([], {SEGMENT: [0], (1, 1): [0]})
-    assert home._state.models() == []
-    assert home._state.version_holders() == []
+    assert home.state.models() == []
+    assert home.state.version_holders() == []
 
 
 def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology = Topology("gone", (0, 1), "starter")
-    home._peers.topology = topology
+    home.peers.topology = topology
     name = next(name for name in map(str, range(100)) if topology.home(name) == 0)
     heard: list[str] = []
 
@@ -191,17 +204,17 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
         return 0
 
     async def change() -> None:
-        with home._elastic.writing(name):
-            home._elastic.learn(topology.shrunk([0]))
-            moving = asyncio.create_task(home._elastic.hand_over())
+        with home.names.writing(name):
+            home.names.learn(topology.shrunk([0]))
+            moving = asyncio.create_task(home.names.hand_over())
             for _ in range(10):
                 await asyncio.sleep(0)
             assert heard == []
-            with pytest.raises(MovedError), home._elastic.writing(name):
+            with pytest.raises(MovedError), home.names.writing(name):
                 pass
         await moving
 
-    monkeypatch.setattr(home._peers, "ask", ask)
+    monkeypatch.setattr(home.peers, "ask", ask)
     asyncio.run(change())
     assert heard == ["take", "arrived"]
 
@@ -209,15 +222,15 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
 # ---- releases while a shard drains ----------------------------------------------------------------------------
 
 
-def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    home._state.open(CLIENT, 0.0)
-    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(Estate)
+    home.state.open(CLIENT, 0.0)
+    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
     for holder in ("m@1", "m@2"):
-        home._state.hold(holder, {SEGMENT: [0]})
+        home.state.hold(holder, {SEGMENT: [0]})
     after = Topology("gone", (0, 1), "starter").shrunk([0])
-    estate = Estate(home._state, home._lock, home._holdings, home._peers)
+    estate = home.settling._estate
     estate._copied.add(SEGMENT)
-    monkeypatch.setattr(home, "_estate", estate)
     heard: list[Any] = []
     slow = asyncio.Event()
 
@@ -232,13 +245,13 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(home: Home, monk
     async def drain() -> None:
         moving = asyncio.create_task(estate.hand_over(after))
         await asyncio.sleep(0)
-        await home.release("m@1")
+        await home.holders.release("m@1")
         assert heard == []
         slow.set()
         await moving
-        await home._settle()
+        await home.settling.settle()
 
-    monkeypatch.setattr(home._peers, "ask", ask)
+    monkeypatch.setattr(home.peers, "ask", ask)
     asyncio.run(drain())
     assert heard == [SAVE, "m@1", "m@2", (1, "release", "m@1")]
 
@@ -253,9 +266,9 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
         if shard not in (0, 3):
             raise ShardUnavailableError(f"shard {shard} has drained")
 
-    monkeypatch.setattr(home._peers, "ask", ask)
-    home._peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
-    asyncio.run(home._peers.release("m@1", {1}))
+    monkeypatch.setattr(home.peers, "ask", ask)
+    home.peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
+    asyncio.run(home.peers.release("m@1", {1}))
     assert heard == [1, 0, 2, 3, 0, 3]
 
 
@@ -263,45 +276,45 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
 
 
 def test_a_hold_that_its_release_overtook_is_refused_and_holds_nothing(home: Home) -> None:
-    home._state.open(CLIENT, 0.0)
-    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.release("m@7"))
+    home.state.open(CLIENT, 0.0)
+    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.holders.release("m@7"))
     with pytest.raises(OperationTimeoutError, match="m@7: expected to be held before it was given up"):
-        asyncio.run(home.hold("m@7", {SEGMENT: [0]}))
-    assert home._state.version_holders() == []
-    asyncio.run(home.hold("m@8", {SEGMENT: [0]}))
-    asyncio.run(home.release("m@8"))
-    asyncio.run(home.hold("m@8", {SEGMENT: [0]}))  # that release had found what it undoes
-    assert home._state.version_holders() == ["m@8"]
+        asyncio.run(home.holders.hold("m@7", {SEGMENT: [0]}))
+    assert home.state.version_holders() == []
+    asyncio.run(home.holders.hold("m@8", {SEGMENT: [0]}))
+    asyncio.run(home.holders.release("m@8"))
+    asyncio.run(home.holders.hold("m@8", {SEGMENT: [0]}))  # that release had found what it undoes
+    assert home.state.version_holders() == ["m@8"]
 
 
 @pytest.mark.parametrize("late", [1, 2])
 def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start_changes_nothing(
     home: Home, late: int
 ) -> None:
-    home._state.open(CLIENT, 0.0)
-    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.hold("m@1", {SEGMENT: [0]}))
-    asyncio.run(home.hold("m@2", {SEGMENT: [0]}))
-    asyncio.run(home.release_homes(0, ["m@2"], 0, 2))
-    assert home._state.version_holders() == ["m@2"]
-    asyncio.run(home.hold("m@3", {SEGMENT: [0]}))
-    asyncio.run(home.release_homes(0, ["m@2"], 0, late))
-    assert home._state.version_holders() == ["m@2", "m@3"]
+    home.state.open(CLIENT, 0.0)
+    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.holders.hold("m@1", {SEGMENT: [0]}))
+    asyncio.run(home.holders.hold("m@2", {SEGMENT: [0]}))
+    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, 2))
+    assert home.state.version_holders() == ["m@2"]
+    asyncio.run(home.holders.hold("m@3", {SEGMENT: [0]}))
+    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, late))
+    assert home.state.version_holders() == ["m@2", "m@3"]
 
 
-def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name(home: Home) -> None:
+def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name() -> None:
     """That home may have made new versions meanwhile, and hold for them at the heirs, or be an heir."""
-    estate: Any = Quiet()
+    estate: Any = QuietEstate()
     estate.heirs = {1, 2}
     estate.is_telling = True
-    home._estate = estate
-    home._state.open(CLIENT, 0.0)
-    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    home = Home(lambda context: estate)
+    home.state.open(CLIENT, 0.0)
+    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
     for holder in ("m@1", "m@2"):
-        home._state.hold(holder, {SEGMENT: [0]})
-    asyncio.run(home.release_homes(0, ["m@2"], 0, 1))
-    assert sorted(home._state.outbox) == [(1, "m@1"), (2, "m@1")]
+        home.state.hold(holder, {SEGMENT: [0]})
+    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, 1))
+    assert sorted(home.state.outbox) == [(1, "m@1"), (2, "m@1")]
 
 
 def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_nothing(
@@ -313,11 +326,11 @@ def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_
         await asyncio.sleep(0)
         heard.append((request.remote.name, request.arguments))
 
-    monkeypatch.setattr(home._peers, "ask", ask)
-    monkeypatch.setattr(home._peers, "_restarts", 3)
-    home._peers.forget_earlier(["m@1"])
+    monkeypatch.setattr(home.peers, "ask", ask)
+    monkeypatch.setattr(home.peers, "_restarts", 3)
+    home.peers.forget_earlier(["m@1"])
     for holder in ("m@5", "m@6"):
-        asyncio.run(home._peers.hold(holder, {(1, 1): [0]}))
+        asyncio.run(home.peers.hold(holder, {(1, 1): [0]}))
     assert heard == [
         ("release_homes", (0, ["m@1"], 0, 3)),
         ("hold", ("m@5", {(1, 1): [0]})),
@@ -335,35 +348,27 @@ def test_saves_are_not_remembered_and_of_versions_only_the_newest() -> None:
             overtaken.check(holder)
         overtaken.check(holder)
     home = Home()
-    home._state.open(CLIENT, 0.0)
-    home._state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.release("other/s1"))
-    asyncio.run(home.hold("other/s1", {SEGMENT: [0]}))
+    home.state.open(CLIENT, 0.0)
+    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
+    asyncio.run(home.holders.release("other/s1"))
+    asyncio.run(home.holders.hold("other/s1", {SEGMENT: [0]}))
 
 
 # ---- what is asked for a save that has ended ------------------------------------------------------------------
 
-BYTES = 1 << 20
 ENDED = "save client/s1: expected to be under way; it has ended"
 
 
 @pytest.fixture
-def roomy(home: Home) -> Home:
-    """A home with memory for one block of `BYTES`, whose client is this process."""
-    engine: Any = GoneEngine()
-    clients = LocalClients()
-    clients.watch(CLIENT, os.getpid())
-    home._holdings = Holdings(home._state, home._lock, engine, BYTES, 0)
-    home._room = Room(home._lock, home._holdings, clients, home._waiters, None)
-    home._requests = 0
-    return home
+def roomy() -> Home:
+    return Home(roomy=True)
 
 
 def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roomy: Home) -> None:
-    asyncio.run(roomy.abort(SAVE, []))
+    asyncio.run(roomy.writes.abort(SAVE, []))
     for ask in (
-        lambda: roomy.grant(CLIENT, SAVE, [BYTES], 60.0),
-        lambda: roomy.begin(
+        lambda: roomy.writes.grant(CLIENT, SAVE, [BYTES], 60.0),
+        lambda: roomy.writes.begin(
             Beginning(
                 client=CLIENT,
                 name="m",
@@ -377,43 +382,43 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
                 timeout=60.0,
             )
         ),
-        lambda: roomy.reserve(CLIENT, SAVE, [BYTES // 4]),
+        lambda: roomy.writes.reserve(CLIENT, SAVE, [BYTES // 4]),
     ):
         with pytest.raises(OperationTimeoutError, match=ENDED):
             asyncio.run(ask())
-    assert roomy._holdings.bytes_filling == 0
+    assert roomy.context.holdings.bytes_filling == 0
 
 
 def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_while_it_waited(roomy: Home) -> None:
     async def both() -> None:
-        assert await roomy.grant(CLIENT, "client/s0", [BYTES], 60.0)
-        waiting = asyncio.create_task(roomy.grant(CLIENT, SAVE, [BYTES], 60.0))
+        assert await roomy.writes.grant(CLIENT, "client/s0", [BYTES], 60.0)
+        waiting = asyncio.create_task(roomy.writes.grant(CLIENT, SAVE, [BYTES], 60.0))
         await asyncio.sleep(0)  # it waits from here on
-        await roomy.abort(SAVE, [])
-        await roomy.abort("client/s0", [])
+        await roomy.writes.abort(SAVE, [])
+        await roomy.writes.abort("client/s0", [])
         with pytest.raises(OperationTimeoutError, match=ENDED):
             await waiting
 
     asyncio.run(both())
-    assert roomy._holdings.bytes_filling == 0
+    assert roomy.context.holdings.bytes_filling == 0
 
 
 def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Home) -> None:
-    roomy._state.open(CLIENT, 0.0)
-    asyncio.run(roomy.abort(SAVE, []))
+    roomy.state.open(CLIENT, 0.0)
+    asyncio.run(roomy.writes.abort(SAVE, []))
     with pytest.raises(OperationTimeoutError, match=ENDED):
-        asyncio.run(roomy.adopt(SAVE, os.getpid(), [(SEGMENT, b"abcd", [4])]))
-    assert roomy._state.segment(SEGMENT) is None
+        asyncio.run(roomy.writes.adopt(SAVE, os.getpid(), [(SEGMENT, b"abcd", [4])]))
+    assert roomy.state.segment(SEGMENT) is None
 
 
 def test_a_home_tells_which_of_its_versions_are_none_and_nothing_while_names_move(home: Home) -> None:
-    home._state.open(CLIENT, 0.0)
+    home.state.open(CLIENT, 0.0)
     saved = home.save([])
 
     def ask(version: int) -> list[str]:
-        return asyncio.run(home.unknown([saved, "m@7"], version))
+        return asyncio.run(home.holders.unknown([saved, "m@7"], version))
 
-    assert ask(home._peers.topology.version) == ["m@7"]
-    assert ask(home._peers.topology.version + 1) == []
-    home._peers.topology = home._peers.topology.grown((5,))
-    assert ask(home._peers.topology.version) == []
+    assert ask(home.peers.topology.version) == ["m@7"]
+    assert ask(home.peers.topology.version + 1) == []
+    home.peers.topology = home.peers.topology.grown((5,))
+    assert ask(home.peers.topology.version) == []

@@ -19,7 +19,6 @@ from tensorvine.actors.shard.disk.care import named_here
 from tensorvine.actors.shard.disk.persister import Job, Persister
 from tensorvine.actors.shard.disk.tiers import Tiers
 from tensorvine.actors.shard.handoff.claims import claims_on
-from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.directory import LocalDirectory
 from tensorvine.store.errors import CorruptDataError, ModelLostError, StorageError
@@ -32,6 +31,7 @@ from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
 from tensorvine.store.versions.retention import Candidate, Retention
 
+from tests.support.contexts import context_of, with_memory
 from tests.support.disk import MIB, eventually, manifests, segments
 from tests.support.disklife import CAPACITY, GRAPH, Life, note, put
 
@@ -42,10 +42,11 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.state = ShardState(0, lambda name: 0)
         self.state.open("c", 0.0)
-        self.lock = threading.RLock()
-        self.holdings = Holdings(self.state, self.lock, cast("Any", None), CAPACITY, 0)
+        context = with_memory(context_of(self.state, capacity=CAPACITY))
+        self.lock = context.lock
+        self.holdings = context.holdings
         self.archive = Archive(str(path), 1)
-        self.tiers = Tiers(self.state, self.lock, self.holdings, self.archive, None, self.settle, self.nowhere)
+        self.tiers = Tiers(context, self.archive, None, self.settle, self.nowhere)
         self.on_disk: list[ModelRef] = []
         self.persister = Persister(
             index=0,

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from itertools import combinations
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tensorvine.actors.rpc.calls import Request
-from tensorvine.actors.rpc.waiters import Waiters
 from tensorvine.actors.shard.calls import ShardCalls
-from tensorvine.actors.shard.calls.mirror_messages import Mark, Message, Open, Original, Put, Sync
+from tensorvine.actors.shard.calls.replicas import Original, ReplicaOf
+from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.replicas.mirrors import Mirrors
 from tensorvine.actors.shard.replicas.restore import Restored, restore
 from tensorvine.actors.shard.replicas.shelf import Shelf
+from tensorvine.actors.shard.room import Room
 from tensorvine.planner.buddies import buddies_of
 from tensorvine.planner.topology import Topology
 from tensorvine.store import ModelRef
@@ -32,6 +31,7 @@ from tensorvine.store.versions.mirror import NEVER, Copy, Kept, Mirror
 from tensorvine.store.versions.segments import RESTORED, SegmentTable
 from tensorvine.store.versions.version import Draft
 
+from tests.support.contexts import context_of
 from tests.support.groups import wait_until
 
 PATIENCE_S = 60.0
@@ -233,22 +233,22 @@ class Shelves:
         self.shelves = {shard: self.shelf(shard) for shard in self.others}
 
     def shelf(self, shard: int) -> Shelf:
-        state, lock = ShardState(shard, lambda _: 0), threading.RLock()
-        holdings: Any = SimpleNamespace(drop_save=lambda owner: None)
-        return Shelf(f"node {shard}", "", state, lock, holdings, lambda *arguments: None, lambda: None)
+        context = context_of(ShardState(shard, lambda _: 0))
+        return Shelf(context, Room(context, LocalClients(), None), lambda: None)
 
     def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
-        (message,) = request.arguments
         if shard in self.silent:
             raise OperationTimeoutError(f"shard {shard} is silent")
-        if self.full and isinstance(message, Sync):
+        if self.full and request.remote is ShardCalls.sync_replica:
             self.refused += 1
             raise StoreFullError(f"save mirror/0.{self.refused}: expected room")
-        return asyncio.run(self.shelves[shard].take(message))
+        if request.remote is ShardCalls.node:
+            return f"node {shard}"
+        return asyncio.run(getattr(self.shelves[shard], request.remote.name)(*request.arguments))
 
-    def told(self, shard: int, *messages: Message) -> None:
-        for message in messages:
-            self.call(shard, ShardCalls.mirror(message), 1.0)
+    def told(self, shard: int, *requests: Request[Any]) -> None:
+        for request in requests:
+            self.call(shard, request, 1.0)
 
     def mirror(self, shard: int) -> Mirror:
         return self.shelves[shard]._mirrors[0]
@@ -257,24 +257,9 @@ class Shelves:
         """Shard 0 starts again, on node 0."""
         monkeypatch.setattr("tensorvine.actors.shard.replicas.restore.SILENT_S", 0.0)
         self.state = state = ShardState(0, lambda _: 0)
-        lock, peers = threading.RLock(), cast(Any, self)
-        holdings: Any = SimpleNamespace(drop_save=lambda owner: None, grant=lambda *arguments: [])
-        home_of = {"mine": 0, "theirs": 1}.__getitem__
-        restored = restore(0, peers, state, lock, holdings, home_of)
-        mirrors = Mirrors(
-            0,
-            1,
-            node="node 0",
-            address=None,
-            restored=restored,
-            state=state,
-            lock=lock,
-            holdings=holdings,
-            peers=peers,
-            waiters=Waiters(lock),
-            wanted=lambda: state.live,
-        )
-        return restored, mirrors
+        context = context_of(state, self, replicas=2)
+        restored = restore(context, {"mine": 0, "theirs": 1}.__getitem__)
+        return restored, Mirrors(context, None, restored, None)
 
 
 @pytest.fixture
@@ -290,7 +275,12 @@ def shelves(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves]:
 class TestAShardThatWasSilentWhenAnotherStartedAgain:
     def test_lets_go_of_its_mirror_when_it_answers(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
         shelf = shelves.shelves[2].name
-        shelves.told(2, Open(0, 5), Put(0, 5, shelf, {(0, 1): Original((4,), (0,), b"abcd")}, {}, None, 1.0))
+        block = {(0, 1): Original((4,), (0,), b"abcd")}
+        shelves.told(
+            2,
+            ShardCalls.open_replica(0, 5),
+            ShardCalls.put_in_replica(ReplicaOf(0, 5, shelf), block, {}, None, 1.0),
+        )
         assert shelves.mirror(2).nbytes
         shelves.silent = {2}
         restored, mirrors = shelves.begin(monkeypatch)
@@ -306,7 +296,7 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         restored, mirrors = shelves.begin(monkeypatch)
         assert (restored.life, restored.unheard) == (1, set())
         wait_until(lambda: not mirrors.behind, "the buddy to have all", PATIENCE_S)
-        shelves.told(1, Open(0, 2))  # another process is shard 0 now
+        shelves.told(1, ShardCalls.open_replica(0, 2))  # another process is shard 0 now
         wait_until(lambda: "2 runs elsewhere" in mirrors._late().args[0], "it to be refused", PATIENCE_S)
         assert shelves.mirror(1).life == 2
 
@@ -344,11 +334,12 @@ class TestNamesThatMove:
     def begun(self, shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> tuple[Restored, Mirrors]:
         """Shard 0 starts again; its mirror has versions of two names, of which one has arrived elsewhere."""
         before, shelf = committed("mine", "theirs"), shelves.shelves[1].name
+        of, records = ReplicaOf(0, 1, shelf), {ref: before.kept(ref) for ref in self.refs}
         shelves.told(
             1,
-            Open(0, 1),
-            Put(0, 1, shelf, {}, {r: before.kept(r) for r in self.refs}, None, 1.0),
-            Mark(0, 1, shelf, (1, 1)),
+            ShardCalls.open_replica(0, 1),
+            ShardCalls.put_in_replica(of, {}, records, None, 1.0),
+            ShardCalls.mark_replica(of, (1, 1)),
         )
         return shelves.begin(monkeypatch)
 

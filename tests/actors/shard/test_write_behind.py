@@ -12,6 +12,7 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.actors.shard.parts.files import Files
 from tensorvine.store import Gzip, Shuffle
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
@@ -109,7 +110,8 @@ class TestSlowDisk:
             repo.save(child, {"t": weights(MIB // 16, 2), "u": np.zeros(9)}, parent=base)
 
         def count_flushes(actor: Any) -> None:
-            history, real = actor._history, actor._history.flush
+            history = actor.parts[Files]._history
+            real = history.flush
             history.flushes = 0
 
             async def flush(timeout: float) -> None:
@@ -119,7 +121,7 @@ class TestSlowDisk:
             history.flush = flush
 
         def all_wait(actor: Any) -> bool:
-            return actor._history.flushes == 20
+            return actor.parts[Files]._history.flushes == 20
 
         for shard in (0, 1):
             in_shard(repo, shard, count_flushes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tensorvine.actors.rpc.calls import Request
@@ -13,6 +12,8 @@ from tensorvine.planner.topology import Topology
 from tensorvine.store.segments.segment import SegmentId, Stored
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.segments import RESTORED
+
+from tests.support.contexts import context_of
 
 SEGMENT: SegmentId = (0, 7)
 
@@ -55,7 +56,7 @@ def state() -> ShardState:
 
 
 def claims_of(state: ShardState, others: Others) -> Claims:
-    return Claims(state, threading.RLock(), cast("Any", others), ["m@1"])
+    return Claims(context_of(state, others), ["m@1"])
 
 
 def test_what_nobody_names_goes_when_all_have_answered(state: ShardState, others: Others) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Standing
-from tensorvine.actors.rpc.waiters import Waiters
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff import elastic
-from tensorvine.actors.shard.handoff.elastic import Elastic, Outlets
+from tensorvine.actors.shard.handoff.elastic import Elastic
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
@@ -20,6 +18,8 @@ from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.ledger import Told
 from tensorvine.store.versions.version import Draft
+
+from tests.support.contexts import context_of
 
 HERE = 0
 BEFORE = Topology("names", (0, 1), "starter")
@@ -65,9 +65,7 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
             bytes_total=0,
         )
         state.publish(state.begin_commit(draft), draft, created_ns=1)
-    lock = threading.RLock()
-    peers = cast("Any", others)
-    made = Elastic(state, lock, peers, Waiters(lock), Outlets(None, None), lambda names: None, standing)
+    made = Elastic(context_of(state, others, standing=standing), None, None, None)
     others.delivered = lambda: made.delivered
     return made
 

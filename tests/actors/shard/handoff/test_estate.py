@@ -53,7 +53,7 @@ def life(tmp_path: Path) -> Life:
 
 
 def test_a_drain_that_is_refused_locks_no_memory_however_long_its_error_is_kept(life: Life) -> None:
-    estate = Estate(life.state, life.lock, life.holdings, cast("Any", Full()))
+    estate = Estate(replace(life.context, peers=cast("Any", Full())))
     gc.collect()
     gc.disable()
     try:
@@ -88,7 +88,7 @@ def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_t
     Archive(str(tmp_path), 1)
     heir = Life(tmp_path, again=False)
     peers = Topologies(Topology("tries", (0, 1, 10), "starter"))
-    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", peers))
+    estate = Estate(replace(heir.context, peers=cast("Any", peers)))
     block, tries = np.zeros(64, np.uint8), list[str]()
     for shard, segment in ((1, (1, 8)), (1, (1, 9)), (10, (10, 9))):
         peers.topology = peers.topology.warned((shard,))
@@ -105,7 +105,7 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     heir = Life(tmp_path, again=False)
     warned = Topology("late", (0, 1), "starter").warned((1,))
     peers = Topologies(warned)
-    estate = Estate(heir.state, heir.lock, heir.holdings, cast("Any", peers))
+    estate = Estate(replace(heir.context, peers=cast("Any", peers)))
     copy, block = moved_of((1, 9)), np.zeros(64, np.uint8)
     asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
     peers.topology = warned.warned(())
@@ -126,7 +126,7 @@ class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
     after = before.warned((1,)).shrunk((1,))
 
     def estate(self, life: Life) -> Estate:
-        return Estate(life.state, life.lock, life.holdings, cast("Any", Topologies(self.before)))
+        return Estate(replace(life.context, peers=cast("Any", Topologies(self.before))))
 
     def test_it_notices_what_it_missed(self, tmp_path: Path) -> None:
         Archive(str(tmp_path), 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tensorvine.actors.rpc.calls import Request
@@ -14,6 +13,8 @@ from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
+
+from tests.support.contexts import context_of
 
 HERE, FIRST, SECOND = 0, (0, 7), (0, 8)
 FACTS = {"committed@1": (None, True), "retired@1": (None, False)}
@@ -64,7 +65,7 @@ def _always_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strays_of(state: ShardState, homes: Homes, *, calm: bool = True) -> Strays:
-    return Strays(state, threading.RLock(), cast("Any", homes), lambda: calm)
+    return Strays(context_of(state, homes), lambda: calm)
 
 
 def test_what_two_looks_found_and_its_home_does_not_know_goes(state: ShardState, homes: Homes) -> None:

@@ -11,23 +11,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ...planner.topology import Topology
-from ...store.errors import ShardUnavailableError, StorageError
-from ...store.segments.arena import Part
-from ...store.segments.segment import SegmentId
-from ...store.versions.handover import Bundle, MovedSegment
-from ..rpc.calls import answers
-from ..rpc.messages import PEER_TIMEOUT_S, Moved, Tag
-from .calls.changes import ChangeCalls
-from .handoff.elastic import Unwritten
-from .handoff.estate import MOVING, needed
-from .parts import ShardParts
-from .peers import Sender
+from ....planner.topology import Topology
+from ....store.errors import ShardUnavailableError, StorageError
+from ....store.segments.arena import Part
+from ....store.segments.segment import SegmentId
+from ....store.versions.handover import Bundle, MovedSegment
+from ...rpc.calls import answers
+from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
+from ..calls.changes import ChangeCalls
+from ..context import ShardContext
+from ..disk.history import History
+from ..handoff.claims import Claims
+from ..handoff.elastic import Elastic
+from ..handoff.estate import MOVING, Estate, needed
+from ..replicas.securing import Securing
+from ..room import Room
+from ..settling import Settling
+from .writes import Writes
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +38,48 @@ CLAIM_PAUSE_S = 0.1
 """How often a shard that is to drain looks whether all others have said what they hold here."""
 
 
-class ShardChanges(ShardParts):
-    """A shard, as the planner sees it that changes the topology."""
+class Changes:
+    """What one shard does when the topology changes.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        names: go and come.
+        estate: segments that go and come.
+        claims: what other homes name here, where they must still be asked.
+        history: the shard's disk, if there is one.
+        room: has memory for segments that come.
+        securing: has copies made on other nodes.
+        writes: the saves under way.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        names: Elastic,
+        estate: Estate,
+        claims: Claims | None,
+        history: History | None,
+        room: Room,
+        securing: Securing,
+        writes: Writes,
+    ) -> None:
+        self._index = context.index
+        self._engine = context.engine
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._settling = settling
+        self._names = names
+        self._estate = estate
+        self._claims = claims
+        self._history = history
+        self._room = room
+        self._securing = securing
+        self._writes = writes
 
     # ---- topology ---------------------------------------------------------------------------------------
 
@@ -45,16 +88,14 @@ class ShardChanges(ShardParts):
         with self._lock:
             missed = self._estate.missed(topology)
         if missed and self._history is not None and self._claims is not None:
-            log.warning(
-                "shard %d started again after it had heard of what %s had: it is read", self._config.index, missed
-            )
-            await self._history.take_over(self._claims.ask_anew, lambda: self._elastic.learn(topology))
-        self._elastic.learn(topology)
+            log.warning("shard %d started again after it had heard of what %s had: it is read", self._index, missed)
+            await self._history.take_over(self._claims.ask_anew, lambda: self._names.learn(topology))
+        self._names.learn(topology)
         self._estate.learned()
-        await self._settle()
-        self._wake(None)
-        if self._mirrors is not None and topology.leaving:
-            await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
+        await self._settling.settle()
+        self._settling.show()
+        if topology.leaving:
+            await self._securing.away_from_leaving()
 
     @answers(ChangeCalls.topology)
     async def topology(self) -> Topology:
@@ -66,47 +107,41 @@ class ShardChanges(ShardParts):
 
     @answers(ChangeCalls.tag)
     async def tag(self) -> Tag:
-        return self._elastic.tag()
-
-    @answers(ChangeCalls.gathered)
-    async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
-        before = self._elastic.tag()
-        answer = await getattr(self, method)(*arguments)
-        return (before if self._elastic.tag() == before else replace(before, sending=True)), answer
+        return self._names.tag()
 
     # ---- names ------------------------------------------------------------------------------------------
 
     @answers(ChangeCalls.hand_over)
     async def hand_over(self) -> Moved:
-        return await self._elastic.hand_over()
+        return await self._names.hand_over()
 
     @answers(ChangeCalls.take)
     async def take(self, bundle: Bundle, unwritten: Sequence[Unwritten], sender: Sender) -> int:
-        if self._mirrors is None:
-            await self._elastic.announce(list(bundle.names), sender)
-            return self._elastic.take(bundle, unwritten)
+        if not self._securing.wanted:
+            await self._names.announce(list(bundle.names), sender)
+            return self._names.take(bundle, unwritten)
         in_memory = {header.ref for header, _ in unwritten} if self._history is not None else None
         records = bundle.records(in_memory)
         with self._lock:
             self._state.arriving |= records.keys()
         try:
-            await self._mirrors.secure((), records, time.monotonic() + PEER_TIMEOUT_S / 2)
-            await self._elastic.announce(list(bundle.names), sender)
-            return self._elastic.take(bundle, unwritten)
+            await self._securing.records(records)
+            await self._names.announce(list(bundle.names), sender)
+            return self._names.take(bundle, unwritten)
         finally:
             with self._lock:
                 self._state.arriving -= records.keys()
 
     @answers(ChangeCalls.arrived)
     async def arrived(self, former: int, version: int) -> None:
-        self._elastic.arrived(former, version)
+        self._names.arrived(former, version)
 
     # ---- segments ---------------------------------------------------------------------------------------
 
     @answers(ChangeCalls.copy_out)
     async def copy_out(self, after: Topology) -> int:
         for ref, why in list(self._state.unread.items()):
-            raise StorageError(f"shard {self._config.index}: expected to read {ref} before it drains; {why}")
+            raise StorageError(f"shard {self._index}: expected to read {ref} before it drains; {why}")
         await self._claimed()
         return await self._estate.copy(after)
 
@@ -119,7 +154,7 @@ class ShardChanges(ShardParts):
     async def move_segments(self, after: Topology) -> int:
         await self._claimed()
         nbytes = await self._estate.hand_over(after)
-        await self._settle()
+        await self._settling.settle()
         return nbytes
 
     async def _claimed(self) -> None:
@@ -128,7 +163,7 @@ class ShardChanges(ShardParts):
         while self._claims is not None and self._claims.open:
             if time.monotonic() > deadline:
                 raise ShardUnavailableError(
-                    f"shard {self._config.index}: expected all other shards to say what they hold here before it drains"
+                    f"shard {self._index}: expected all other shards to say what they hold here before it drains"
                 )
             await asyncio.sleep(CLAIM_PAUSE_S)
 
@@ -147,13 +182,12 @@ class ShardChanges(ShardParts):
     @answers(ChangeCalls.inherit)
     async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
         lacking = self._estate.inherit(holder, segments)
-        await self._settle()
-        if self._mirrors is not None and not lacking:
-            await self._mirrors.secure([moved.id for moved in segments], {}, time.monotonic() + PEER_TIMEOUT_S / 2)
+        await self._settling.settle()
+        if not lacking:
+            await self._securing.segments([moved.id for moved in segments])
         return lacking
 
     @answers(ChangeCalls.is_needed)
     async def is_needed(self) -> bool:
         with self._lock:
-            telling = bool(self._state.outbox) or bool(self._settling)
-            return self._holdings.serves_saves or bool(self._committing) or telling
+            return self._holdings.serves_saves or bool(self._writes.committing) or self._settling.is_telling

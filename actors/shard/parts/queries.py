@@ -12,49 +12,84 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...store.graphs.index import PrefixQuery
-from ...store.refs import ModelRef
-from ...store.shard import ShardStats
-from ...store.versions.manifest import Header
-from ..rpc.calls import answers
-from ..rpc.messages import Fetched, Matches
-from .calls.queries import QueryCalls
-from .parts import ShardParts
+from ....store.graphs.index import PrefixQuery
+from ....store.refs import ModelRef
+from ....store.shard import ShardStats
+from ....store.versions.manifest import Header
+from ...rpc.calls import answers
+from ...rpc.messages import Fetched, Matches
+from ..calls.queries import QueryCalls
+from ..context import ShardContext
+from ..disk.history import History
+from ..handoff.elastic import Elastic
+from ..replicas.securing import Securing
+from ..replicas.shelf import Shelf
+from ..settling import Settling
 
 
-class ShardQueries(ShardParts):
-    """A shard, as those see it who look for models."""
+class Queries:
+    """What one shard answers to those who look for models.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        names: which names are at home here.
+        history: the shard's disk, if there is one.
+        securing: knows of copies of this shard.
+        shelf: has copies of others.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        names: Elastic,
+        history: History | None,
+        securing: Securing,
+        shelf: Shelf,
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._waiters = context.waiters
+        self._settling = settling
+        self._names = names
+        self._history = history
+        self._securing = securing
+        self._shelf = shelf
 
     # ---- one version ------------------------------------------------------------------------------------
 
     @answers(QueryCalls.header)
     async def header(self, client: str, name: str, version: int | None) -> Header:
         with self._lock:
-            self._elastic.check(name)
+            self._names.check(name)
             return self._state.record(name, version, client).header
 
     @answers(QueryCalls.body)
     async def body(self, client: str, ref: ModelRef) -> bytes:
         with self._lock:
-            self._elastic.check(ref.name)
+            self._names.check(ref.name)
             return self._state.record(ref.name, ref.version, client).body
 
     @answers(QueryCalls.architecture)
     async def architecture(self, client: str, ref: ModelRef, key: bytes) -> tuple[str, str | None]:
         with self._lock:
-            self._elastic.check(ref.name)
+            self._names.check(ref.name)
             return self._state.architecture(ref, key, client)
 
     @answers(QueryCalls.chain)
     async def chain(self, ref: ModelRef) -> list[ModelRef]:
         with self._lock:
-            self._elastic.check(ref.name)
+            self._names.check(ref.name)
             return self._state.lineage.chain(ref)
 
     @answers(QueryCalls.qualities)
     async def qualities(self, name: str, versions: Sequence[int]) -> dict[ModelRef, float]:
         with self._lock:
-            self._elastic.check(name)
+            self._names.check(name)
             return self._state.lineage.qualities(ModelRef(name, version) for version in versions)
 
     @answers(QueryCalls.wait_newer)
@@ -62,7 +97,7 @@ class ShardQueries(ShardParts):
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
-                self._elastic.check(name)
+                self._names.check(name)
                 newest = self._state.newer(name, after)
                 waiter = self._waiters.join(name) if newest is None else None
             if waiter is None:
@@ -85,7 +120,7 @@ class ShardQueries(ShardParts):
     @answers(QueryCalls.match)
     async def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
         with self._lock:
-            self._requests += len(queries)
+            self._context.requests += len(queries)
             found = self._state.match(queries, client, time.monotonic())
             models = [match for match in found if match is not None]
             graphs = {match.graph_key: self._state.graphs.architecture(match.graph_key)[0] for match in models}
@@ -99,8 +134,8 @@ class ShardQueries(ShardParts):
 
     @answers(QueryCalls.unpin)
     async def unpin(self, leases: Sequence[str]) -> None:
-        await self._elastic.unpin(leases)
-        await self._settle()
+        await self._names.unpin(leases)
+        await self._settling.settle()
 
     @answers(QueryCalls.offspring)
     async def offspring(self, refs: Sequence[ModelRef]) -> list[tuple[ModelRef, bool]]:
@@ -113,17 +148,15 @@ class ShardQueries(ShardParts):
     async def stats(self) -> ShardStats:
         with self._lock:
             versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
-            filling = self._holdings.bytes_filling
-            behind = self._mirrors.behind if self._mirrors is not None else 0
             return replace(
                 self._state.stats(),
-                bytes_staged=filling,
+                bytes_staged=self._holdings.bytes_filling,
                 versions_behind=versions,
                 bytes_behind=nbytes,
-                capacity=self._config.capacity,
-                requests=self._requests,
+                capacity=self._context.config.capacity,
+                requests=self._context.requests,
                 bytes_mirrored=self._shelf.nbytes,
-                mirrors_behind=behind,
+                mirrors_behind=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
             )
 

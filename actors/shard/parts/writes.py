@@ -20,39 +20,86 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from ...store.errors import MovedError, StorageError
-from ...store.refs import ModelRef
-from ...store.segments.arena import Part
-from ...store.segments.segment import SegmentId
-from ...store.versions.manifest import Header
-from ...store.versions.mirror import Kept
-from ...store.versions.version import Draft
-from ..rpc.calls import answers
-from ..rpc.messages import PEER_TIMEOUT_S, Beginning, Begun, Filled
-from .calls import ShardCalls
-from .calls.writes import WriteCalls
-from .disk.persister import Job
-from .parts import ShardParts
+from ....store.errors import MovedError, StorageError
+from ....store.refs import ModelRef
+from ....store.segments.arena import Part
+from ....store.segments.segment import SegmentId
+from ....store.versions.manifest import Header
+from ....store.versions.version import Draft
+from ...rpc.calls import answers
+from ...rpc.messages import Beginning, Begun, Filled
+from ...rpc.waiters import Busy
+from ..calls import ShardCalls
+from ..calls.writes import WriteCalls
+from ..context import ShardContext
+from ..disk.history import History, required
+from ..disk.persister import Job
+from ..handoff.elastic import Elastic
+from ..handoff.estate import Estate
+from ..replicas.securing import Securing
+from ..room import Room
+from ..serving.redis_board import RedisBoard
+from ..settling import Settling
 
 log = logging.getLogger(__name__)
 
 
-class ShardWrites(ShardParts):
-    """A shard, as savers see it."""
+class Writes:
+    """What one shard does for savers.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        room: has memory for savers.
+        history: the shard's disk, if there is one.
+        names: which names are at home here.
+        estate: has what savers bring after the segments were handed over.
+        securing: has copies made on other nodes.
+        board: posts versions in Redis, if there is one.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        room: Room,
+        history: History | None,
+        names: Elastic,
+        estate: Estate,
+        securing: Securing,
+        board: RedisBoard | None,
+    ) -> None:
+        self._context = context
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._waiters = context.waiters
+        self._settling = settling
+        self._room = room
+        self._history = history
+        self._names = names
+        self._estate = estate
+        self._securing = securing
+        self._board = board
+        self.committing = Busy()
+        """With commits, and with what comes after them."""
 
     # ---- memory -----------------------------------------------------------------------------------------
 
     @answers(WriteCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
         await self._room.keep_pace(f"save of {asked.name!r}", time.monotonic() + asked.timeout)
-        shard, life = self._config.index, os.getpid()
+        shard, life = self._index, os.getpid()
         with self._lock:
-            self._elastic.check(asked.name)
-            self._requests += 1
+            self._names.check(asked.name)
+            self._context.requests += 1
             self._state.open(asked.client, time.monotonic())
             newest, version = self._state.newer(asked.name, 0), asked.version
             absent = asked.optional and newest is None
-            wanted: Sequence[int] = self._room.filled_by(asked.client, asked.sizes) if not self._is_leaving() else []
+            wanted = self._filled_by(asked.client, asked.sizes)
             offsets = self._holdings.grant(asked.save_id, wanted) if absent or not asked.inherits else []
             if absent:
                 return Begun(
@@ -61,7 +108,7 @@ class ShardWrites(ShardParts):
             if asked.optional and newest is not None and version is None:
                 version = newest.version  # also where a later one cannot be read now
             record, lease = self._state.pin(asked.name, version, asked.client, time.monotonic())
-            mine = [segment for segment in record.segments if self._state.where(segment) == self._config.index]
+            mine = [segment for segment in record.segments if self._state.where(segment) == self._index]
             held = self._state.held(record.header.ref)
             comparable = asked.compares and len(mine) == len(record.segments) and not self._state.absent(held)
             blocks = self._state.blocks(held) if asked.inherits and comparable else None
@@ -91,8 +138,12 @@ class ShardWrites(ShardParts):
     async def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
         with self._lock:
             self._state.open(client, time.monotonic())
-            wanted: Sequence[int] = self._room.filled_by(client, sizes) if not self._is_leaving() else []
+            wanted = self._filled_by(client, sizes)
             return self._holdings.reserve(save_id, wanted) if wanted else []
+
+    def _filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
+        """Return what a client may be granted of `sizes`: a shard that drains grants nothing. See `Room.filled_by`."""
+        return () if self._context.is_leaving else self._room.filled_by(client, sizes)
 
     @answers(WriteCalls.is_short)
     async def is_short(self) -> bool:
@@ -102,9 +153,9 @@ class ShardWrites(ShardParts):
     async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
         with self._lock:
             self._state.open(client, time.monotonic())
-            if self._is_leaving():
+            if self._context.is_leaving:
                 version = self._peers.topology.version
-                raise MovedError(f"shard {self._config.index}: it drains: nothing new is put there", version)
+                raise MovedError(f"shard {self._index}: it drains: nothing new is put there", version)
         return await self._room.granted(save_id, sizes, timeout, client)
 
     @answers(WriteCalls.adopt)
@@ -143,9 +194,9 @@ class ShardWrites(ShardParts):
         timeout: float,
     ) -> tuple[ModelRef, int]:
         deadline = time.monotonic() + timeout
-        with self._committing:
+        with self.committing:
             await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
-            with self._elastic.writing(draft.name):
+            with self._names.writing(draft.name):
                 with self._lock:
                     late = self._estate.moved and blocks
                     self._state.open(client, time.monotonic())
@@ -155,10 +206,10 @@ class ShardWrites(ShardParts):
                 committed = await self._commit(draft, client, life, blocks, durable, deadline)
             ref, _ = committed
             with _after(ref):
-                await self._elastic.unpin(leases)
+                await self._names.unpin(leases)
             with _after(ref):
-                self._forget(draft.save_id)
-                await self._settle()
+                self._settling.forget(draft.save_id)
+                await self._settling.settle()
         return committed
 
     async def _commit(
@@ -178,22 +229,24 @@ class ShardWrites(ShardParts):
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
             else:
-                await self._secure(draft, draft.header(ref, created_ns), deadline)
+                await self._securing.version(draft, draft.header(ref, created_ns), deadline)
                 if self._history is not None:
                     await self._history.numbering.add(ref)
             while True:
                 with self._lock:
-                    if durable or self._mirrors is None or self._mirrors.have(ref):
+                    if durable or self._securing.have(ref):
                         cold = self._publish(ref, draft, created_ns, durable)
                         break
-                await self._secure(draft, draft.header(ref, created_ns), deadline)  # others keep the mirrors by now
+                # others keep the copies by now
+                await self._securing.version(draft, draft.header(ref, created_ns), deadline)
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
             await self._peers.note_gently({ref: (draft.parent, False)})
             await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
             raise
-        self._wake(ref.name)
+        self._settling.show()
+        self._waiters.wake(ref.name)
         with _after(ref):
             for shard, other in cold:
                 await self._peers.tell_gently(shard, ShardCalls.cool(other))
@@ -212,22 +265,6 @@ class ShardWrites(ShardParts):
                 return self._history.retain(ref.name)
         return []
 
-    async def _secure(self, draft: Draft, header: Header, deadline: float) -> None:
-        """Have copies of a version on other nodes before it exists: its record, and its bytes wherever they are."""
-        if self._mirrors is None:
-            return
-        with self._lock:
-            kept = Kept(header, draft.body, self._state.graphs.packed(draft.graph_key))
-        by_shard: dict[int, list[SegmentId]] = {self._config.index: []}
-        for segment in draft.holds:
-            by_shard.setdefault(self._state.where(segment), []).append(segment)
-        own = by_shard.pop(self._config.index)
-        left = deadline - time.monotonic()
-        await asyncio.gather(
-            self._mirrors.secure(own, {header.ref: kept}, deadline),
-            *(self._peers.ask(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
-        )
-
     async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
         """Write a version to disk before it exists in memory."""
         if self._history is None:
@@ -241,49 +278,33 @@ class ShardWrites(ShardParts):
     @answers(WriteCalls.abort)
     async def abort(self, save_id: str, leases: Sequence[str]) -> None:
         with self._lock:
-            self._forget(save_id)
+            self._settling.forget(save_id)
             self._holdings.end_save(save_id)
-        await self._elastic.unpin(leases)
-        await self._settle()
+        await self._names.unpin(leases)
+        await self._settling.settle()
 
     @answers(WriteCalls.retire)
     async def retire(self, name: str, version: int | None) -> ModelRef:
-        with self._elastic.writing(name):
+        with self._names.writing(name):
             with self._lock:
                 ref = self._state.resolve(name, version)
                 header = self._state.record(ref.name, ref.version, "").header
             if self._history is not None:
-                await self._leave(ref)
+                await self._securing.before_it_leaves(ref)
                 await self._history.bury(header)
             with self._lock:
                 self._state.retire(ref)
                 if self._board is not None:
                     self._board.retired(ref)
-            self._wake(None)
-            if self._mirrors is not None:
-                self._mirrors.news()
+            self._settling.show()
+            self._securing.news()
             await self._peers.note_gently({ref: (None, False)})
-        await self._settle()
+        await self._settling.settle()
         return ref
-
-    async def _leave(self, ref: ModelRef) -> None:
-        """Have copies on other nodes of what versions that are not on disk yet have on disk by this manifest only."""
-        if self._mirrors is None:
-            return
-        by_shard: dict[int, list[SegmentId]] = {}
-        with self._lock:
-            record = self._state.known(ref)
-            for segment in record.segments if record is not None else ():
-                by_shard.setdefault(self._state.where(segment), []).append(segment)
-        own, timeout = by_shard.pop(self._config.index, []), PEER_TIMEOUT_S / 2
-        await asyncio.gather(
-            self._copy_leaving(str(ref), own, timeout),
-            *(self._peers.ask(shard, ShardCalls.leaves(str(ref), part, timeout)) for shard, part in by_shard.items()),
-        )
 
     @answers(WriteCalls.flush)
     async def flush(self, timeout: float) -> None:
-        await self._disk().flush(timeout)
+        await required(self._history, self._index).flush(timeout)
 
 
 @contextlib.contextmanager

@@ -13,18 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from ...store.errors import ModelLostError
-from ...store.refs import ModelRef
-from ...store.segments.segment import Block, SegmentId
-from ...store.versions.version import Record
-from ..rpc.calls import answers
-from ..rpc.messages import Fetched
-from ..transport.desk import Cards
-from ..transport.frames import Slots
-from ..transport.parcels import GroupAnswer, GroupQuestion
-from .calls.reads import ReadCalls
-from .holdings import READ_ROUNDS
-from .parts import ShardParts
+from ....store.errors import ModelLostError
+from ....store.refs import ModelRef
+from ....store.segments.segment import Block, SegmentId
+from ....store.versions.version import Record
+from ...rpc.calls import answers
+from ...rpc.messages import Fetched
+from ...transport.desk import Cards, Desk
+from ...transport.frames import Slots
+from ...transport.parcels import GroupAnswer, GroupQuestion
+from ..calls.reads import ReadCalls
+from ..context import ShardContext
+from ..disk.history import History, required
+from ..handoff.elastic import Elastic
+from ..holdings import READ_ROUNDS
+from ..room import Room
+from ..serving.senders import Senders
 
 LOCK_S = 0.25
 
@@ -32,8 +36,37 @@ _Found = tuple[dict[SegmentId, Block], int, dict[SegmentId, np.ndarray]]
 """(blocks, the epoch at which this was answered, what keeps them in place)."""
 
 
-class ShardReads(ShardParts):
-    """A shard, as readers of tensors see it."""
+class Reads:
+    """What one shard does for readers of tensors.
+
+    Args:
+        context: the shard's.
+        room: has memory for what is read from the disk.
+        history: the shard's disk, if there is one.
+        names: which names are at home here.
+        senders: send to groups.
+        desk: where the members of a group meet.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        *,
+        room: Room,
+        history: History | None,
+        names: Elastic,
+        senders: Senders,
+        desk: Desk,
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._room = room
+        self._history = history
+        self._names = names
+        self._senders = senders
+        self._desk = desk
 
     @answers(ReadCalls.fetch)
     async def fetch(
@@ -48,8 +81,8 @@ class ShardReads(ShardParts):
         found: list[Record] = []
 
         def places() -> Slots:
-            self._requests += 1
-            self._elastic.check(name)
+            self._context.requests += 1
+            self._names.check(name)
             found[:] = [self._state.record(name, version, client)]
             if found[0].header.ref == known:
                 return wanted
@@ -82,9 +115,9 @@ class ShardReads(ShardParts):
     @answers(ReadCalls.check_manifest)
     async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
         with self._lock:
-            self._elastic.check(ref.name)
+            self._names.check(ref.name)
             record = self._state.record(ref.name, ref.version, client)
-        return await self._disk().check_manifest(record.header, record.body)
+        return await required(self._history, self._context.index).check_manifest(record.header, record.body)
 
     @answers(ReadCalls.check_tensors)
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
@@ -112,7 +145,7 @@ class ShardReads(ShardParts):
                     return self._found(wanted, local)
             kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
-                kept = await self._disk().load(what, wanted, self._room.taken)
+                kept = await required(self._history, self._context.index).load(what, wanted, self._room.taken)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile

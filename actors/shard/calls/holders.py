@@ -1,0 +1,70 @@
+"""What the homes of versions tell and ask the shards that hold their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....store.refs import ModelRef
+from ....store.segments.segment import Holds, SegmentId
+from ...rpc.calls import remote
+
+
+class HolderCalls:
+    """Answered by `shard.parts.holders`."""
+
+    @remote("ctl", repeatable=True)
+    def hold(self, holder: str, holds: Holds) -> None:
+        """Hold slots here for a version whose home is elsewhere.
+
+        Raises:
+            OperationTimeoutError: it was given up already.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def release(self, holder: str) -> None:
+        """Forget a holder whose home is elsewhere."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def release_homes(self, home: int, keep: Sequence[str], version: int, restart: int) -> None:
+        """Forget what a shard that lost its memory held here, but for the versions that are on disk.
+
+        Args:
+            home: the shard.
+            keep: holders that stay.
+            version: of the topology by which homes are meant: by another one, nothing is let go.
+            restart: which one of the shard's it is. Each counts once: it holds anew after that.
+        """
+        ...
+
+    @remote("ctl")
+    def release_all(self, holders: Sequence[str]) -> None:
+        """Forget holders that were lost with their home."""
+        ...
+
+    @remote("ctl")
+    def cool(self, ref: ModelRef) -> None:
+        """Let a version whose home is elsewhere go from memory."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def named(self, segments: Sequence[SegmentId]) -> set[SegmentId]:
+        """Tell which of another shard's segments versions of this home, or commits on their way, name."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+        """Tell a shard that started again what this home's versions name there."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def unknown(self, holders: Sequence[str], version: int) -> list[str]:
+        """Tell which of some versions of this home are none (any more).
+
+        Args:
+            holders: the versions.
+            version: of the topology by which they are at home here: by another one, or while names move, nothing is
+                said of them.
+        """
+        ...

@@ -1,0 +1,75 @@
+"""What all parts of a shard share.
+
+Rules
+- There is one lock. It guards the state, the memory, and what the parts say of themselves that they guard by it.
+- Whatever changes the state has `Settling` carry out what follows, without the lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+
+from ...store.shard import ShardState
+from ..engine.engine import Engine
+from ..rpc.messages import ShardConfig, Standing
+from ..rpc.waiters import Waiters
+from .holdings import Holdings
+from .peers import Peers
+
+
+@dataclass(slots=True, eq=False)
+class ShardContext:
+    """One shard's state and memory, the lock that guards them, and the other actors."""
+
+    engine: Engine
+    config: ShardConfig
+    peers: Peers
+    """The other actors; has the topology."""
+    state: ShardState
+    lock: threading.RLock
+    holdings: Holdings
+    """The shard's memory."""
+    waiters: Waiters
+    """Where those wait who are told of changes."""
+    standing: Standing | None = None
+    """How things stood when the shard started again in a repository that runs; None: it had no earlier life there."""
+    requests: int = field(default=0, init=False)
+    """Saves begun, versions fetched and prefix queries answered."""
+
+    @property
+    def index(self) -> int:
+        """The shard's number."""
+        return self.config.index
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this shard drains. Read it with the lock held."""
+        topology = self.peers.topology
+        return self.index in topology.leaving or self.index in topology.gone
+
+
+def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
+    """Make what the parts share. A shard that starts again waits for the planner, and goes by its standing."""
+    lock = threading.RLock()
+    peers = Peers(engine, config)
+    standing = peers.standing() if engine.restarted() else None
+    if standing is not None and config.index in standing.topology.alive:  # else it was to join, and does not yet
+        peers.topology = standing.topology
+    state = ShardState(config.index, lambda name: peers.topology.home(name), config.session_s)
+    state.where = peers.topology.where
+    state.writes_files = standing is None or config.index not in peers.topology.leaving
+    if standing is not None:
+        state.ledger.merge(standing.ledger)
+    state.generations = secrets.randbits(62)
+    return ShardContext(
+        engine=engine,
+        config=config,
+        peers=peers,
+        state=state,
+        lock=lock,
+        holdings=Holdings(state, lock, engine, config.capacity, config.preallocate_bytes),
+        waiters=Waiters(lock),
+        standing=standing,
+    )

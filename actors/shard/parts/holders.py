@@ -1,0 +1,121 @@
+"""Who holds tensors of a shard: versions of other homes, by name, as these homes tell it.
+
+Rules
+- A version's home tells the shards that have its tensors to hold and to release them. Telling twice changes nothing,
+  and a release counts whether it comes after the hold that it undoes or before (`store.versions.overtaken`).
+- A shard whose segments went to its heirs passes on what it is told of them (`estate`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ....store.refs import ModelRef
+from ....store.segments.segment import Holds, SegmentId
+from ....store.versions.overtaken import Overtaken
+from ...rpc.calls import answers
+from ..calls import ShardCalls
+from ..calls.holders import HolderCalls
+from ..context import ShardContext
+from ..disk.care import named_here
+from ..handoff.claims import Claims, claims_on
+from ..handoff.estate import Estate
+from ..handoff.strays import Strays, unknown_here
+from ..settling import Settling
+
+log = logging.getLogger(__name__)
+
+
+class Holders:
+    """The holders of one shard's tensors.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        estate: the shard's segments, which may be elsewhere by now.
+        claims: what other homes name here, where they must still be asked.
+        strays: holders that may be no version's.
+    """
+
+    def __init__(
+        self, context: ShardContext, settling: Settling, *, estate: Estate, claims: Claims | None, strays: Strays
+    ) -> None:
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._peers = context.peers
+        self._settling = settling
+        self._estate = estate
+        self._claims = claims
+        self._strays = strays
+        self._overtaken = Overtaken()
+        self._restarts_heard = self._peers.restarts()
+        """Shard -> the last restart of it at which its earlier life's holders went."""
+
+    @answers(HolderCalls.hold)
+    async def hold(self, holder: str, holds: Holds) -> None:
+        with self._lock:
+            self._overtaken.check(holder)
+            self._strays.held(holder)
+            moved = self._estate.moved
+            if not moved:
+                self._state.hold(holder, holds)
+        if moved:
+            await self._estate.hold(holder, holds)
+
+    @answers(HolderCalls.release)
+    async def release(self, holder: str) -> None:
+        with self._lock:
+            if "@" in holder and not self._state.is_holder(holder):
+                self._overtaken.released(holder)
+            self._settling.forget(holder)
+            if self._claims is not None:
+                self._claims.released(holder)
+        await self._settling.settle()
+
+    @answers(HolderCalls.release_homes)
+    async def release_homes(self, home: int, keep: Sequence[str], version: int, restart: int) -> None:
+        with self._lock:
+            if restart <= self._restarts_heard.get(home, 0):
+                return
+            self._restarts_heard[home] = restart
+            if version != self._peers.topology.version:
+                log.warning("shard %d keeps what shard %d held: the topology changed", self._index, home)
+                return
+            for holder in set(self._state.held_by(home)) - set(keep):
+                self._settling.forget(holder)  # at heirs too, by name: when they hear it, that shard may hold anew
+        await self._settling.settle()
+
+    @answers(HolderCalls.release_all)
+    async def release_all(self, holders: Sequence[str]) -> None:
+        with self._lock:
+            here = [holder for holder in holders if self._estate.moved or self._state.is_holder(holder)]
+        for holder in here:
+            await self.release(holder)
+
+    @answers(HolderCalls.cool)
+    async def cool(self, ref: ModelRef) -> None:
+        with self._lock:
+            self._state.cool(str(ref))
+        await self._settling.settle()
+        await self._settling.pass_on(ShardCalls.cool(ref))
+
+    # ---- what this home holds elsewhere -----------------------------------------------------------------
+
+    @answers(HolderCalls.named)
+    async def named(self, segments: Sequence[SegmentId]) -> set[SegmentId]:
+        with self._lock:
+            return named_here(self._state, segments)
+
+    @answers(HolderCalls.claims)
+    async def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+        with self._lock:
+            return claims_on(self._state, shard)
+
+    @answers(HolderCalls.unknown)
+    async def unknown(self, holders: Sequence[str], version: int) -> list[str]:
+        with self._lock:
+            topology = self._peers.topology
+            settled = topology.version == version and not topology.former
+            return unknown_here(self._state, holders) if settled else []

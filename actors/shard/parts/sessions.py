@@ -1,0 +1,100 @@
+"""The clients of a shard: they come, stay and go.
+
+Rules
+- A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies. Only
+  a process that died has surely stopped filling memory: its parts are taken back at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from ...rpc.calls import answers
+from ...rpc.messages import Hello
+from ...rpc.sockets.framing import SocketAddress
+from ...rpc.sockets.server import LazyServer
+from ..calls.replicas import Address
+from ..calls.sessions import SessionCalls
+from ..context import ShardContext
+from ..local_clients import LocalClients
+from ..serving.senders import Senders
+from ..settling import Settling
+
+log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """The sessions of one shard's clients.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        local: the clients on this node.
+        senders: what sends to groups that clients are members of.
+        wire: where the shard serves those that cannot map its memory; None: nowhere.
+        server: the shard's socket.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        local: LocalClients,
+        senders: Senders,
+        wire: Address | None,
+        server: LazyServer,
+    ) -> None:
+        self._index = context.index
+        self._engine = context.engine
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._settling = settling
+        self._local = local
+        self._senders = senders
+        self._wire = wire
+        self._server = server
+
+    @answers(SessionCalls.hello)
+    async def hello(self, client: str, node: str, pid: int) -> Hello:
+        here = self._engine.this_node()
+        with self._lock:
+            self._state.open(client, time.monotonic())
+            if node == here:
+                self._local.watch(client, pid)
+        memory, socket = self._holdings.memory, await self.socket_address(node)
+        return Hello(self._index, here, os.getpid(), memory.fd, memory.capacity, self._wire, socket)
+
+    @answers(SessionCalls.socket_address)
+    async def socket_address(self, node: str) -> SocketAddress | None:
+        return self._server.address() if node == self._engine.this_node() else None
+
+    @answers(SessionCalls.goodbye)
+    async def goodbye(self, client: str) -> None:
+        self._end(client)
+        await self._settling.settle()
+
+    @answers(SessionCalls.renew)
+    async def renew(self, client: str) -> bool:
+        with self._lock:
+            return self._state.renew(client, time.monotonic())
+
+    def end_lost(self) -> None:
+        """End the sessions of clients that died or fell silent; the caller settles afterwards."""
+        with self._lock:
+            ended = self._state.sweep(time.monotonic())
+            died = self._local.died()
+        for client in {*ended, *died}:
+            log.info("client %s is gone: its pins and unfinished saves are dropped", client)
+            self._end(client, parts_too=client in died)
+
+    def _end(self, client: str, parts_too: bool = True) -> None:
+        with self._lock:
+            self._state.end(client)
+            if parts_too:
+                self._holdings.drop_client(client)
+                self._local.drop(client)
+                self._senders.left(client)

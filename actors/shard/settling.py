@@ -1,0 +1,89 @@
+"""What follows from every change of a shard's state.
+
+Rules
+- The state decides what is to be freed, compacted, deleted and told to other shards, and leaves it; here it is done.
+- Other shards are told without the lock. While the heirs of a shard that drains still learn who holds what, nothing
+  is told: it would overtake that.
+- Then the board shows the epoch, and those look again who wait for room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..rpc.calls import Request
+from ..rpc.waiters import Busy
+from .calls import ShardCalls
+from .context import ShardContext
+from .handoff.estate import Estate
+from .room import ROOM
+
+
+class Settling:
+    """Carries out what changes of one shard's state leave to be done.
+
+    Args:
+        context: the shard's.
+        estate: knows the heirs, if the shard drains.
+    """
+
+    def __init__(self, context: ShardContext, estate: Estate) -> None:
+        self._state = context.state
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._waiters = context.waiters
+        self._estate = estate
+        self._tidy: list[Callable[[], None]] = []
+        self._telling = Busy()
+
+    def also(self, tidy: Callable[[], None]) -> None:
+        """Have a part carry out what the state left to it; it is called with the lock held."""
+        self._tidy.append(tidy)
+
+    async def settle(self) -> None:
+        """Carry out what the state left, and wait until other shards were told."""
+        with self._telling:
+            for shard, holder in self._settle_here():
+                await self._peers.release(holder, [shard])
+
+    def settle_from_thread(self) -> None:
+        """Do what `settle` does, without waiting for other shards."""
+        for shard, holder in self._settle_here():
+            self._peers.post(shard, ShardCalls.release(holder))
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether other shards are being told, or are to be. Read it with the lock held."""
+        return bool(self._state.outbox) or bool(self._telling)
+
+    def forget(self, holder: str) -> None:
+        """Forget a holder, and with the next `settle`, if this shard drains, at those that have its segments now."""
+        with self._lock:
+            self._state.release(holder)
+            self._state.outbox += [(heir, holder) for heir in self._estate.heirs]
+
+    async def pass_on(self, request: Request[None]) -> None:
+        """Tell the shards that have this one's segments now, if it drains."""
+        with self._lock:
+            moved = self._estate.moved
+        if moved:
+            await self._estate.pass_on(request)
+
+    def show(self) -> None:
+        """Show the epoch to the readers of this node."""
+        with self._lock:
+            self._holdings.publish()
+
+    def _settle_here(self) -> list[tuple[int, str]]:
+        """Do of it what concerns this shard only; return what is for others."""
+        with self._lock:
+            outbox: list[tuple[int, str]] = []
+            if not self._estate.is_telling:  # else it would overtake who holds what, and that would stay
+                outbox, self._state.outbox = self._state.outbox, []
+            self._holdings.settle()
+            for tidy in self._tidy:
+                tidy()
+        self.show()
+        self._waiters.wake(ROOM)
+        return outbox

@@ -1,0 +1,58 @@
+"""What a shard looks after all the time: who is gone, and what nobody needs any more."""
+
+from __future__ import annotations
+
+from .context import ShardContext
+from .handoff.claims import Claims
+from .handoff.strays import Strays
+from .parts.sessions import Sessions
+from .replicas.shelf import Shelf
+from .settling import Settling
+from .ticker import Ticker
+
+SWEEP_S = 0.5
+
+
+class Sweep:
+    """The sweep of one shard; begins at once.
+
+    Args:
+        context: the shard's.
+        settling: carries out what follows.
+        sessions: of the shard's clients.
+        claims: what other homes name here, where they must still be asked.
+        strays: holders here that may be no version's.
+        shelf: copies of other shards, which may have drained.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        sessions: Sessions,
+        claims: Claims | None,
+        strays: Strays,
+        shelf: Shelf,
+    ) -> None:
+        self._lock = context.lock
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._settling = settling
+        self._sessions = sessions
+        self._claims = claims
+        self._strays = strays
+        self._shelf = shelf
+        self._ticker = Ticker("sweep", context.index, lambda: SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        if self._claims is not None and self._claims.open and not self._peers.topology.former:
+            self._claims.gather()
+        self._strays.look()
+        self._holdings.start_hashing()
+        self._sessions.end_lost()
+        self._holdings.drop_idle_exports()
+        topology = self._peers.topology
+        with self._lock:
+            self._shelf.forget(topology.gone.keys() - set(topology.alive))
+        self._settling.settle_from_thread()

@@ -1,0 +1,54 @@
+"""What a shard does again and again, as long as its process lives: each in a thread of its own.
+
+Rules
+- One thread each, because each waits for something else: sweeps for other shards, care for the disk, copies for other
+  nodes. A disk that stands still must end nobody's session.
+- A step that fails is logged, and the next one comes after the usual pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Ticker:
+    """Takes a step every so many seconds, and when it is told to.
+
+    Args:
+        what: names the thread, and the step in the log.
+        shard: whose it is, for the log.
+        pause: returns the seconds until the next step.
+        step: the step.
+
+    >>> done = threading.Event()
+    >>> Ticker("example", 0, lambda: 3600.0, done.set).soon()
+    >>> done.wait(60)
+    True
+    """
+
+    def __init__(self, what: str, shard: int, pause: Callable[[], float], step: Callable[[], None]) -> None:
+        self._what = what
+        self._shard = shard
+        self._pause = pause
+        self._step = step
+        self._now = threading.Event()
+        threading.Thread(target=self._run, name=f"tensorvine-{what}", daemon=True).start()
+
+    def soon(self) -> None:
+        """Take a step now, or another one if one is being taken."""
+        self._now.set()
+
+    def _run(self) -> None:
+        failed = threading.Event()
+        while True:
+            self._now.wait(self._pause())
+            self._now.clear()
+            try:
+                self._step()
+            except Exception:
+                log.exception("shard %d: %s failed; the next try comes soon", self._shard, self._what)
+                failed.wait(self._pause())

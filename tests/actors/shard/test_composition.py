@@ -1,0 +1,25 @@
+"""A shard answers all that it can be asked, each call by one of its parts."""
+
+from __future__ import annotations
+
+import inspect
+
+from tensorvine.actors.rpc.calls import Declaration, socket_methods
+from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.actors.shard.shard import Shard
+
+DECLARED = {name: call for name, call in inspect.getmembers(ShardCalls) if isinstance(call, Declaration)}
+
+
+def test_what_is_declared_is_answered_and_nothing_else() -> None:
+    answering = {name: method.answers for name, method in inspect.getmembers(Shard) if hasattr(method, "answers")}
+    assert answering == DECLARED
+
+
+def test_sockets_carry_what_the_declarations_say() -> None:
+    assert socket_methods(Shard) == {name for name, call in DECLARED.items() if call.by_socket}
+
+
+def test_calls_take_what_they_are_declared_to_take() -> None:
+    taken = {name: list(inspect.signature(getattr(Shard, name)).parameters) for name in DECLARED}
+    assert taken == {name: list(call._signature.parameters) for name, call in DECLARED.items()}

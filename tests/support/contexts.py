@@ -1,0 +1,78 @@
+"""What the parts of a shard share, for tests of single parts: without Ray, other shards or clients."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from tensorvine.actors.rpc.messages import ShardConfig, Standing
+from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.shard.context import ShardContext
+from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.store.shard import ShardState
+
+CAPACITY = 1 << 20
+
+
+class QuietHoldings:
+    """A memory of which nothing is asked."""
+
+    def publish(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def drop_save(self, owner: str) -> None:
+        pass
+
+    def end_save(self, save_id: str) -> None:
+        pass
+
+    def grant(self, owner: str, sizes: Any, least: int = 1) -> list[int]:
+        return []
+
+
+def engine_at(node: str) -> Any:
+    """An engine that knows where it is, and nothing else."""
+    return SimpleNamespace(this_node=lambda: node, address=lambda: "")
+
+
+def context_of(
+    state: ShardState,
+    peers: Any = None,
+    *,
+    holdings: Any = None,
+    engine: Any = None,
+    standing: Standing | None = None,
+    replicas: int = 1,
+    capacity: int = CAPACITY,
+) -> ShardContext:
+    """The context of a shard with this state; what is left out is asked of nothing."""
+    lock = threading.RLock()
+    config = ShardConfig(
+        repository="alone",
+        index=state.index,
+        shards=(state.index,),
+        capacity=capacity,
+        preallocate_bytes=0,
+        session_s=60.0,
+        replicas=replicas,
+    )
+    return ShardContext(
+        engine=engine or engine_at(f"node {state.index}"),
+        config=config,
+        peers=peers,
+        state=state,
+        lock=lock,
+        holdings=holdings or QuietHoldings(),
+        waiters=Waiters(lock),
+        standing=standing,
+    )
+
+
+def with_memory(context: ShardContext) -> ShardContext:
+    """Give a shard real memory, as much as its configuration says."""
+    context.holdings = Holdings(context.state, context.lock, context.engine, context.config.capacity, 0)
+    return context
