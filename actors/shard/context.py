@@ -15,6 +15,7 @@ from ...store.shard import ShardState
 from ..engine.engine import Engine
 from ..rpc.messages import ShardConfig, Standing
 from ..rpc.waiters import Waiters
+from .calls.copies import Address
 from .holdings import Holdings
 from .peers import Peers
 
@@ -35,6 +36,8 @@ class ShardContext:
     """Where those wait who are told of changes."""
     standing: Standing | None = None
     """How things stood when the shard started again in a repository that runs; None: it had no earlier life there."""
+    wire: Address | None = field(default=None, init=False)
+    """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
     requests: int = field(default=0, init=False)
     """Saves begun, versions fetched and prefix queries answered."""
 

@@ -30,7 +30,7 @@ import numpy as np
 from ...store.errors import ShardUnavailableError, StoreFullError
 from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
-from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, padded
+from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, pack, padded
 from ...store.shard import ShardState
 from ...store.versions.manifest import digest_of
 from ...store.versions.overtaken import Ended
@@ -435,15 +435,20 @@ class Holdings:
             old = self.view(segment) if segment is not None else None  # kept in place: `grant` lets others leave
             if segment is None or old is None or not segment.wants_compaction:
                 return
-            in_memory, before, generation = isinstance(segment.handle, Part), segment.offsets, segment.generation
-            sizes, (after, length) = segment.sizes, segment.compacted()
+            in_memory, generation = isinstance(segment.handle, Part), segment.generation
+            after, length = segment.compacted()
+            places = [
+                (at, size)
+                for at, end, size in zip(segment.offsets, after, segment.sizes, strict=True)
+                if isinstance(at, int) and isinstance(end, int)
+            ]
             offsets = self.grant(_COMPACTION, [length]) if in_memory else []
             if in_memory and not offsets:
                 log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
                 return
         part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
         new = self.memory.part(part) if part is not None else np.zeros(length, np.uint8)
-        copy_slots(old, before, new, after, sizes)
+        pack(old, places, new)
         del old
         with self._lock:
             handle = part if part is not None else new.tobytes()
@@ -458,23 +463,6 @@ class Holdings:
 def _arena_bytes(size: int) -> int:
     """Return the bytes of the arena that a block takes, header included."""
     return padded(HEADER_BYTES + max(size, ALIGNMENT))
-
-
-def copy_slots(
-    source: np.ndarray, before: Sequence[Offset], target: np.ndarray, after: Sequence[Offset], sizes: Sequence[int]
-) -> None:
-    """Copy the slots that a new block of a segment has from its old one.
-
-    Args:
-        source: the old block.
-        before: where its slots start.
-        target: the new block.
-        after: where its slots start.
-        sizes: bytes of each slot.
-    """
-    for start, end, size in zip(before, after, sizes, strict=True):
-        if isinstance(start, int) and isinstance(end, int):
-            target[end : end + size] = source[start : start + size]
 
 
 def _digests(block: np.ndarray, offsets: Sequence[Offset], sizes: Sequence[int]) -> list[str]:

@@ -25,6 +25,7 @@ from ..rpc.sockets.server import LazyServer
 from ..transport.desk import Desk
 from .calls.changes import ChangeCalls
 from .context import ShardContext, open_context
+from .copying import Copying
 from .disk.history import History
 from .handoff.claims import Claims
 from .handoff.elastic import Elastic
@@ -61,9 +62,9 @@ class Shard:
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         context = open_context(engine, config)
+        outlet = _open_outlet(context)
         estate = Estate(context)
         settling = Settling(context, estate)
-        settle = settling.settle_from_thread
         history = _open_history(context, config.disk, settling) if config.disk is not None else None
         local = LocalClients()
         room = Room(context, local, history.persister if history is not None else None)
@@ -75,18 +76,17 @@ class Shard:
         strays = Strays(context, calm)
         restored = take_back(context, history)
         board = _open_board(context, config.redis) if config.redis is not None else None
-        outlet = _open_outlet(context)
-        wire = outlet.address if outlet is not None else None
-        if board is not None and wire is not None:
-            board.shard_at(*wire)
+        if board is not None and context.wire is not None:
+            board.shard_at(*context.wire)
         desk = Desk()
         senders = Senders(config, outlet, desk)
-        shelf = Shelf(context, room, settle)
-        mirrors = Mirrors(context, wire, restored, history) if config.replicas > 1 else None
+        copying = Copying(context, room)
+        shelf = Shelf(context, copying, settling.settle_from_thread)
+        mirrors = Mirrors(context, restored, history) if config.replicas > 1 else None
         securing = Securing(context, mirrors, history, room)
         names = self._names = Elastic(context, history, board, mirrors)
         server = LazyServer(self, f"shard {config.index}")
-        sessions = Sessions(context, settling, local=local, senders=senders, wire=wire, server=server)
+        sessions = Sessions(context, settling, local=local, senders=senders, server=server)
         writes = Writes(
             context,
             settling,
@@ -104,7 +104,7 @@ class Shard:
             estate=estate,
             claims=claims,
             history=history,
-            room=room,
+            copying=copying,
             securing=securing,
             writes=writes,
         )
@@ -150,7 +150,9 @@ def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> Hist
 def _open_outlet(context: ShardContext) -> Outlet | None:
     """Serve those who cannot map the memory; without it, the engine's object store does."""
     try:
-        return Outlet(context)
+        outlet = Outlet(context)
+        context.wire = outlet.address
+        return outlet
     except OSError as exc:
         log.warning("shard %d: no wire: %s", context.index, exc)
         return None

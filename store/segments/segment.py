@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from ..errors import CorruptDataError
 
 ALIGNMENT = 64
@@ -53,6 +55,25 @@ def padded(nbytes: int) -> int:
     (64, 64, 0)
     """
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def pack(source: np.ndarray, places: Iterable[tuple[int, int]], target: np.ndarray) -> None:
+    """Copy slots into a block of their own, one after another as `layout` has it.
+
+    Args:
+        source: uint8; what has the slots.
+        places: of each, where it starts there, and its bytes.
+        target: uint8; the block, of which the padding is left as it is.
+
+    >>> block = np.zeros(68, np.uint8)
+    >>> pack(np.frombuffer(b"..efgh..abcd", np.uint8), [(8, 4), (2, 4)], block)
+    >>> bytes(block[:4]), bytes(block[64:])
+    (b'abcd', b'efgh')
+    """
+    end = 0
+    for start, nbytes in places:
+        target[end : end + nbytes] = source[start : start + nbytes]
+        end += padded(nbytes)
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -280,13 +280,13 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
                 mirrors._peers.post(*arguments[:2])
                 die()
             if when == "during":
-                granted = shelf._room
+                granted = shelf._copying._granted
 
                 async def last(*given: Any) -> Any:
                     await granted(*given)
                     die()
 
-                shelf._room = last
+                shelf._copying._granted = last
             answer = await real(*arguments)
             die()
             return answer

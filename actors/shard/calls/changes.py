@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ....planner.topology import Topology
 from ....store.segments.segment import SegmentId
 from ....store.versions.handover import Bundle, MovedSegment
 from ...rpc.calls import remote
 from ...rpc.messages import Moved, Sender, Tag, Unwritten
+from .copies import Address, Original
 
 
 class ChangeCalls:
@@ -88,8 +87,20 @@ class ChangeCalls:
         ...
 
     @remote("data")
-    def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
-        """Take a copy of a segment of a shard that drains."""
+    def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: str) -> None:
+        """Copy a segment of a shard that drains.
+
+        Args:
+            moved: what it is, its slots where the copy is to have them.
+            original: what there is to copy.
+            address: where, unless it comes with `original`.
+            holder: holds the copy: the drain, or the save that brought it.
+
+        Raises:
+            MovedError: the drain was given up meanwhile.
+            ModelLostError: some of it was let go meanwhile.
+            StoreFullError: there is no room.
+        """
         ...
 
     @remote("ctl")

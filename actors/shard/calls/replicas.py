@@ -9,9 +9,7 @@ from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.mirror import Kept, Stamp
 from ...rpc.calls import remote
-
-Address = tuple[str, int, str]
-"""(host, port, token) of an end of the wire."""
+from .copies import Address, Original
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +33,6 @@ class Opened:
     node: str
     life: int
     """The latest of the source that the keeper heard of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Original:
-    """A segment that is to be copied."""
-
-    sizes: tuple[int, ...]
-    slots: tuple[int, ...]
-    """Those that are there."""
-    data: bytes | None
-    """The bytes of these, where they are few; None: they are at the source's address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from ....planner.topology import Topology
-from ....store.errors import MovedError, OperationTimeoutError, TensorVineError, without_frames
+from ....store.errors import ModelLostError, MovedError, OperationTimeoutError, TensorVineError, without_frames
 from ....store.segments.arena import Part
-from ....store.segments.segment import ALIGNMENT, Holds, Offset, SegmentId
+from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.handover import MovedSegment
+from ....store.versions.mirror import Copy
 from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
 from ..context import ShardContext
-from ..holdings import INLINE_BYTES, copy_slots
+from ..copying import original_of
 from ..peers import LONG_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -41,8 +40,8 @@ log = logging.getLogger(__name__)
 DRAIN = "+drain/"
 KEPT = "+kept"
 """Holds what a drained shard goes on answering from."""
-MOVING = "+moving"
-"""Owns memory that is being filled with a copy."""
+MOVING = "+moving/"
+"""Begins the names of who owns memory that is being filled with a copy."""
 AT_ONCE = 4
 """Segments that are copied at one time."""
 RETRY_S = 0.2
@@ -62,6 +61,7 @@ class Estate:
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
+        self._wire = context.wire
         self.moved = False
         """Others hold this shard's segments now. Read it with the lock held."""
         self.heirs: set[int] = set()
@@ -158,38 +158,27 @@ class Estate:
 
     # ---- the heir ---------------------------------------------------------------------------------------
 
-    async def receive(self, moved: MovedSegment, block: np.ndarray | None, part: Part | None, holder: str) -> None:
-        """Take a copy of a segment into memory, and keep it for `holder`.
+    def receive(self, moved: MovedSegment, copy: Copy, holder: str) -> None:
+        """Take a copy of a segment into care, and keep it for `holder`.
 
         Args:
-            moved: what it is.
-            block: its bytes; None: it is on disk only.
-            part: memory that was granted for it; None: it is small.
+            moved: what it is, its slots where the copy has them.
+            copy: its bytes; what of the memory is not kept here, its owner lets go.
             holder: the drain, or the save that brought it.
 
         Raises:
             MovedError: the drain was given up meanwhile.
         """
-        handle: Part | bytes | None = None
-        if block is not None and part is not None:
-            await self._holdings.in_thread(self._holdings.fill, part, MOVING, block)
-            handle = part
-        elif block is not None:
-            handle = block.tobytes()
         with self._lock:
             self._check_drain(holder)
             if holder in self._taken or self._state.segment(moved.id) is not None:
-                taken = False  # told twice
-            else:
-                taken = True
-                if not holder.startswith("+"):
-                    self._state.open(holder.partition("/")[0], time.monotonic())
-                self._state.receive(moved, handle, holder)
-                self._holdings.hash_later(moved.id)
-            if part is not None and taken:
-                self._holdings.keep(part, moved.id)
-            elif part is not None:
-                self._holdings.give_back(part, MOVING)
+                return  # told twice
+            if not holder.startswith("+"):
+                self._state.open(holder.partition("/")[0], time.monotonic())
+            self._state.receive(moved, copy.handle, holder)
+            self._holdings.hash_later(moved.id)
+            if isinstance(copy.handle, Part):
+                self._holdings.keep(copy.handle, moved.id)
 
     def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
         """Hold segments for those who held them on the shard that drains; told again, nothing changes.
@@ -259,20 +248,25 @@ class Estate:
         copied.update(segments)
 
     async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
-        """Copy what is in memory of a segment to its heir."""
-        with self._lock:
-            segment = self._state.segment(segment_id)
-            view = self._holdings.view(segment) if segment is not None else None
-            if segment is None or view is None:
-                return
-            slots = [slot for slot, offset in enumerate(segment.offsets) if isinstance(offset, int)]
-            offsets, length = segment.arranged(slots)
-            before, moved = segment.offsets, replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
-        block = await self._holdings.in_thread(_packed, view, before, offsets, moved.sizes, length)
-        del view  # the heir may take long, or refuse
-        heir = after.where(segment_id)
-        await self._peers.ask(heir, ShardCalls.receive(moved, block, holder), LONG_TIMEOUT_S)
-        self._bytes += sum(moved.sizes[slot] for slot in slots)
+        """Have what is in memory of a segment copied by its heir; again, where it lost slots meanwhile."""
+        heir, tried = after.where(segment_id), None
+        while True:
+            with self._lock:
+                segment = self._state.segment(segment_id)
+                if segment is None or segment.handle is None:
+                    return
+                original = original_of(segment, self._holdings, self._wire is not None)
+                offsets, length = segment.arranged(original.slots)
+                moved = replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
+            try:
+                request = ShardCalls.receive(moved, original, self._wire, holder)
+                await self._peers.ask(heir, request, LONG_TIMEOUT_S)
+                break
+            except ModelLostError:
+                if original == tried:
+                    raise
+                tried = original
+        self._bytes += sum(moved.sizes[slot] for slot in original.slots)
 
     def _note(self, after: Topology) -> dict[int, list[MovedSegment]]:
         """Take note of who holds what, by heir, and go by the new places from now on. Call it with the lock held."""
@@ -311,19 +305,3 @@ def _drain_of(holder: str) -> tuple[int, int]:
     """Return the shard that drains, and the version of the topology after that, of a holder of its copies."""
     shard, _, version = holder.removeprefix(DRAIN).partition(".")
     return int(shard), int(version)
-
-
-def needed(block: np.ndarray | None) -> int:
-    """Return the memory that a block takes; 0 where it travels and stays as a message's part."""
-    if block is None or block.nbytes <= INLINE_BYTES:
-        return 0
-    return -(-block.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _packed(
-    view: np.ndarray, before: Sequence[Offset], after: Sequence[Offset], sizes: Sequence[int], length: int
-) -> np.ndarray:
-    """Copy slots to where they lie in a block of their own."""
-    block = np.zeros(length, np.uint8)
-    copy_slots(view, before, block, after, sizes)
-    return block

@@ -12,23 +12,22 @@ import logging
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from ....planner.topology import Topology
 from ....store.errors import ShardUnavailableError, StorageError
-from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.handover import Bundle, MovedSegment
 from ...rpc.calls import answers
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
 from ..calls.changes import ChangeCalls
+from ..calls.copies import Address, Original
 from ..context import ShardContext
+from ..copying import Copying
 from ..disk.history import History
 from ..handoff.claims import Claims
 from ..handoff.elastic import Elastic
-from ..handoff.estate import MOVING, Estate, needed
+from ..handoff.estate import MOVING, Estate
+from ..peers import LONG_TIMEOUT_S
 from ..replicas.securing import Securing
-from ..room import Room
 from ..settling import Settling
 from .writes import Writes
 
@@ -48,7 +47,7 @@ class Changes:
         estate: segments that go and come.
         claims: what other homes name here, where they must still be asked.
         history: the shard's disk, if there is one.
-        room: has memory for segments that come.
+        copying: brings segments that come.
         securing: has copies made on other nodes.
         writes: the saves under way.
     """
@@ -62,7 +61,7 @@ class Changes:
         estate: Estate,
         claims: Claims | None,
         history: History | None,
-        room: Room,
+        copying: Copying,
         securing: Securing,
         writes: Writes,
     ) -> None:
@@ -77,7 +76,7 @@ class Changes:
         self._estate = estate
         self._claims = claims
         self._history = history
-        self._room = room
+        self._copying = copying
         self._securing = securing
         self._writes = writes
 
@@ -168,16 +167,9 @@ class Changes:
             await asyncio.sleep(CLAIM_PAUSE_S)
 
     @answers(ChangeCalls.receive)
-    async def receive(self, moved: MovedSegment, block: np.ndarray | None, holder: str) -> None:
-        length = needed(block)
-        part = Part((await self._room.granted(MOVING, [length]))[0], length) if length else None
-        try:
-            await self._estate.receive(moved, block, part, holder)
-        except BaseException:
-            with self._lock:
-                if part is not None:
-                    self._holdings.give_back(part, MOVING)
-            raise
+    async def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: str) -> None:
+        async with self._copying.copied(MOVING, {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
+            self._estate.receive(moved, copies[moved.id], holder)
 
     @answers(ChangeCalls.inherit)
     async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:

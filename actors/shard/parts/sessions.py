@@ -15,7 +15,6 @@ from ...rpc.calls import answers
 from ...rpc.messages import Hello
 from ...rpc.sockets.framing import SocketAddress
 from ...rpc.sockets.server import LazyServer
-from ..calls.replicas import Address
 from ..calls.sessions import SessionCalls
 from ..context import ShardContext
 from ..local_clients import LocalClients
@@ -33,7 +32,6 @@ class Sessions:
         settling: carries out what follows.
         local: the clients on this node.
         senders: what sends to groups that clients are members of.
-        wire: where the shard serves those that cannot map its memory; None: nowhere.
         server: the shard's socket.
     """
 
@@ -44,7 +42,6 @@ class Sessions:
         *,
         local: LocalClients,
         senders: Senders,
-        wire: Address | None,
         server: LazyServer,
     ) -> None:
         self._index = context.index
@@ -55,7 +52,7 @@ class Sessions:
         self._settling = settling
         self._local = local
         self._senders = senders
-        self._wire = wire
+        self._wire = context.wire
         self._server = server
 
     @answers(SessionCalls.hello)

@@ -25,12 +25,13 @@ from ....store.segments.segment import SegmentId
 from ....store.versions.mirror import Kept
 from ...rpc.calls import Request
 from ..calls import ShardCalls
-from ..calls.replicas import Address, Opened, Original, ReplicaOf
+from ..calls.copies import Original
+from ..calls.replicas import Opened, ReplicaOf
 from ..context import ShardContext
+from ..copying import batches, original_of
 from ..disk.history import History
 from ..ticker import Ticker
 from .buddies import Buddies, Link
-from .copies import batches, original_of
 from .restore import Restored
 
 log = logging.getLogger(__name__)
@@ -52,21 +53,18 @@ class Mirrors:
 
     Args:
         context: the shard's.
-        address: of its end of the wire; None: it has none.
         restored: what came back from an earlier life, and the number of this one.
         history: knows which versions are on disk, if there is one.
     """
 
-    def __init__(
-        self, context: ShardContext, address: Address | None, restored: Restored, history: History | None
-    ) -> None:
+    def __init__(self, context: ShardContext, restored: Restored, history: History | None) -> None:
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
         self._waiters = context.waiters
-        self._address = address
+        self._wire = context.wire
         self._life = restored.life
         self._history = history
         self._buddies = Buddies(context)
@@ -143,7 +141,7 @@ class Mirrors:
         try:
             left = max(deadline - time.monotonic(), 0.0)
             of = ReplicaOf(self._index, self._life, shelf)
-            put = ShardCalls.put_in_replica(of, new, records, self._address, left)
+            put = ShardCalls.put_in_replica(of, new, records, self._wire, left)
             await self._peers.ask(link.shard, put, left)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             self._fell_behind(link, shelf, exc)
@@ -321,7 +319,7 @@ class Mirrors:
     def _put_in(
         self, link: Link, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]
     ) -> Request[None]:
-        return ShardCalls.put_in_replica(self._of(link), some, records, self._address, PUT_S)
+        return ShardCalls.put_in_replica(self._of(link), some, records, self._wire, PUT_S)
 
     def _fell_behind(self, link: Link, shelf: str | None, exc: TensorVineError) -> None:
         """Have a buddy told everything again; `shelf`: it was so in this life of it."""
@@ -349,7 +347,11 @@ class Mirrors:
     def _originals(self, segments: Collection[SegmentId] | Iterator[SegmentId]) -> dict[SegmentId, Original]:
         """Describe those of these that are needed. Call it with the lock held."""
         found = ((s, self._state.segment(s)) for s in segments if self._needs(s))
-        return {s: original_of(segment, self._holdings) for s, segment in found if segment is not None}
+        return {
+            s: original_of(segment, self._holdings, self._wire is not None)
+            for s, segment in found
+            if segment is not None
+        }
 
     def _ask(self, shard: int, request: Request[_R], timeout: float = CALL_S) -> _R:
         return self._peers.call(shard, request, timeout)

@@ -26,11 +26,12 @@ from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.mirror import NEVER, Kept, Stamp
 from ..calls import ShardCalls
-from ..calls.replicas import Offer, Original
+from ..calls.copies import Original
+from ..calls.replicas import Offer
 from ..context import ShardContext
-from ..holdings import INLINE_BYTES, Holdings
+from ..copying import fetched, large
+from ..holdings import Holdings
 from ..peers import Peers
-from .copies import fetched, length_of
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
             with context.lock:
                 wanted = _wanted(context.state, offer)
                 parts = _room(context.holdings, wanted)
-            here = {s: o for s, o in wanted.items() if s in parts or length_of(o) <= INLINE_BYTES}
+            without = large(wanted).keys() - parts.keys()
+            here = {s: o for s, o in wanted.items() if s not in without}
             _take(context, offer, here, parts)
             restored.refs = _enter(context, offer, home_of)
         except TensorVineError as exc:
@@ -137,7 +139,7 @@ def _wanted(state: ShardState, offer: Offer) -> dict[SegmentId, Original]:
 
 def _room(holdings: Holdings, wanted: Mapping[SegmentId, Original]) -> dict[SegmentId, Part]:
     """Have memory granted, as far as there is some."""
-    lengths = {s: length for s, o in wanted.items() if (length := length_of(o)) > INLINE_BYTES}
+    lengths = large(wanted)
     parts: dict[SegmentId, Part] = {}
     while len(parts) < len(lengths):
         left = [s for s in lengths if s not in parts]

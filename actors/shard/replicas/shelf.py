@@ -9,12 +9,9 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,19 +20,14 @@ from ....store.errors import ModelLostError, ShardUnavailableError
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, layout
-from ....store.versions.mirror import Kept, Mirror, Stamp
-from ...memory.workers import Workers
+from ....store.versions.mirror import Copy, Kept, Mirror, Stamp
 from ...rpc.calls import answers
 from ...transport.frames import Served, Slots
 from ...transport.wire import WireServer
-from ..calls.replicas import Address, Offer, Opened, Original, ReplicaCalls, ReplicaOf
+from ..calls.copies import Address, Original
+from ..calls.replicas import Offer, Opened, ReplicaCalls, ReplicaOf
 from ..context import ShardContext
-from ..holdings import INLINE_BYTES
-from ..room import Room
-from .copies import fetched, length_of
-
-FETCHERS = 2
-"""Threads that fetch what is to be kept."""
+from ..copying import Copying
 
 
 class Shelf:
@@ -43,23 +35,21 @@ class Shelf:
 
     Args:
         context: the shard's; what becomes free is left in its state.
-        room: grants memory.
+        copying: brings what is to be kept.
         settle: called after something became free, without the lock.
     """
 
-    def __init__(self, context: ShardContext, room: Room, settle: Callable[[], None]) -> None:
+    def __init__(self, context: ShardContext, copying: Copying, settle: Callable[[], None]) -> None:
         self.name = uuid.uuid4().hex
         self._node = context.engine.this_node()
         self._host = context.engine.address()
         self._state = context.state
         self._lock = context.lock
         self._holdings = context.holdings
-        self._granted = room.granted
+        self._copying = copying
         self._settle = settle
         self._mirrors: dict[int, Mirror] = {}
-        self._serial = count(1)
         self._server: WireServer | None = None
-        self._fetchers = Workers(FETCHERS, thread_name_prefix="tensorvine-mirror")
 
     @property
     def nbytes(self) -> int:
@@ -94,22 +84,10 @@ class Shelf:
             mirror = self._known(of)
             mirror.check(of.life)
             new = {segment: original for segment, original in segments.items() if segment not in mirror.copies}
-        owner = f"mirror/{of.source}.{next(self._serial)}"
         try:
-            parts = await self._room(owner, new, timeout)
-            loop = asyncio.get_running_loop()
-            arguments = (new, parts, self._holdings, address, timeout)
-            copies = await loop.run_in_executor(self._fetchers, fetched, *arguments)
-            with self._lock:
-                for part in parts.values():
-                    self._holdings.keep(part)
-                try:
-                    mirror.put(of.life, copies, records)
-                finally:
-                    self._free(mirror)
+            async with self._copying.copied(f"mirror/{of.source}", new, address, timeout, timeout) as copies:
+                self._keep(mirror, of.life, copies, records)
         finally:
-            with self._lock:
-                self._holdings.drop_save(owner)
             self._settle()
 
     @answers(ReplicaCalls.drop_from_replica)
@@ -151,6 +129,18 @@ class Shelf:
 
     # ---- within -----------------------------------------------------------------------------------------
 
+    def _keep(
+        self, mirror: Mirror, life: int, copies: Mapping[SegmentId, Copy], records: Mapping[ModelRef, Kept]
+    ) -> None:
+        with self._lock:
+            for copy in copies.values():
+                if isinstance(copy.handle, Part):
+                    self._holdings.keep(copy.handle)
+            try:
+                mirror.put(life, copies, records)
+            finally:
+                self._free(mirror)
+
     @contextlib.contextmanager
     def _mirror_of(self, source: int | ReplicaOf) -> Generator[Mirror]:
         """Have a mirror under the lock; afterwards what it let go is freed."""
@@ -176,18 +166,6 @@ class Shelf:
                 )
             source = source.source
         return self._mirrors.setdefault(source, Mirror(source))
-
-    async def _room(self, owner: str, new: dict[SegmentId, Original], timeout: float) -> dict[SegmentId, Part]:
-        """Have memory granted for all that does not fit into a message."""
-        lengths = {segment: length_of(original) for segment, original in new.items()}
-        large = [segment for segment, length in lengths.items() if length > INLINE_BYTES]
-        parts: dict[SegmentId, Part] = {}
-        deadline = time.monotonic() + timeout
-        while len(parts) < len(large):
-            left = large[len(parts) :]
-            offsets = await self._granted(owner, [lengths[s] for s in left], deadline - time.monotonic())
-            parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
-        return parts
 
     def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
         """Answer the wire: hashes are not asked for, and nothing is waited for."""

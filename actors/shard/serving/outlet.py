@@ -40,8 +40,8 @@ class Outlet:
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
-        server = WireServer(self._answer, context.engine.address())
-        self.address = (*server.address, server.token)
+        self._server = WireServer(self._answer, context.engine.address())
+        self.address = (*self._server.address, self._server.token)
         """(host, port, token): where it listens, as long as the process lives."""
 
     def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.calls import ShardCalls
-from tensorvine.actors.shard.calls.replicas import Original, ReplicaOf
+from tensorvine.actors.shard.calls.copies import Original
+from tensorvine.actors.shard.calls.replicas import ReplicaOf
+from tensorvine.actors.shard.copying import Copying
 from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.replicas.mirrors import Mirrors
 from tensorvine.actors.shard.replicas.restore import Restored, restore
@@ -234,7 +236,7 @@ class Shelves:
 
     def shelf(self, shard: int) -> Shelf:
         context = context_of(ShardState(shard, lambda _: 0))
-        return Shelf(context, Room(context, LocalClients(), None), lambda: None)
+        return Shelf(context, Copying(context, Room(context, LocalClients(), None)), lambda: None)
 
     def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
         if shard in self.silent:
@@ -259,7 +261,7 @@ class Shelves:
         self.state = state = ShardState(0, lambda _: 0)
         context = context_of(state, self, replicas=2)
         restored = restore(context, {"mine": 0, "theirs": 1}.__getitem__)
-        return restored, Mirrors(context, None, restored, None)
+        return restored, Mirrors(context, restored, None)
 
 
 @pytest.fixture

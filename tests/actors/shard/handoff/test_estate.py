@@ -19,11 +19,13 @@ from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.handover import MovedSegment
+from tensorvine.store.versions.mirror import Copy
 from tensorvine.store.versions.segments import RESTORED
 
 from tests.support.disk import MIB, eventually
 from tests.support.disklife import Life, note, put
 
+COPY = Copy((4,), (0,), b"abcd")
 SEGMENTS = tuple((0, serial) for serial in range(1, 4))
 
 
@@ -89,11 +91,11 @@ def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_t
     heir = Life(tmp_path, again=False)
     peers = Topologies(Topology("tries", (0, 1, 10), "starter"))
     estate = Estate(replace(heir.context, peers=cast("Any", peers)))
-    block, tries = np.zeros(64, np.uint8), list[str]()
+    tries = list[str]()
     for shard, segment in ((1, (1, 8)), (1, (1, 9)), (10, (10, 9))):
         peers.topology = peers.topology.warned((shard,))
         tries.append(f"+drain/{shard}.{peers.topology.version + 1}")
-        asyncio.run(estate.receive(moved_of(segment), block, None, tries[-1]))
+        estate.receive(moved_of(segment), COPY, tries[-1])
     moved = replace(moved_of((1, 9)), holders={"m@1": [0]})
     assert estate.inherit(tries[1], [moved]) == []
     assert sorted(heir.state.holders("")) == [tries[2], "m@1"]
@@ -106,15 +108,15 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     warned = Topology("late", (0, 1), "starter").warned((1,))
     peers = Topologies(warned)
     estate = Estate(replace(heir.context, peers=cast("Any", peers)))
-    copy, block = moved_of((1, 9)), np.zeros(64, np.uint8)
-    asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+    copy = moved_of((1, 9))
+    estate.receive(copy, COPY, "+drain/1.2")
     peers.topology = warned.warned(())
     estate.learned()
     with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was given up"):
-        asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+        estate.receive(copy, COPY, "+drain/1.2")
     peers.topology = peers.topology.warned((1,))
     with pytest.raises(MovedError):
-        asyncio.run(estate.receive(copy, block, None, "+drain/1.2"))
+        estate.receive(copy, COPY, "+drain/1.2")
     assert heir.state.holders("") == []
     assert heir.state.segment(copy.id) is None
 

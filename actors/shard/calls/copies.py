@@ -1,0 +1,21 @@
+"""What is said of a segment that one shard copies from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Address = tuple[str, int, str]
+"""(host, port, token) of an end of the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A segment that is to be copied."""
+
+    sizes: tuple[int, ...]
+    """Bytes of all its slots."""
+    slots: tuple[int, ...]
+    """Those that are there, in ascending order."""
+    data: bytes | None
+    """The bytes of these, laid out as `segment.layout` does it, where they are few or nothing serves them; None: they
+    are at the source's address."""

@@ -1,0 +1,240 @@
+"""Segments that one shard copies from another, over a real wire, without an engine: what arrives, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.actors.shard.calls.copies import Address, Original
+from tensorvine.actors.shard.context import ShardContext
+from tensorvine.actors.shard.copying import Copying, original_of
+from tensorvine.actors.shard.handoff.estate import Estate
+from tensorvine.actors.shard.holdings import INLINE_BYTES
+from tensorvine.actors.shard.room import Room
+from tensorvine.actors.shard.serving.outlet import Outlet
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import ModelLostError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
+from tensorvine.store.segments.arena import KEPT, Part
+from tensorvine.store.segments.segment import SegmentId, layout
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.mirror import Copy
+
+from tests.support.contexts import context_of, engine_at, with_memory
+
+SIZES = (3 * INLINE_BYTES, 5, INLINE_BYTES + 1)
+SEGMENT, SMALL = (0, 1), (0, 2)
+SMALL_SIZES = (7, 9)
+SOURCE, HEIR = 0, 1
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A shard that has two segments, and one that copies them."""
+
+    source: ShardContext
+    target: ShardContext
+    copying: Copying
+    content: Mapping[SegmentId, list[bytes]]
+
+    def originals(self, served: bool = True) -> dict[SegmentId, Original]:
+        found: dict[SegmentId, Original] = {}
+        with self.source.lock:
+            for segment_id in (SEGMENT, SMALL):
+                segment = self.source.state.segment(segment_id)
+                if segment is not None:
+                    found[segment_id] = original_of(segment, self.source.holdings, served)
+        return found
+
+    def copy(self, address: Address | None, originals: dict[SegmentId, Original]) -> dict[SegmentId, list[bytes]]:
+        """Copy segments, and return what is in the copies while they last."""
+
+        async def scene() -> dict[SegmentId, list[bytes]]:
+            async with self.copying.copied("test", originals, address, WAIT_S) as copies:
+                return {segment: self.read(copy) for segment, copy in copies.items()}
+
+        return asyncio.run(scene())
+
+    def read(self, copy: Copy) -> list[bytes]:
+        in_memory = isinstance(copy.handle, Part)
+        assert in_memory == (copy.length > INLINE_BYTES)
+        block = self.target.holdings.memory.read(copy.handle) if in_memory else np.frombuffer(copy.handle, np.uint8)
+        starts, _ = layout([copy.sizes[slot] for slot in copy.slots])
+        return [bytes(block[at : at + copy.sizes[slot]]) for slot, at in zip(copy.slots, starts, strict=True)]
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the target's memory that somebody has."""
+        holdings = self.target.holdings
+        return holdings.bytes_filling + holdings._bytes_of(KEPT)
+
+    def let_go(self, segment: SegmentId, slot: int) -> None:
+        """A slot's last holder releases it, and the segment is compacted."""
+        with self.source.lock:
+            self.source.state.hold("rest", {segment: [s for s in range(3) if s != slot]})
+            self.source.state.release("m@1")
+            self.source.holdings._compact(segment)
+            self.source.state.compactable.clear()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    random, content = np.random.default_rng(7), dict[SegmentId, list[bytes]]()
+    here = engine_at("here")
+    here.address = lambda: "127.0.0.1"
+    source = with_memory(context_of(ShardState(SOURCE, lambda _: SOURCE), engine=here))
+    source.state.open("c", 0.0)
+    for segment, sizes in ((SEGMENT, SIZES), (SMALL, SMALL_SIZES)):
+        content[segment] = [random.integers(0, 256, size, np.uint8).tobytes() for size in sizes]
+        starts, length = layout(sizes)
+        block = np.zeros(length, np.uint8)
+        for start, tensor in zip(starts, content[segment], strict=True):
+            block[start : start + len(tensor)] = np.frombuffer(tensor, np.uint8)
+        with source.lock:
+            handle: Any = block.tobytes()
+            if length > INLINE_BYTES:
+                (offset,) = source.holdings.grant("c/s1", [length])
+                handle = Part(offset, length)
+                source.holdings.memory.part(handle)[:] = block
+            source.state.adopt("c/s1", segment, handle, sizes)
+            if isinstance(handle, Part):
+                source.holdings.keep(handle, segment)
+            source.state.hold("m@1" if segment == SEGMENT else "m@2", {segment: range(len(sizes))})
+            source.state.release("c/s1")
+    outlet = Outlet(source)
+    source.wire = outlet.address
+    target = with_memory(context_of(ShardState(HEIR, lambda _: HEIR)))
+    yield Pair(source, target, Copying(target, Room(target, cast("Any", None), None)), content)
+    outlet._server.close()
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_what_arrives_is_what_the_source_has_and_the_memory_goes_back(pair: Pair, served: bool) -> None:
+    originals = pair.originals(served)
+    assert [original.data is None for original in originals.values()] == [served, False]
+    assert pair.copy(pair.source.wire if served else None, originals) == pair.content
+    assert pair.taken == 0
+
+
+def test_what_a_compaction_left_arrives(pair: Pair) -> None:
+    pair.let_go(SEGMENT, 0)
+    originals = pair.originals()
+    assert originals[SEGMENT].slots == (1, 2)
+    assert pair.copy(pair.source.wire, originals)[SEGMENT] == pair.content[SEGMENT][1:]
+
+
+def lost(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
+    originals = pair.originals()
+    pair.let_go(SEGMENT, 0)
+    return pair.source.wire, originals
+
+
+def silent(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
+    assert pair.source.wire is not None
+    return (*pair.source.wire[:2], "another token"), pair.originals()
+
+
+def nowhere(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
+    return None, pair.originals()
+
+
+def too_large(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
+    size = 2 * pair.target.config.capacity
+    return pair.source.wire, {SEGMENT: Original((size,), (0,), None)}
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [(lost, ModelLostError), (silent, TensorVineError), (nowhere, ShardUnavailableError), (too_large, StoreFullError)],
+)
+def test_what_fails_leaves_no_memory_taken(pair: Pair, case: Any, error: type[TensorVineError]) -> None:
+    address, originals = case(pair)
+    with pytest.raises(error):
+        pair.copy(address, originals)
+    assert pair.taken == 0
+
+
+class Heirs:
+    """The other shards, as one that drains sees them: the heir does what it is told."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.topology = self.topology_after = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,))
+        self.told: list[tuple[int, ...]] = []
+        self._pair = pair
+        pair.target.peers = cast("Any", self)
+        self.heir = Estate(pair.target)
+        self.before_it_copies = lambda: None
+
+    async def ask(self, shard: int, request: Request[Any], timeout: float) -> None:
+        assert (shard, request.remote) == (HEIR, ShardCalls.receive)
+        moved, original, address, holder = request.arguments
+        self.told.append(original.slots)
+        self.before_it_copies()
+        async with self._pair.copying.copied("moving", {moved.id: original}, address, WAIT_S) as copies:
+            self.heir.receive(moved, copies[moved.id], holder)
+
+
+@pytest.fixture
+def heirs(pair: Pair) -> Heirs:
+    return Heirs(pair)
+
+
+def drain(pair: Pair, heirs: Heirs) -> Estate:
+    pair.source.peers = cast("Any", heirs)
+    return Estate(pair.source)
+
+
+def found(context: ShardContext, segment_id: SegmentId) -> dict[int, bytes]:
+    segment = context.state.segment(segment_id)
+    assert segment is not None
+    view = context.holdings.view(segment)
+    assert view is not None
+    places = enumerate(segment.offsets)
+    return {slot: bytes(view[at : at + segment.sizes[slot]]) for slot, at in places if isinstance(at, int)}
+
+
+AFTER = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,)).shrunk((SOURCE,))
+
+
+def test_an_heir_has_what_the_shard_has_that_drains(pair: Pair, heirs: Heirs) -> None:
+    nbytes = asyncio.run(drain(pair, heirs).copy(AFTER))
+    assert nbytes == sum(SIZES) + sum(SMALL_SIZES)
+    for segment, tensors in pair.content.items():
+        assert found(pair.target, segment) == dict(enumerate(tensors))
+    assert pair.target.holdings.bytes_filling == 0
+
+
+def test_a_segment_that_loses_a_slot_while_it_is_copied_is_described_anew(pair: Pair, heirs: Heirs) -> None:
+    def once() -> None:
+        heirs.before_it_copies = lambda: None
+        pair.let_go(SEGMENT, 0)
+
+    heirs.before_it_copies = once
+    asyncio.run(drain(pair, heirs).copy(AFTER))
+    assert found(pair.target, SEGMENT) == {1: pair.content[SEGMENT][1], 2: pair.content[SEGMENT][2]}
+    assert sorted(heirs.told) == [(0, 1), (0, 1, 2), (1, 2)]
+    assert pair.target.holdings.bytes_filling == 0
+
+
+def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, heirs: Heirs) -> None:
+    def given_up() -> None:
+        heirs.topology = heirs.topology.warned(())
+
+    heirs.before_it_copies = given_up
+    with pytest.raises(MovedError, match="was given up"):
+        asyncio.run(drain(pair, heirs).copy(AFTER))
+    assert pair.taken == 0
+
+
+def test_a_copy_that_comes_twice_is_kept_once(pair: Pair, heirs: Heirs) -> None:
+    estate = drain(pair, heirs)
+    asyncio.run(estate.copy(AFTER))
+    before = pair.taken
+    asyncio.run(estate._copy(SEGMENT, AFTER, estate._holder(AFTER)))
+    assert before == pair.taken > 0
