@@ -8,9 +8,10 @@ Rules
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Generic, TypeVar
+
+from cachetools import LRUCache
 
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
@@ -26,26 +27,19 @@ V = TypeVar("V")
 
 
 class _Recent(Generic[K, V]):
-    """A mapping of the `size` entries used last; safe between threads."""
+    """The `size` entries used last; safe between threads."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._entries: LRUCache[K, V] = LRUCache(size)
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
         with self._lock:
-            if key not in self._entries:
-                return None
-            self._entries.move_to_end(key)
-            return self._entries[key]
+            return self._entries.get(key)
 
     def put(self, key: K, value: V) -> None:
         with self._lock:
             self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._size:
-                self._entries.popitem(last=False)
 
 
 class Catalog:

@@ -17,11 +17,11 @@ import contextlib
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cachetools import LRUCache
 
 from ...planner.topology import Topology
 from ...store.arrays import as_numpy, dtype_name, dtype_of
@@ -113,7 +113,7 @@ class Reader:
         self._carrier = Carrier(
             far if far is not None else far_ways(session), lambda segment: session.topology.where(segment)
         )
-        self._plans: OrderedDict[Key, _Plan] = OrderedDict()
+        self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: tuple[Fetched, Topology] | None = None
         """What one shard told unasked, and by which topology it was asked something else then."""
         self._lock = threading.Lock()
@@ -234,9 +234,6 @@ class Reader:
     def _keep(self, key: Key, plan: _Plan) -> None:
         with self._lock:
             self._plans[key] = plan
-            self._plans.move_to_end(key)
-            if len(self._plans) > PLANS:
-                self._plans.popitem(last=False)
 
     # ---- with messages ----------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from cachetools import LRUCache
 
 from ...store.archive.archive import Archive, StoredFile
 from ...store.archive.encoding import decode_slot
@@ -46,7 +46,7 @@ class FilesWay:
         self._makers = makers
         self._archive: Archive | None = None
         self._names: dict[SegmentId, list[StoredFile]] = {}
-        self._open: OrderedDict[SegmentId, SegmentFile] = OrderedDict()
+        self._open: LRUCache[SegmentId, SegmentFile] = LRUCache(OPEN_FILES)
         self._buffers = Buffers()
         self._lock = threading.Lock()
 
@@ -95,9 +95,6 @@ class FilesWay:
                     f"{self._files().directory.uri}: expected segment {segment[1]:x} with slots {list(slots)} on disk; "
                     "it is not there yet, or not any more: `flush` waits for it, and other ways read from memory"
                 )
-            self._open.move_to_end(segment)
-            if len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)
             return file
 
     def _opened(self, segment: SegmentId) -> SegmentFile | None:

@@ -12,37 +12,11 @@ Rules
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from cachetools import LRUCache
 
 from ..errors import OperationTimeoutError
 
 LIMIT = 1024
-
-
-class _Recent:
-    """The names that were added last.
-
-    Args:
-        limit: how many.
-    """
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._names: OrderedDict[str, None] = OrderedDict()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def add(self, name: str) -> None:
-        """Remember a name; the oldest goes when there are too many."""
-        self._names[name] = None
-        self._names.move_to_end(name)
-        if len(self._names) > self._limit:
-            self._names.popitem(last=False)
-
-    def discard(self, name: str) -> None:
-        """Forget a name."""
-        self._names.pop(name, None)
 
 
 class Overtaken:
@@ -57,11 +31,11 @@ class Overtaken:
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._holders = _Recent(limit)
+        self._holders: LRUCache[str, None] = LRUCache(limit)
 
     def released(self, holder: str) -> None:
         """Remember a holder that holds nothing."""
-        self._holders.add(holder)
+        self._holders[holder] = None
 
     def check(self, holder: str) -> None:
         """Let a holder pass that is to hold something now.
@@ -70,7 +44,7 @@ class Overtaken:
             OperationTimeoutError: it was released before.
         """
         if holder in self._holders:
-            self._holders.discard(holder)
+            del self._holders[holder]
             raise OperationTimeoutError(f"{holder}: expected to be held before it was given up; it was released")
 
 
@@ -86,11 +60,11 @@ class Ended:
     """
 
     def __init__(self) -> None:
-        self._saves = _Recent()
+        self._saves: LRUCache[str, None] = LRUCache(LIMIT)
 
     def end(self, save_id: str) -> None:
         """Remember a save."""
-        self._saves.add(save_id)
+        self._saves[save_id] = None
 
     def check(self, save_id: str) -> None:
         """Let a save pass that is under way.

@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from cachetools import LRUCache
+
 from ....store.archive.archive import Archive
 from ....store.archive.manifestfile import Manifest, manifest_name
 from ....store.archive.segmentfile import Slot
@@ -108,7 +110,7 @@ class Persister:
         self._jobs: OrderedDict[ModelRef, Job] = OrderedDict()
         self._current: Job | None = None
         self._changed = threading.Condition()
-        self._layers: OrderedDict[bytes, dict[str, str]] = OrderedDict()
+        self._layers: LRUCache[bytes, dict[str, str]] = LRUCache(_LAYERS_KEPT)
         self._refused: set[ModelRef] = set()
         """Versions that do not exist, but whose manifests may be on disk."""
         self._deleter = Workers(1, thread_name_prefix="tensorvine-delete")
@@ -330,13 +332,11 @@ class Persister:
         }
 
     def _layers_of(self, key: bytes, text: str) -> dict[str, str]:
-        if key not in self._layers:
+        layers = self._layers.get(key)
+        if layers is None:
             graph = ModelGraph.from_json(text)
-            self._layers[key] = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
-            if len(self._layers) > _LAYERS_KEPT:
-                self._layers.popitem(last=False)
-        self._layers.move_to_end(key)
-        return self._layers[key]
+            layers = self._layers[key] = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
+        return layers
 
     def _hold_back(self, ref: ModelRef) -> Job | None:
         """Keep a version's job from being started; wait if it is being written just now."""

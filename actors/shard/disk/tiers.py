@@ -17,13 +17,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from cachetools import LRUCache
 
 from ....store.archive.archive import Archive, StoredFile
 from ....store.archive.encoding import DENSE_EVERY, Tensor, decode_slot, encode_tensors
@@ -74,7 +74,7 @@ class Tiers:
         self._writers = Workers(WRITERS, thread_name_prefix="tensorvine-write", initializer=give_way)
         self._writing: set[SegmentId] = set()
         self._written = threading.Condition()
-        self._open: OrderedDict[str, SegmentFile] = OrderedDict()
+        self._open: LRUCache[str, SegmentFile] = LRUCache(OPEN_FILES)
         self._open_lock = threading.Lock()
 
     # ---- to disk ----------------------------------------------------------------------------------------
@@ -413,9 +413,6 @@ class Tiers:
                 file = self._open[stored.name] = self._archive.open_segment(
                     StoredFile(stored.name, stored.generation, stored.nbytes)
                 )
-                if len(self._open) > OPEN_FILES:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(stored.name)
             return file
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +17,28 @@ from tensorvine.store.segments.segment import (
     SEGMENT_BYTES,
     Segment,
     layout,
+    pack,
     padded,
     split,
 )
 
 sizes = st.lists(st.integers(0, 300), max_size=8)
 HOLDERS = ("m@1", "m@2", "c/1")
+
+
+class TestPack:
+    @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 150)), max_size=6), st.randoms())
+    def test_each_slot_lies_where_the_layout_has_it_and_nothing_else_is_touched(
+        self, places: list[tuple[int, int]], random: Random
+    ) -> None:
+        source = np.frombuffer(random.randbytes(350), np.uint8)
+        starts, length = layout([nbytes for _, nbytes in places])
+        expected = np.full(length, 255, np.uint8)
+        for (at, nbytes), start in zip(places, starts, strict=True):
+            expected[start : start + nbytes] = source[at : at + nbytes]
+        block = np.full(length, 255, np.uint8)
+        pack(source, places, block)
+        np.testing.assert_array_equal(block, expected)
 
 
 class TestLayout:
