@@ -12,6 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from ...store.errors import OperationTimeoutError
@@ -24,12 +25,13 @@ ANSWER_S = 10.0
 """How much longer than the meeting the answer may take."""
 
 Card = Mapping[str, Any]
+Cards = list[dict[str, Any]]
 
 
 class Rendezvous(Protocol):
     """A place to meet."""
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
         """Bring a card, and wait for those of all ranks.
 
         Args:
@@ -91,7 +93,7 @@ class Meeting:
         return [rank for rank in range(self._size) if rank not in self._came]
 
     @property
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self) -> Cards:
         """The cards, by rank."""
         return [self._came[rank] for rank in range(self._size)]
 
@@ -104,39 +106,54 @@ class Meeting:
 
 
 class LocalRendezvous:
-    """Where threads of one process meet.
+    """Where threads and coroutines of one process meet.
 
     >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
     [{'port': 7}]
     """
 
     def __init__(self) -> None:
-        self._meetings: dict[str, Meeting] = {}
-        self._changed = threading.Condition()
+        self._meetings: dict[str, tuple[Meeting, Future[Cards]]] = {}
+        self._lock = threading.Lock()
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
-        """Meet; see `Rendezvous.exchange`."""
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        """Meet, from a thread; see `Rendezvous.exchange`."""
         deadline = time.monotonic() + timeout
-        with self._changed:
-            meeting = self._meetings.get(key) or Meeting(key, size)
-            complete = meeting.come(rank, size, card)
-            self._meetings[key] = meeting
-            if complete:
-                del self._meetings[key]
-                self._changed.notify_all()
-            if self._changed.wait_for(lambda: not meeting.missing, deadline - time.monotonic()):
-                return meeting.cards
+        meeting, complete = self._come(key, rank, size, card)
+        wait([complete], max(deadline - time.monotonic(), 0.0))
+        return self._left(key, rank, meeting, complete, timeout)
+
+    async def met(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        """Meet, from a coroutine; see `Rendezvous.exchange`."""
+        meeting, complete = self._come(key, rank, size, card)
+        await asyncio.wait([asyncio.wrap_future(complete)], timeout=max(timeout, 0.0))
+        return self._left(key, rank, meeting, complete, timeout)
+
+    def _come(self, key: str, rank: int, size: int, card: Card) -> tuple[Meeting, Future[Cards]]:
+        with self._lock:
+            meeting, complete = self._meetings.get(key) or (Meeting(key, size), Future[Cards]())
+            if meeting.come(rank, size, card):
+                self._meetings.pop(key, None)
+                complete.set_result(meeting.cards)
+            else:
+                self._meetings[key] = meeting, complete
+        return meeting, complete
+
+    def _left(self, key: str, rank: int, meeting: Meeting, complete: Future[Cards], timeout: float) -> Cards:
+        with self._lock:
+            if complete.done():
+                return complete.result()
             error = meeting.late(timeout)
             if meeting.leave(rank):
                 del self._meetings[key]
-            raise error
+        raise error
 
 
 class RendezvousCalls:
     """Calls of the cluster's rendezvous."""
 
     @remote("watch")
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
         """Meet; see `Rendezvous.exchange`."""
         ...
 
@@ -145,25 +162,11 @@ class RendezvousActor:
     """Where the processes of a cluster meet: a service."""
 
     def __init__(self) -> None:
-        self._meetings: dict[str, tuple[Meeting, asyncio.Event]] = {}
+        self._place = LocalRendezvous()
 
     @answers(RendezvousCalls.exchange)
-    async def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
-        meeting, complete = self._meetings.get(key) or (Meeting(key, size), asyncio.Event())
-        if meeting.come(rank, size, card):
-            self._meetings.pop(key, None)
-            complete.set()
-            return meeting.cards
-        self._meetings[key] = meeting, complete
-        try:
-            await asyncio.wait_for(complete.wait(), timeout)
-        except TimeoutError:
-            if not complete.is_set():
-                error = meeting.late(timeout)
-                if meeting.leave(rank):
-                    del self._meetings[key]
-                raise error from None
-        return meeting.cards
+    async def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        return await self._place.met(key, rank, size, card, timeout)
 
 
 class ActorRendezvous:
@@ -176,7 +179,7 @@ class ActorRendezvous:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> list[dict[str, Any]]:
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
         """Meet; see `Rendezvous.exchange`.
 
         Raises:

@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...store.errors import StorageError
+from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..rpc.calls import answers, composed
 from ..rpc.messages import Disk, ShardConfig, Tag
 from ..rpc.sockets.server import LazyServer
-from ..transport.desk import Desk
 from .calls.changes import ChangeCalls
 from .context import ShardContext, open_context
 from .copying import Copying
@@ -78,8 +78,8 @@ class Shard:
         board = _open_board(context, config.redis) if config.redis is not None else None
         if board is not None and context.wire is not None:
             board.shard_at(*context.wire)
-        desk = Desk()
-        senders = Senders(config, outlet, desk)
+        rendezvous = LocalRendezvous()
+        senders = Senders(config, outlet, rendezvous)
         copying = Copying(context, room)
         shelf = Shelf(context, copying, settling.settle_from_thread)
         mirrors = Mirrors(context, restored, history) if config.replicas > 1 else None
@@ -111,7 +111,7 @@ class Shard:
         parts = (
             sessions,
             writes,
-            Reads(context, room=room, history=history, names=names, senders=senders, desk=desk),
+            Reads(context, room=room, history=history, names=names, senders=senders, rendezvous=rendezvous),
             Queries(context, settling, names=names, history=history, securing=securing, shelf=shelf),
             Holders(context, settling, estate=estate, claims=claims, strays=strays),
             Files(context, settling, history, estate),

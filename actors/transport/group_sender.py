@@ -88,15 +88,17 @@ class GroupSender:
         backend: what carries the bytes.
         label: names the shard.
         find: gives what the shard has.
-        desk: where readers and the shard meet.
+        rendezvous: where readers and the shard meet.
         window_s: how long members of a steady set are waited for.
     """
 
-    def __init__(self, backend: str, label: str, find: Find, desk: Rendezvous, window_s: float = WINDOW_S) -> None:
+    def __init__(
+        self, backend: str, label: str, find: Find, rendezvous: Rendezvous, window_s: float = WINDOW_S
+    ) -> None:
         self.life = f"{label}/{secrets.token_hex(4)}"
         self._backend = backend
         self._find = find
-        self._desk = desk
+        self._rendezvous = rendezvous
         self._gathering = Gathering(window_s)
         self._changed = threading.Condition(threading.RLock())
         self._numbers = count(1)
@@ -217,7 +219,7 @@ class GroupSender:
     def _connected(self, pending: _Pending, pair: _Pair) -> Group:
         name = f"{self.life}/{PAIR}/{pending.member}"
         seconds = min(pending.left, CONNECT_S)
-        group = backends.take_seat(name, Seat(pair.number, 0, 2), self._backend, seconds, self._desk)
+        group = backends.take_seat(name, Seat(pair.number, 0, 2), self._backend, seconds, self._rendezvous)
         with self._changed:
             if self._pairs.get(pending.member) is pair:
                 pair.group = group
@@ -241,7 +243,7 @@ class GroupSender:
         name = f"{self.life}/{ALL}"
         try:
             backends.load(self._backend, self.life)
-            group = backends.take_seat(name, Seat(epoch, 0, size), self._backend, JOIN_S, self._desk)
+            group = backends.take_seat(name, Seat(epoch, 0, size), self._backend, JOIN_S, self._rendezvous)
         except backends.TROUBLE as exc:
             log.info("%s: epoch %d: not connected: %s", self.life, epoch, exc)
             with self._changed:

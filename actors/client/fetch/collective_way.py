@@ -28,11 +28,10 @@ from ....store.errors import (
 )
 from ....store.segments.segment import SegmentId
 from ...collective.group import Group
-from ...collective.rendezvous import Card
+from ...collective.rendezvous import Card, Cards
 from ...memory.buffers import Buffers
 from ...shard.calls import ShardCalls
 from ...transport.backends import TROUBLE, is_here, load, take_seat
-from ...transport.desk import Cards, RemoteDesk
 from ...transport.frames import Digests, Received, Slots
 from ...transport.group_sender import ALL, CONNECT_S, JOIN_S, PAIR
 from ...transport.parcels import GroupAnswer, GroupQuestion, check_parcels, cut, unpacked
@@ -114,7 +113,6 @@ class _Link:
         self._backend = backend
         self._buffers = buffers
         self._member = f"{session.client}.{next(_serial)}"
-        self._desk = RemoteDesk(self._meet)
         self._life: str | None = None
         self._pair: Group | None = None
         self._asked_with: int | None = None
@@ -235,10 +233,12 @@ class _Link:
         threading.Thread(target=join, name="tensorvine-join", daemon=True).start()
 
     def _connected(self, name: str, seat: Seat, timeout: float) -> Group:
-        return take_seat(name, seat, self._backend, timeout, self._desk)
+        return take_seat(name, seat, self._backend, timeout, self)
 
-    def _meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        return self._session.call(self._shard, ShardCalls.meet(key, rank, size, card, timeout), timeout + MEET_S)
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        """Meet at the shard, so there is nobody else to fail; see `Rendezvous.exchange`."""
+        request = ShardCalls.meet(key, rank, size, dict(card), timeout)
+        return self._session.call(self._shard, request, timeout + MEET_S)
 
     def _part(self, answer: GroupAnswer) -> None:
         """Close the group of an answer."""

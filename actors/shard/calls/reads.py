@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ....store.refs import ModelRef
 from ....store.segments.segment import Block, SegmentId
+from ...collective.rendezvous import Card, Cards
 from ...rpc.calls import remote
 from ...rpc.messages import Fetched
-from ...transport.desk import Cards
 from ...transport.frames import Slots
 from ...transport.parcels import GroupAnswer, GroupQuestion
 
@@ -57,8 +54,8 @@ class ReadCalls:
         ...
 
     @remote("watch")
-    def meet(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> Cards:
-        """Let members of a group meet here; see `desk`."""
+    def meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        """Let members of a group meet here; see `collective.rendezvous`."""
         ...
 
     @remote("data", repeatable=True)

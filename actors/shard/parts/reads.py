@@ -8,8 +8,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from ....store.errors import ModelLostError
 from ....store.refs import ModelRef
 from ....store.segments.segment import Block, SegmentId
 from ....store.versions.version import Record
+from ...collective.rendezvous import Card, Cards, LocalRendezvous
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched
-from ...transport.desk import Cards, Desk
 from ...transport.frames import Slots
 from ...transport.parcels import GroupAnswer, GroupQuestion
 from ..calls.reads import ReadCalls
@@ -45,7 +44,7 @@ class Reads:
         history: the shard's disk, if there is one.
         names: which names are at home here.
         senders: send to groups.
-        desk: where the members of a group meet.
+        rendezvous: where the members of a group meet.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Reads:
         history: History | None,
         names: Elastic,
         senders: Senders,
-        desk: Desk,
+        rendezvous: LocalRendezvous,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -66,7 +65,7 @@ class Reads:
         self._history = history
         self._names = names
         self._senders = senders
-        self._desk = desk
+        self._rendezvous = rendezvous
 
     @answers(ReadCalls.fetch)
     async def fetch(
@@ -109,8 +108,8 @@ class Reads:
         return await asyncio.wrap_future(sender.ask(member, question))
 
     @answers(ReadCalls.meet)
-    async def meet(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> Cards:
-        return await self._desk.met(key, rank, size, card, timeout)
+    async def meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        return await self._rendezvous.met(key, rank, size, card, timeout)
 
     @answers(ReadCalls.check_manifest)
     async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:

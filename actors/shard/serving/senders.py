@@ -8,8 +8,8 @@ Rules
 from __future__ import annotations
 
 from ....store.errors import ShardUnavailableError
+from ...collective.rendezvous import LocalRendezvous
 from ...rpc.messages import ShardConfig
-from ...transport.desk import Desk
 from ...transport.group_sender import GroupSender
 from .outlet import Outlet
 
@@ -20,13 +20,13 @@ class Senders:
     Args:
         config: the shard's.
         outlet: finds what they send, if the shard has one.
-        desk: where readers and the shard meet.
+        rendezvous: where readers and the shard meet.
     """
 
-    def __init__(self, config: ShardConfig, outlet: Outlet | None, desk: Desk) -> None:
+    def __init__(self, config: ShardConfig, outlet: Outlet | None, rendezvous: LocalRendezvous) -> None:
         self._config = config
         self._outlet = outlet
-        self._desk = desk
+        self._rendezvous = rendezvous
         self._senders: dict[str, GroupSender] = {}
 
     def by(self, backend: str) -> GroupSender:
@@ -50,4 +50,4 @@ class Senders:
         if self._outlet is None:
             raise ShardUnavailableError(f"shard {index}: expected an address to listen at; it has none")
         label = f"{self._config.repository}/shard-{index}/{backend}"
-        return GroupSender(backend, label, self._outlet.find, self._desk)
+        return GroupSender(backend, label, self._outlet.find, self._rendezvous)

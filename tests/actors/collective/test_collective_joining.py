@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.group import Group
-from tensorvine.actors.collective.rendezvous import ActorRendezvous, LocalRendezvous, Meeting, Rendezvous
+from tensorvine.actors.collective.rendezvous import ActorRendezvous, Card, Cards, LocalRendezvous, Meeting, Rendezvous
 from tensorvine.actors.collective.shared import backend as shared
 from tensorvine.actors.collective.shared import crossmemory
 from tensorvine.actors.engine.ray import RayEngine
@@ -21,10 +22,22 @@ from tensorvine.store.errors import OperationTimeoutError, PeerLostError, Tensor
 from tests.support.ranks import at_once, backends, wait_until
 
 
-@pytest.fixture(scope="module", params=["threads", pytest.param("cluster", marks=pytest.mark.ray)])
+class Coroutines:
+    """Where threads meet that run coroutines, each in a loop of its own."""
+
+    def __init__(self) -> None:
+        self._place = LocalRendezvous()
+
+    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+        return asyncio.run(self._place.met(key, rank, size, card, timeout))
+
+
+@pytest.fixture(scope="module", params=["threads", "coroutines", pytest.param("cluster", marks=pytest.mark.ray)])
 def place(request: pytest.FixtureRequest) -> Iterator[Rendezvous]:
     if request.param == "threads":
         yield LocalRendezvous()
+    elif request.param == "coroutines":
+        yield Coroutines()
     else:
         request.getfixturevalue("cluster")
         yield ActorRendezvous(RayEngine())

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors.client.fetch.collective_way import CollectiveWay
+from tensorvine.actors.collective.rendezvous import LocalRendezvous
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import TRANSPORTS
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport import group_sender
 from tensorvine.actors.transport.backends import BACKENDS, is_here, load
-from tensorvine.actors.transport.desk import Desk
 from tensorvine.actors.transport.frames import Received, Row, Served, Slots
 from tensorvine.actors.transport.group_sender import GroupSender
 from tensorvine.actors.transport.parcels import COPIED_BYTES, GroupAnswer, Parcel, check_parcels, cut, packed, unpacked
@@ -41,7 +41,7 @@ class Room:
 
     def __init__(self, backend: str, window_s: float = WINDOW_S) -> None:
         self.backend = backend
-        self.desk = Desk()
+        self.desk = LocalRendezvous()
         self.segments: dict[SegmentId, Served] = {}
         self.window_s = window_s
         self.before_find: Callable[[], None] = lambda: None
@@ -592,21 +592,3 @@ class TestBackends:
                 reader.read(room.add(1))
         finally:
             room.sender.close()
-
-
-class TestDesk:
-    def test_who_does_not_come_is_named_and_forgotten(self) -> None:
-        desk = Desk()
-        with pytest.raises(OperationTimeoutError, match="1 did not"):
-            desk.exchange("g", 0, 2, {}, 0.01)
-        assert not desk._meetings
-
-    def test_the_same_rank_twice_is_refused(self) -> None:
-        desk = Desk()
-        came: Future[Any]
-        with ThreadPoolExecutor(1) as pool:
-            came = pool.submit(desk.exchange, "g", 0, 2, {"a": 1}, 10.0)
-            until(lambda: desk._meetings)
-            with pytest.raises(ValueError, match="expected one rank 0"):
-                desk.exchange("g", 0, 2, {}, 1.0)
-            assert desk.exchange("g", 1, 2, {"a": 2}, 10.0) == came.result(10) == [{"a": 1}, {"a": 2}]
