@@ -23,7 +23,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ....planner.topology import Topology
-from ....store.errors import ModelLostError, MovedError, OperationTimeoutError, TensorVineError, without_frames
+from ....store.errors import (
+    ModelLostError,
+    MovedError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    TensorVineError,
+    without_frames,
+)
 from ....store.segments.arena import Part
 from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.handover import MovedSegment
@@ -74,6 +81,8 @@ class Estate:
         self._heard = threading.Event()
         """The heirs know who holds what."""
         self._heard.set()
+        self._unreached: set[int] = set()
+        """Heirs that could not read from this shard's end of the wire."""
         self._taken: set[str] = set()
         """Holders under which copies came here, and that are done with."""
         self._turn = asyncio.Lock()
@@ -248,14 +257,18 @@ class Estate:
         copied.update(segments)
 
     async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
-        """Have what is in memory of a segment copied by its heir; again, where it lost slots meanwhile."""
+        """Have what is in memory of a segment copied by its heir.
+
+        Again, where it lost slots meanwhile; and with its bytes in the message, where the heir cannot read them here.
+        """
         heir, tried = after.where(segment_id), None
         while True:
+            served = self._wire is not None and heir not in self._unreached
             with self._lock:
                 segment = self._state.segment(segment_id)
                 if segment is None or segment.handle is None:
                     return
-                original = original_of(segment, self._holdings, self._wire is not None)
+                original = original_of(segment, self._holdings, served)
                 offsets, length = segment.arranged(original.slots)
                 moved = replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
             try:
@@ -266,6 +279,12 @@ class Estate:
                 if original == tried:
                     raise
                 tried = original
+            except ShardUnavailableError as exc:
+                if original.data is not None:
+                    raise
+                if heir not in self._unreached:
+                    log.warning("shard %d: shard %d is sent its copies in messages: %s", self._state.index, heir, exc)
+                self._unreached.add(heir)
         self._bytes += sum(moved.sizes[slot] for slot in original.slots)
 
     def _note(self, after: Topology) -> dict[int, list[MovedSegment]]:

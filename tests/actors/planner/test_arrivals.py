@@ -74,7 +74,7 @@ class Taker:
             estate=nothing,
             claims=None,
             history=None,
-            room=nothing,
+            copying=nothing,
             securing=asked,
             writes=nothing,
         )

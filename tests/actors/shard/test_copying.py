@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -219,6 +220,19 @@ def test_a_segment_that_loses_a_slot_while_it_is_copied_is_described_anew(pair: 
     asyncio.run(drain(pair, heirs).copy(AFTER))
     assert found(pair.target, SEGMENT) == {1: pair.content[SEGMENT][1], 2: pair.content[SEGMENT][2]}
     assert sorted(heirs.told) == [(0, 1), (0, 1, 2), (1, 2)]
+    assert pair.target.holdings.bytes_filling == 0
+
+
+def test_an_heir_that_cannot_reach_the_wire_gets_the_bytes_in_messages(
+    pair: Pair, heirs: Heirs, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    pair.source.wire = ("127.0.0.1", port, "token")
+    asyncio.run(drain(pair, heirs).copy(AFTER))
+    for segment, tensors in pair.content.items():
+        assert found(pair.target, segment) == dict(enumerate(tensors))
+    assert caplog.text.count("shard 1 is sent its copies in messages") == 1
     assert pair.target.holdings.bytes_filling == 0
 
 
