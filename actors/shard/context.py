@@ -52,6 +52,11 @@ class ShardContext:
         topology = self.peers.topology
         return self.index in topology.leaving or self.index in topology.gone
 
+    def show(self) -> None:
+        """Show the epoch to the readers of this node."""
+        with self.lock:
+            self.holdings.publish()
+
 
 def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
     """Make what the parts share. A shard that starts again waits for the planner, and goes by its standing."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from itertools import count
 
 import numpy as np
 
 from ...store.errors import ShardUnavailableError
 from ...store.segments.arena import Part
-from ...store.segments.segment import Segment, SegmentId, layout, pack
+from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
 from ...store.versions.mirror import Copy
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
@@ -77,7 +77,7 @@ class Copying:
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             loop, left = asyncio.get_running_loop(), deadline - time.monotonic()
-            arguments = (originals, parts, self._holdings, address, left)
+            arguments = (originals, parts, owner, self._holdings, address, left)
             yield await loop.run_in_executor(self._fetchers, fetched, *arguments)
         finally:
             with self._lock:
@@ -107,28 +107,32 @@ def length_of(original: Original) -> int:
     return layout([original.sizes[slot] for slot in original.slots])[1]
 
 
-def original_of(segment: Segment, holdings: Holdings, served: bool) -> Original:
-    """Describe what a segment has. Call it with the shard's lock held.
+def original_of(segment: Segment, holdings: Holdings) -> Original:
+    """Describe what a segment has, with its bytes where they are few. Call it with the shard's lock held."""
+    slots = tuple(s for s in segment.live_slots if isinstance(segment.offsets[s], int))
+    original = Original(segment.sizes, slots, None)
+    view = holdings.view(segment) if length_of(original) <= INLINE_BYTES else None
+    return with_bytes(original, view, segment.offsets) if view is not None else original
+
+
+def with_bytes(original: Original, block: np.ndarray, offsets: Sequence[Offset]) -> Original:
+    """Put the bytes of a segment into its description. Takes long where they are many: not for a loop.
 
     Args:
-        segment: of this shard, in memory.
-        holdings: the shard's memory.
-        served: the shard has an end of the wire; else all bytes come with the description.
+        original: what the segment has.
+        block: its block.
+        offsets: where its slots start there.
     """
-    places = {s: (at, segment.sizes[s]) for s in segment.live_slots if isinstance(at := segment.offsets[s], int)}
-    original = Original(segment.sizes, tuple(places), None)
-    length = length_of(original)
-    view = holdings.view(segment) if length <= INLINE_BYTES or not served else None
-    if view is None:
-        return original
-    block = np.zeros(length, np.uint8)
-    pack(view, places.values(), block)
-    return Original(original.sizes, original.slots, block.tobytes())
+    places = [(at, original.sizes[slot]) for slot in original.slots if isinstance(at := offsets[slot], int)]
+    packed = np.zeros(length_of(original), np.uint8)
+    pack(block, places, packed)
+    return Original(original.sizes, original.slots, packed.tobytes())
 
 
 def fetched(
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
+    owner: str,
     holdings: Holdings,
     address: Address | None,
     timeout: float,
@@ -138,6 +142,7 @@ def fetched(
     Args:
         originals: what they are.
         parts: memory of this shard for those that are `large`.
+        owner: who was granted it.
         holdings: of this shard.
         address: where the bytes are that no message brought.
         timeout: seconds for all.
@@ -147,34 +152,44 @@ def fetched(
         ModelLostError: who has them let them go meanwhile.
     """
     deadline = time.monotonic() + timeout
-    found: dict[SegmentId, Copy] = {}
-
-    def put(segment: SegmentId, block: np.ndarray, places: list[tuple[int, int]]) -> None:
-        original, part = originals[segment], parts.get(segment)
-        length = length_of(original)
-        target = holdings.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
-        pack(block, places, target)
-        found[segment] = Copy(original.sizes, original.slots, part if part is not None else target.tobytes())
-
-    for segment, original in originals.items():
-        if original.data is not None:
-            sizes = [original.sizes[slot] for slot in original.slots]
-            put(segment, np.frombuffer(original.data, np.uint8), list(zip(layout(sizes)[0], sizes, strict=True)))
     missing = {segment: original for segment, original in originals.items() if original.data is None}
-    if not missing:
-        return found
-    if address is None:
+    if missing and address is None:
         raise ShardUnavailableError(f"segments {list(missing)}: expected an address to fetch them from; found none")
-    client = WireClient((address[0], address[1]), address[2])
-    try:
-        for some in batches(missing, READ_BYTES):
-            slots = {segment: original.slots for segment, original in some.items()}
-            arrived = client.read(slots, deadline - time.monotonic(), "a copy")
-            for segment, original in some.items():
-                has = arrived[segment]
-                put(segment, has.block, [(has.offsets[slot], original.sizes[slot]) for slot in original.slots])
-    finally:
-        client.close()
+    with holdings.filling(parts.values(), owner):
+        found = {s: _brought(o, o.data, parts.get(s), holdings) for s, o in originals.items() if o.data is not None}
+        if missing and address is not None:
+            client = WireClient((address[0], address[1]), address[2])
+            try:
+                for some in batches(missing, READ_BYTES):
+                    found |= _read(client, some, parts, holdings, deadline - time.monotonic())
+            finally:
+                client.close()
+    return found
+
+
+def _brought(original: Original, data: bytes, part: Part | None, holdings: Holdings) -> Copy:
+    """Make a copy of what a message brought: it is laid out already."""
+    if part is None:
+        return Copy(original.sizes, original.slots, data)
+    holdings.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
+    return Copy(original.sizes, original.slots, part)
+
+
+def _read(
+    client: WireClient,
+    originals: Mapping[SegmentId, Original],
+    parts: Mapping[SegmentId, Part],
+    holdings: Holdings,
+    timeout: float,
+) -> dict[SegmentId, Copy]:
+    """Read segments over the wire."""
+    arrived = client.read({segment: original.slots for segment, original in originals.items()}, timeout, "a copy")
+    found: dict[SegmentId, Copy] = {}
+    for segment, original in originals.items():
+        part, has, length = parts.get(segment), arrived[segment], length_of(original)
+        target = holdings.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
+        pack(has.block, [(has.offsets[slot], original.sizes[slot]) for slot in original.slots], target)
+        found[segment] = Copy(original.sizes, original.slots, part if part is not None else target.tobytes())
     return found
 
 

@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -260,11 +260,22 @@ class Holdings:
         Raises:
             ShardUnavailableError: it is the owner's no more.
         """
+        with self.filling([part], owner):
+            np.copyto(self.memory.part(part)[: block.nbytes], block)
+
+    @contextlib.contextmanager
+    def filling(self, parts: Iterable[Part], owner: str) -> Generator[None]:
+        """Keep parts in place that `owner` was granted while this process fills them, whatever becomes of the owner.
+
+        Raises:
+            ShardUnavailableError: one is the owner's no more.
+        """
         with contextlib.ExitStack() as stack:
             with self._lock:
-                self._check_granted(part, owner, os.getpid())
-                stack.enter_context(self.memory.held(part))
-            np.copyto(self.memory.part(part)[: block.nbytes], block)
+                for part in parts:
+                    self._check_granted(part, owner, os.getpid())
+                    stack.enter_context(self.memory.held(part))
+            yield
 
     def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
         """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).

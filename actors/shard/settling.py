@@ -28,6 +28,7 @@ class Settling:
     """
 
     def __init__(self, context: ShardContext, estate: Estate) -> None:
+        self._context = context
         self._state = context.state
         self._lock = context.lock
         self._holdings = context.holdings
@@ -70,11 +71,6 @@ class Settling:
         if moved:
             await self._estate.pass_on(request)
 
-    def show(self) -> None:
-        """Show the epoch to the readers of this node."""
-        with self._lock:
-            self._holdings.publish()
-
     def _settle_here(self) -> list[tuple[int, str]]:
         """Do of it what concerns this shard only; return what is for others."""
         with self._lock:
@@ -84,6 +80,6 @@ class Settling:
             self._holdings.settle()
             for tidy in self._tidy:
                 tidy()
-        self.show()
+        self._context.show()
         self._waiters.wake(ROOM)
         return outbox

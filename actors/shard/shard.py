@@ -84,7 +84,7 @@ class Shard:
         shelf = Shelf(context, copying, settling.settle_from_thread)
         mirrors = Mirrors(context, restored, history) if config.replicas > 1 else None
         securing = Securing(context, mirrors, history, room)
-        names = self._names = Elastic(context, history, board, mirrors)
+        names = self._names = Elastic(context, history, board, securing)
         server = LazyServer(self, f"shard {config.index}")
         sessions = Sessions(context, settling, local=local, senders=senders, server=server)
         writes = Writes(

@@ -50,5 +50,5 @@ class Ticker:
             try:
                 self._step()
             except Exception:
-                log.exception("shard %d: %s failed; the next try comes soon", self._shard, self._what)
+                log.exception("shard %d: %s failed; the next try comes", self._shard, self._what)
                 failed.wait(self._pause())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,9 @@ class QuietHoldings:
 
     def settle(self) -> None:
         pass
+
+    def filling(self, parts: Any, owner: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def drop_save(self, owner: str) -> None:
         pass

@@ -17,5 +17,5 @@ class Original:
     slots: tuple[int, ...]
     """Those that are there, in ascending order."""
     data: bytes | None
-    """The bytes of these, laid out as `segment.layout` does it, where they are few or nothing serves them; None: they
+    """The bytes of these, laid out as `segment.layout` does it, where they are few or cannot be read there; None: they
     are at the source's address."""

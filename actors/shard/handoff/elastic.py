@@ -30,7 +30,7 @@ from ..calls import ShardCalls
 from ..context import ShardContext
 from ..disk.history import History
 from ..disk.persister import Job
-from ..replicas.mirrors import Mirrors
+from ..replicas.securing import Securing
 from ..serving.redis_board import RedisBoard
 
 log = logging.getLogger(__name__)
@@ -51,21 +51,21 @@ class Elastic:
         context: the shard's.
         history: writes the names' versions to the disk, if there is one.
         board: posts them in Redis, if there is one.
-        mirrors: copies of them elsewhere, if there are any.
+        securing: tells copies of them elsewhere.
     """
 
     def __init__(
-        self, context: ShardContext, history: History | None, board: RedisBoard | None, mirrors: Mirrors | None
+        self, context: ShardContext, history: History | None, board: RedisBoard | None, securing: Securing
     ) -> None:
         standing = context.standing
+        self._context = context
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
         self._peers = context.peers
         self._waiters = context.waiters
         self._history = history
         self._board = board
-        self._mirrors = mirrors
+        self._securing = securing
         self._again = standing is not None
         """What an earlier life handed over is not known here: only names that are here are answered for."""
         self._finished: set[int] = set(standing.finished) if standing is not None else set()
@@ -255,10 +255,8 @@ class Elastic:
 
     def _show_moved(self, names: Iterable[str]) -> None:
         """Show that names have left or arrived, and have those look again who wait for a version of one."""
-        with self._lock:
-            self._holdings.publish()
-        if self._mirrors is not None:
-            self._mirrors.news()
+        self._context.show()
+        self._securing.news()
         for name in names:
             self._waiters.wake(name)
 

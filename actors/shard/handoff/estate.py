@@ -39,7 +39,7 @@ from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
 from ..context import ShardContext
-from ..copying import original_of
+from ..copying import original_of, with_bytes
 from ..peers import LONG_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -263,14 +263,17 @@ class Estate:
         """
         heir, tried = after.where(segment_id), None
         while True:
-            served = self._wire is not None and heir not in self._unreached
             with self._lock:
                 segment = self._state.segment(segment_id)
-                if segment is None or segment.handle is None:
+                view = self._holdings.view(segment) if segment is not None else None
+                if segment is None or view is None:
                     return
-                original = original_of(segment, self._holdings, served)
+                original, before = original_of(segment, self._holdings), segment.offsets
                 offsets, length = segment.arranged(original.slots)
                 moved = replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
+            if original.data is None and (self._wire is None or heir in self._unreached):
+                original = await self._holdings.in_thread(with_bytes, original, view, before)
+            del view  # the heir may take long, or refuse
             try:
                 request = ShardCalls.receive(moved, original, self._wire, holder)
                 await self._peers.ask(heir, request, LONG_TIMEOUT_S)
@@ -281,6 +284,7 @@ class Estate:
                 tried = original
             except ShardUnavailableError as exc:
                 if original.data is not None:
+                    self._unreached.discard(heir)  # it has gone, and comes again
                     raise
                 if heir not in self._unreached:
                     log.warning("shard %d: shard %d is sent its copies in messages: %s", self._state.index, heir, exc)

@@ -65,6 +65,7 @@ class Changes:
         securing: Securing,
         writes: Writes,
     ) -> None:
+        self._context = context
         self._index = context.index
         self._engine = context.engine
         self._state = context.state
@@ -92,7 +93,7 @@ class Changes:
         self._names.learn(topology)
         self._estate.learned()
         await self._settling.settle()
-        self._settling.show()
+        self._context.show()
         if topology.leaving:
             await self._securing.away_from_leaving()
 

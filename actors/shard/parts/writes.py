@@ -245,7 +245,7 @@ class Writes:
             await self._peers.note_gently({ref: (draft.parent, False)})
             await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
             raise
-        self._settling.show()
+        self._context.show()
         self._waiters.wake(ref.name)
         with _after(ref):
             for shard, other in cold:
@@ -296,7 +296,7 @@ class Writes:
                 self._state.retire(ref)
                 if self._board is not None:
                     self._board.retired(ref)
-            self._settling.show()
+            self._context.show()
             self._securing.news()
             await self._peers.note_gently({ref: (None, False)})
         await self._settling.settle()

@@ -347,11 +347,7 @@ class Mirrors:
     def _originals(self, segments: Collection[SegmentId] | Iterator[SegmentId]) -> dict[SegmentId, Original]:
         """Describe those of these that are needed. Call it with the lock held."""
         found = ((s, self._state.segment(s)) for s in segments if self._needs(s))
-        return {
-            s: original_of(segment, self._holdings, self._wire is not None)
-            for s, segment in found
-            if segment is not None
-        }
+        return {s: original_of(segment, self._holdings) for s, segment in found if segment is not None}
 
     def _ask(self, shard: int, request: Request[_R], timeout: float = CALL_S) -> _R:
         return self._peers.call(shard, request, timeout)

@@ -156,7 +156,7 @@ def _take(
 ) -> None:
     lock, state, holdings = context.lock, context.state, context.holdings
     try:
-        copies = fetched(wanted, parts, holdings, offer.address, FETCH_S)
+        copies = fetched(wanted, parts, _OWNER, holdings, offer.address, FETCH_S)
         with lock:
             for segment, copy in copies.items():
                 state.take_back(segment, copy.handle, copy.sizes, copy.slots)

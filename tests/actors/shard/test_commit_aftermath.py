@@ -103,7 +103,8 @@ class Home:
             room = Room(with_memory(context), clients, None)
         segments: Any = estate(context) if estate is not None else QuietEstate()
         self.settling = Settling(context, segments)
-        self.names = Elastic(context, None, None, None)
+        securing = Securing(context, None, None, room)
+        self.names = Elastic(context, None, None, securing)
         self.writes = Writes(
             context,
             self.settling,
@@ -111,7 +112,7 @@ class Home:
             history=None,
             names=self.names,
             estate=segments,
-            securing=Securing(context, None, None, room),
+            securing=securing,
             board=None,
         )
         strays = Strays(context, lambda: True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,11 +15,12 @@ from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.calls.copies import Address, Original
 from tensorvine.actors.shard.context import ShardContext
-from tensorvine.actors.shard.copying import Copying, original_of
+from tensorvine.actors.shard.copying import Copying, original_of, with_bytes
 from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.actors.shard.holdings import INLINE_BYTES
 from tensorvine.actors.shard.room import Room
 from tensorvine.actors.shard.serving.outlet import Outlet
+from tensorvine.actors.transport.wire import WireClient
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ModelLostError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
 from tensorvine.store.segments.arena import KEPT, Part
@@ -50,7 +52,10 @@ class Pair:
             for segment_id in (SEGMENT, SMALL):
                 segment = self.source.state.segment(segment_id)
                 if segment is not None:
-                    found[segment_id] = original_of(segment, self.source.holdings, served)
+                    original, view = original_of(segment, self.source.holdings), self.source.holdings.view(segment)
+                    found[segment_id] = (
+                        original if served or view is None else with_bytes(original, view, segment.offsets)
+                    )
         return found
 
     def copy(self, address: Address | None, originals: dict[SegmentId, Original]) -> dict[SegmentId, list[bytes]]:
@@ -159,6 +164,33 @@ def test_what_fails_leaves_no_memory_taken(pair: Pair, case: Any, error: type[Te
     with pytest.raises(error):
         pair.copy(address, originals)
     assert pair.taken == 0
+
+
+def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for the copy has gone; the thread that reads it has not noticed yet."""
+    begun, go_on = threading.Event(), threading.Event()
+    real = WireClient.read
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return real(*arguments)
+
+    async def given_up() -> None:
+        task = asyncio.create_task(asyncio.to_thread(pair.copy, pair.source.wire, pair.originals()))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        with pair.target.lock:
+            (owner,) = pair.target.holdings._arena.owners()
+            pair.target.holdings.drop_save(owner)
+            size = pair.target.config.capacity - INLINE_BYTES
+            assert not pair.target.holdings.grant("c/s9", [size])
+        go_on.set()
+        await task
+        with pair.target.lock:
+            assert pair.target.holdings.grant("c/s9", [size])
+
+    monkeypatch.setattr(WireClient, "read", slow)
+    asyncio.run(given_up())
 
 
 class Heirs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tensorvine.actors.rpc.calls import Request
@@ -11,6 +11,7 @@ from tensorvine.actors.rpc.messages import Standing
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff import elastic
 from tensorvine.actors.shard.handoff.elastic import Elastic
+from tensorvine.actors.shard.replicas.securing import Securing
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
@@ -65,7 +66,8 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
             bytes_total=0,
         )
         state.publish(state.begin_commit(draft), draft, created_ns=1)
-    made = Elastic(context_of(state, others, standing=standing), None, None, None)
+    context = context_of(state, others, standing=standing)
+    made = Elastic(context, None, None, Securing(context, None, None, cast("Any", None)))
     others.delivered = lambda: made.delivered
     return made
 
