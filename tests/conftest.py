@@ -28,6 +28,7 @@ from tests.support.warm import warm_workers
 
 STORE_BYTES = 256 << 20
 os.environ.setdefault("RAY_ADDRESS", "local")
+os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
 
 settings.load_profile("ci")
 

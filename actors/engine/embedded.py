@@ -44,7 +44,7 @@ def attach(address: str | None = None) -> None:
     if ray.is_initialized():
         return
     try:
-        chosen = address or cast(str, services.get_ray_address_from_environment("auto", None))
+        chosen = address or cast(str, _found("auto"))
         if chosen != "local":
             _reach(chosen)
         ray.init(address=address or "auto", **_QUIET)  # Ray looks for its token where it finds the address itself
@@ -57,7 +57,7 @@ def running() -> str | None:
 
     One that a process embedded is not told: it ends with that process.
     """
-    found = cast("str | None", services.get_ray_address_from_environment(cast(Any, None), None))
+    found = _found(None)
     if found is None or found == "local":
         return None
     if not os.environ.get("RAY_ADDRESS"):
@@ -97,6 +97,15 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
     ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
     log.info("started a Ray in this process")
     return True
+
+
+def _found(address: str | None) -> str | None:
+    """Return the address that Ray finds for "auto" or for None, of the Rays that run now.
+
+    Ray looks once per process which run on this machine, and would go on naming one that has ended.
+    """
+    services.find_gcs_addresses.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
+    return cast("str | None", services.get_ray_address_from_environment(cast(Any, address), None))
 
 
 def _reach(address: str) -> None:

@@ -59,7 +59,7 @@ def up(
         os.environ.pop("RAY_ADDRESS", None)  # "local" asks for one within this process
         out.print(f"Ray is up at {running}")
     try:
-        attach(address)
+        attach(started.address if started is not None else address)
         with out.status(f"waiting for {words.count(nodes, 'node')}"):
             await_nodes(nodes, NODES_S)
         with out.status(f"starting repository {name}"):
