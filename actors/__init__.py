@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
     from .planner.streams import Fitted
-    from .training.forks import ForkReport, fork, fork_many, fork_version
+    from .training.directing import ForkReport
+    from .training.forks import fork, fork_many, fork_version
     from .training.keras.callback import ForkCallback
     from .training.keras.training import KerasTraining
     from .training.numpy import NumpyTraining, StepContext
     from .training.post import find_trainers
     from .training.report import RankReport
-    from .training.start import Trainers, start_trainers
+    from .training.start import start_trainers
     from .training.torch.rank import ForkableRank
     from .training.torch.training import TorchTraining
+    from .training.trainers import Trainers
     from .training.training import RankContext, Training
     from .updates.callback import CheckpointCallback
     from .updates.consumer import Consumer
     from .updates.follower import ConsumerStatus, Delivery
     from .updates.producer import Producer
-    from .updates.publisher import Publisher, PublishReport, Update
+    from .updates.published import PublishReport, Update
+    from .updates.publisher import Publisher
     from .updates.ray_serve import serve_application
     from .updates.serving import Inference, Servable, Serving
     from .updates.weights import load_weights, save_weights
@@ -87,7 +90,7 @@ _MODULES = {
     "EdgeConsumer": "edge.consumer",
     "Fitted": "planner.streams",
     "ForkCallback": "training.keras.callback",
-    "ForkReport": "training.forks",
+    "ForkReport": "training.directing",
     "ForkableRank": "training.torch.rank",
     "Inference": "updates.serving",
     "KerasTraining": "training.keras.training",
@@ -96,7 +99,7 @@ _MODULES = {
     "PrefixMatch": "client.match",
     "Problem": "client.verifier",
     "Producer": "updates.producer",
-    "PublishReport": "updates.publisher",
+    "PublishReport": "updates.published",
     "Publisher": "updates.publisher",
     "RankContext": "training.training",
     "RankReport": "training.report",
@@ -108,9 +111,9 @@ _MODULES = {
     "Serving": "updates.serving",
     "StepContext": "training.numpy",
     "TorchTraining": "training.torch.training",
-    "Trainers": "training.start",
+    "Trainers": "training.trainers",
     "Training": "training.training",
-    "Update": "updates.publisher",
+    "Update": "updates.published",
     "find_trainers": "training.post",
     "fork": "training.forks",
     "fork_many": "training.forks",

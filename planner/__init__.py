@@ -6,6 +6,7 @@ from .curves.losses import UpdateCosts, cumulative_inference_loss
 from .placement import home_of
 from .scaling import ScalePolicy
 from .schedules.optimal import optimal_schedule, schedule_front
+from .schedules.request import PlanRequest
 from .schedules.schedule import (
     Schedule,
     closed_form_schedule,
@@ -14,7 +15,7 @@ from .schedules.schedule import (
     greedy_schedule,
     greedy_threshold,
 )
-from .schedules.stream import PlanRequest, Stream
+from .schedules.stream import Stream
 from .schedules.transfer import TransferSelector
 
 __all__ = [

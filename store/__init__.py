@@ -1,6 +1,7 @@
 """What a model is and how it is stored. Pure: no engine, no sockets, no threads of its own."""
 
-from .codecs.codec import Codec, Encoded
+from .codecs.blocks import Encoded
+from .codecs.codec import Codec
 from .codecs.compress import Gzip, Zstd
 from .codecs.delta import Delta
 from .codecs.quantize import Quantize

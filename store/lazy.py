@@ -1,14 +1,17 @@
-"""Names of a package that are imported when they are first used (PEP 562): what a user does not need is not loaded."""
+"""What is imported when it is first used: a package's names (PEP 562), and packages that may not be installed."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+
+from .errors import CodecUnavailableError
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__`.
 
     Args:
@@ -23,7 +26,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     AttributeError: module 'tensorvine.store' has no attribute 'Shard'
     """
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f".{modules[name]}", package), name)
@@ -34,3 +37,17 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return sorted({*vars(sys.modules[package]), *modules})
 
     return get, names
+
+
+def optional(name: str, path: Path) -> ModuleType:
+    """Import the package that reads or writes a file.
+
+    Raises:
+        CodecUnavailableError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise CodecUnavailableError(
+            f"{path}: expected the package {name!r}, which reads it; it is not installed"
+        ) from exc

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from .arrays import Array, as_bytes, as_numpy, call_facts, checked, fact, read_only
+from .arrays import Array, as_bytes, as_numpy, checked, read_only
+from .facts import call_facts, fact
 from .graphs.graph import Layer, ModelGraph
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ FRAMEWORKS = {
     "tensorvine.actors.search.deephyper": "deephyper",
     "tensorvine.actors.search.optuna": "optuna",
     "tensorvine.actors.search.tune": "ray.tune",
-    "tensorvine.store.keras": "keras",
+    **{f"tensorvine.store.keras{part}": "keras" for part in ("", ".configs", ".recipe", ".vertices", ".weights")},
     "tensorvine.store.keras_memory": "keras",
     "tensorvine.store.torch": "torch",
     **{f"tensorvine.actors.training.keras.training{part}": "keras" for part in ("", "_callback", "_gradients")},

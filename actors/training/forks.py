@@ -1,69 +1,22 @@
 """Forking a running training into clones (DeepClone).
 
 Rules
-- Whoever calls `fork` directs it: it orders the ranks, starts the clones, and waits for all of them. Whoever fails is
-  named; then the fork is given up everywhere and every clone of it is ended. The run goes on.
+- Whoever calls `fork` directs it (`directing`). Wrong arguments are refused before anybody is asked.
 - The clones are trainers like the others: they belong to who forked, and can be forked themselves.
-- A step that is given is captured even if the clones are not there yet; where none is given, the clones are started
-  first, and the fork takes place at one of the next steps.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, ThreadPoolExecutor
-from concurrent.futures import wait as wait_all
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef
 from ..client.repository import Repository
-from ..engine.engine import Actor, Engine
-from ..rpc.calls import Request
-from ..rpc.channel import Answer, Channel
-from .calls import RankCalls
-from .fork.calls import ForkCalls
-from .fork.order import ForkOrder, PeerGoneError
-from .fork.port import ForkState
-from .report import RankReport, Recipe, steps_ahead
-from .start import BACKENDS, Trainers, engine_here, start_trainers
+from ..engine.engine import Actor
+from .directing import ForkDirector
+from .start import BACKENDS, start_trainers
+from .trainers import Trainers
 from .training import Build
-
-log = logging.getLogger(__name__)
-
-_R = TypeVar("_R")
-
-ANSWER_S = 30.0
-"""How long a rank may take to answer what it can answer at once."""
-POLL_S = 20.0
-"""How long one wait for a rank's or clone's end takes at most, before it is asked again."""
-MARGIN_S = 0.1
-"""A fork without a given step takes place so much later than it is ordered, at least."""
-ROOT_S = 3.0
-"""How long the reason is waited for, after somebody told no more than that another left."""
-TRIES = 6
-"""How often a step is chosen anew when ranks are faster than the order."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkReport:
-    """How a fork went: DeepClone's measures (section VI-B), in seconds, by the clocks of the ranks' machines."""
-
-    id: str
-    run: str
-    step: int
-    nbytes: int
-    """Of the state."""
-    held_s: float
-    """How long a rank was held up by it at most; what it costs on top, only a comparison of steps tells."""
-    standby_s: float
-    """From when the first clone was there, and the step had begun, until the last clone was whole."""
-    readiness_s: float
-    """From the end of the step until the last clone was whole; 0 where they were whole by then."""
 
 
 def fork(
@@ -142,7 +95,7 @@ def fork_many(
     options = [dict[str, Any]()] * len(counts) if options is None else options
     names = [None] * len(counts) if names is None else names
     _check(trainers, counts, at_step, transport, options, names, steps)
-    return _Fork(trainers, at_step, transport, build, timeout).run(counts, options, names, steps)
+    return ForkDirector(trainers, at_step, transport, build, timeout).run(counts, options, names, steps)
 
 
 def fork_version(
@@ -215,238 +168,3 @@ def _check(
     for wrong, text in problems:
         if wrong:
             raise ValueError(f"fork: {text}")
-
-
-class _Fork:
-    """One fork, from the order to the clones."""
-
-    def __init__(
-        self, trainers: Sequence[Actor], at_step: int | None, transport: str, build: Build | None, timeout: float
-    ) -> None:
-        self._engine: Engine = engine_here()
-        self._trainers = list(trainers)
-        self._at_step = at_step
-        self._transport = transport
-        self._build = build
-        self._deadline = time.monotonic() + timeout
-        self._timeout = timeout
-        self._id = uuid.uuid4().hex[:8]
-        self._groups: list[Trainers] = []
-        self._reports = self._described()
-        self._run = self._reports[0].run
-
-    def run(
-        self,
-        counts: Sequence[int],
-        options: Sequence[Mapping[str, Any]],
-        names: Sequence[str | None],
-        steps: int,
-    ) -> list[Trainers]:
-        """Fork, or leave nothing behind."""
-        order = self._order(counts)
-        try:
-            if self._at_step is not None:
-                self._arm(order, self._at_step)
-            self._start(counts, options, names)
-            adopting = self._adopt(order, steps)
-            step = self._at_step if self._at_step is not None else self._arm_soon(order)
-            self._report(order, step, *self._wait(order, adopting))
-        except BaseException as exc:
-            self._give_up(order, exc)
-            if isinstance(exc, TensorVineError) and not isinstance(exc, ForkError):
-                raise ForkError(f"fork {order.id} of {self._run!r}: {exc}") from exc
-            raise
-        return self._groups
-
-    def _described(self) -> list[RankReport]:
-        """Ask all ranks what they are, and check that they are one whole run."""
-        reports = self._all(self._trainers, RankCalls.describe())
-        first = reports[0]
-        where = f"fork of {first.run!r}"
-        found = sorted((report.run, report.rank) for report in reports)
-        if found != [(first.run, rank) for rank in range(first.size)]:
-            raise ForkError(f"{where}: expected all its {first.size} ranks, once each; found {found}")
-        busy = [(report.rank, report.fork) for report in reports if report.fork]
-        if busy:
-            raise ForkError(f"{where}: expected no other fork; fork {busy[0][1]} is on its way at rank {busy[0][0]}")
-        past = max(report.steps_done for report in reports)
-        if self._at_step is not None and self._at_step < past:
-            raise ForkError(f"{where}: expected a step to come; step {self._at_step} is past, {past} has ended")
-        return sorted(reports, key=lambda report: report.rank)
-
-    def _order(self, counts: Sequence[int]) -> ForkOrder:
-        first = self._reports[0]
-        return ForkOrder(
-            id=self._id,
-            run=first.run,
-            sources=first.size,
-            groups=tuple(counts),
-            specs=tuple(first.specs),
-            forward=tuple(first.forward_order),
-            transport=self._transport,
-            timeout=self._timeout,
-        )
-
-    def _arm(self, order: ForkOrder, step: int) -> None:
-        self._all(self._trainers, RankCalls.arm(order, step))
-
-    def _arm_soon(self, order: ForkOrder) -> int:
-        """Order the fork for one of the next steps: far enough that no rank has begun it when it hears of it."""
-        margin = 2
-        for attempt in range(TRIES):
-            reports = self._all(self._trainers, RankCalls.describe())
-            done = max(report.steps_done for report in reports)
-            if any(report.training for report in reports):
-                step = done + steps_ahead(reports, MARGIN_S * 2**attempt, margin)
-            else:
-                step = done
-            try:
-                self._arm(order, step)
-            except ForkError as exc:
-                log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
-                self._all(self._trainers, RankCalls.cancel(order.id, "the step was too soon"))
-                margin *= 4
-            else:
-                return step
-        raise ForkError(
-            f"fork {order.id} of {self._run!r}: expected a step that no rank has begun; {TRIES} were too soon"
-        )
-
-    def _start(self, counts: Sequence[int], options: Sequence[Mapping[str, Any]], names: Sequence[str | None]) -> None:
-        """Start the clones, all groups at once."""
-        recipe: Recipe | None = None
-        if self._build is None:
-            recipe = self._channel(self._trainers[0], "a rank").call(RankCalls.recipe(), ANSWER_S)
-            if recipe is None:
-                raise ForkError(f"fork of {self._run!r}: expected build=, as its ranks are not ours; found None")
-        else:
-            recipe = Recipe(self._build)
-        with ThreadPoolExecutor(len(counts)) as pool:
-            starting = [
-                pool.submit(
-                    start_trainers,
-                    recipe.build,
-                    size,
-                    name=name or f"{self._run}-{self._id[:4]}{f'-{place}' if len(counts) > 1 else ''}",
-                    options={**recipe.options, **changed},
-                    backend=recipe.backend,
-                    repository=recipe.repository,
-                    cpus=recipe.cpus,
-                    gpus=recipe.gpus,
-                    timeout=self._left(),
-                )
-                for place, (size, changed, name) in enumerate(zip(counts, options, names, strict=True))
-            ]
-            wait_all(starting)
-        self._groups = [started.result() for started in starting if started.exception() is None]
-        for started in starting:
-            started.result()
-
-    @property
-    def _clones(self) -> list[Actor]:
-        return [clone for group in self._groups for clone in group]
-
-    def _adopt(self, order: ForkOrder, steps: int) -> list[Answer[ForkState]]:
-        """Have the clones take what comes."""
-        adopting = [
-            self._channel(clone, f"clone {place} of {self._run!r}").send(ForkCalls.adopt(order, place))
-            for place, clone in enumerate(self._clones)
-        ]
-        if steps:
-            for group in self._groups:
-                group.train_async(steps, order.id)
-        return adopting
-
-    def _wait(self, order: ForkOrder, adopting: Sequence[Answer[ForkState]]) -> tuple[list[ForkState], list[ForkState]]:
-        """Wait until all is sent, and all clones are whole; the first failure ends it."""
-        waits: list[Callable[[], ForkState]] = []
-        for rank, trainer in enumerate(self._trainers):
-            waits.append(lambda t=trainer, r=rank: self._sent(order, t, f"rank {r} of {self._run!r}"))
-        waits += [lambda a=answer: a.result(self._left() + ANSWER_S) for answer in adopting]
-        pool = ThreadPoolExecutor(len(waits))
-        try:
-            pending = [pool.submit(wait) for wait in waits]
-            wait_all(pending, self._left() + ANSWER_S, FIRST_EXCEPTION)
-            deadline = time.monotonic() + ROOT_S
-            while failed := [error for future in pending if future.done() and (error := future.exception())]:
-                waiting = [future for future in pending if not future.done()]
-                left = deadline - time.monotonic()
-                if not waiting or left <= 0 or not all(isinstance(error, PeerGoneError) for error in failed):
-                    raise _root(failed)
-                wait_all(waiting, left, FIRST_COMPLETED)
-            states = [future.result(0) for future in pending]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return states[: len(self._trainers)], states[len(self._trainers) :]
-
-    def _sent(self, order: ForkOrder, trainer: Actor, who: str) -> ForkState:
-        rank = self._channel(trainer, who)
-        while True:
-            left = self._left()
-            wait = min(left, POLL_S)
-            state = rank.call(RankCalls.fork_state(order.id, wait), wait + ANSWER_S)
-            if state.error is not None:
-                raise (PeerGoneError if state.peer_gone else ForkError)(state.error)
-            if state.ended:
-                return state
-            if left <= 0:
-                raise OperationTimeoutError(
-                    f"{who}: expected it to send its state within {self._timeout} s; "
-                    + ("not all was taken" if state.captured else f"it did not come to the end of step {state.step}")
-                )
-
-    def _report(self, order: ForkOrder, step: int, sent: Sequence[ForkState], whole: Sequence[ForkState]) -> None:
-        """Tell how it went, and tell the clones whom they descend from."""
-        captured, ready = max(state.captured_at for state in sent), max(state.ended_at for state in whole)
-        report = ForkReport(
-            order.id,
-            order.run,
-            step,
-            sum(spec.nbytes for spec in order.specs),
-            max(state.held_s for state in sent),
-            ready - max(max(state.began_at for state in sent), min(state.began_at for state in whole)),
-            max(ready - captured, 0.0),
-        )
-        origin = {"fork": order.id, "run": order.run, "step": step}
-        self._all(self._clones, ForkCalls.descend(sent[0].saved, origin))
-        for group in self._groups:
-            group.report = report
-
-    def _give_up(self, order: ForkOrder, why: BaseException) -> None:
-        """End what was begun; who does not answer any more is left out."""
-        for group in self._groups:
-            group.close()
-        for trainer in self._trainers:
-            try:
-                self._channel(trainer, "a rank").call(RankCalls.cancel(order.id, str(why)), ANSWER_S)
-            except TensorVineError as exc:
-                log.info("fork %s: a rank was not told that it was given up: %s", order.id, exc)
-
-    def _left(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
-
-    def _channel(self, actor: Actor, who: str) -> Channel:
-        return Channel(self._engine, who, actor=actor)
-
-    def _all(self, actors: Sequence[Actor], request: Request[_R]) -> list[_R]:
-        """Ask all at once."""
-        asked = [self._channel(actor, f"fork: rank {place}").send(request) for place, actor in enumerate(actors)]
-        answers: list[_R] = []
-        failed: list[BaseException] = []
-        for answer in asked:
-            try:
-                answers.append(answer.result(ANSWER_S))
-            except TensorVineError as exc:
-                failed.append(exc)
-        if failed:
-            raise _root(failed)
-        return answers
-
-
-def _root(failed: Sequence[BaseException]) -> BaseException:
-    """Choose the failure that tells most: who died, then who had a reason, then who noticed that another left."""
-
-    def rank(error: BaseException) -> tuple[bool, bool]:
-        return (not isinstance(error, ShardUnavailableError), isinstance(error, PeerGoneError))
-
-    return min(failed, key=rank)

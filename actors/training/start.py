@@ -1,250 +1,27 @@
-"""Starting the ranks of a training, and what their starter holds of them.
+"""Starting the ranks of a training.
 
 Rules
-- The ranks end with the process that started them, or when `Trainers` is closed.
 - A training whose ranks do not all come up is none: those that did are ended, and the first cause is raised.
-- Whatever changes how ranks train happens at all of them after the same step. So a train is announced to all of them
-  before it begins at any: from then on each counts as training, whether it has begun or not.
 """
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
-from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
-from ...store.refs import ModelRef, check_name
+from ...store.refs import check_name
 from ..client.repository import Repository
-from ..client.save.request import Saved
 from ..engine import embedded
 from ..engine.embedded import default_engine
-from ..engine.engine import Actor, Engine, Life
-from ..rpc.calls import Request
-from ..rpc.channel import Answer, Channel
-from .answers import first_failure, root_cause
+from ..engine.engine import Engine, Life
 from .calls import TrainerCalls
-from .report import RankReport, Recipe, steps_ahead
+from .report import Recipe
 from .trainer import TrainerActor
+from .trainers import Trainers
 from .training import Build
 
-log = logging.getLogger(__name__)
-
 BACKENDS = ("auto", "shared", "gloo", "nccl")
-ANSWER_S = 30.0
-"""How long a rank may take to answer what it can answer at once."""
-CLOSE_S = 5.0
-GRACE_S = 5.0
-"""How long after a rank noticed that a peer is gone the cause may take to come up."""
-MARGIN_S = 0.2
-"""A change of all ranks is made so much later than it is asked for, at least."""
-TRIES = 5
-"""How often a step for it is chosen anew when ranks are faster."""
-
-_R = TypeVar("_R")
-
-
-class Trainers(list[Actor]):
-    """The ranks of a training, in order: a list of handles of their actors. `start_trainers` makes it.
-
-    >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
-    ...     losses = trainers.train(100)
-    ...     trainers.configure({"rate": 0.01})
-    ...     losses = trainers.train(100)
-    """
-
-    def __init__(
-        self, engine: Engine, name: str, actors: Sequence[Actor], actor_names: Sequence[str], owns_cluster: bool = False
-    ) -> None:
-        super().__init__(actors)
-        self.engine = engine
-        """What runs the actors."""
-        self.name = name
-        """The run's name."""
-        self.pending: list[Answer[list[float]]] = []
-        """Answers of the train that was begun last, by rank."""
-        self.report: Any = None
-        """How the fork went that these are clones of."""
-        self._trains = 0
-        """How many trains were begun."""
-        self._actor_names = list(actor_names)
-        self._owns_cluster = owns_cluster
-
-    # ---- training ---------------------------------------------------------------------------------------
-
-    def train(self, steps: int, timeout: float = 3600.0) -> list[list[float]]:
-        """Train so many steps, and give their losses by rank.
-
-        Args:
-            steps: from 1.
-            timeout: seconds for all of them.
-
-        Raises:
-            ValueError: a train is under way.
-            PeerLostError: a rank died or left; names it.
-            OperationTimeoutError: it goes on; names the ranks.
-            Exception: whatever the training raises.
-        """
-        self.train_async(steps)
-        return self.results(timeout)
-
-    def train_async(self, steps: int, fork: str | None = None) -> list[Answer[list[float]]]:
-        """Begin to train; `results` gives the losses.
-
-        When this returns, all ranks that live count as training, although some may not have begun.
-
-        Args:
-            steps: from 1.
-            fork: from the state that this fork brings; None: as the ranks stand.
-        """
-        self._trains += 1
-        for rank, answer in enumerate(self._send(TrainerCalls.announce(self._trains))):
-            try:
-                answer.result(ANSWER_S)
-            except TensorVineError as exc:  # the train itself will say so, where it is waited for
-                log.info("rank %d of %r was not told that a train comes: %s", rank, self.name, exc)
-        self.pending = self._send(TrainerCalls.train(steps, fork, self._trains))
-        return self.pending
-
-    def results(self, timeout: float = 3600.0) -> list[list[float]]:
-        """Wait for the train that was begun last, and give its losses by rank; errors as in `train`."""
-        if not self.pending:
-            raise ValueError(f"results of {self.name!r}: expected train_async before it; found none")
-        return self._collect(self.pending, "train", timeout)
-
-    def stop(self, timeout: float = 600.0) -> None:
-        """End the train under way, at all ranks after the same step; it gives the losses so far.
-
-        Args:
-            timeout: seconds until that step has ended.
-        """
-        self._together(TrainerCalls.stop(), timeout)
-
-    def configure(self, options: Mapping[str, Any], timeout: float = 600.0) -> None:
-        """Change options, at all ranks after the same step.
-
-        Args:
-            options: those that change.
-            timeout: seconds until that step has ended.
-
-        Raises:
-            ValueError: an option that the training does not have, or a wrong value.
-        """
-        self._together(TrainerCalls.configure(dict(options)), timeout)
-
-    def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
-        """Tell how far the ranks are; they answer while they train."""
-        return self._ask(TrainerCalls.describe(), timeout)
-
-    # ---- repository -------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        name: str,
-        quality: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float = 600.0,
-    ) -> Saved:
-        """Save rank 0's whole state between two steps, as a child of what was last saved or restored.
-
-        Args:
-            name: the model's name.
-            quality, metadata: as in `Repository.save`; the metadata gets the training's facts as "training".
-            timeout: seconds; the step under way must end in it.
-
-        Raises:
-            ValueError: the training was started without a repository.
-            TensorVineError: what `Repository.save` raises.
-        """
-        return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
-
-    def restore_from(self, model: ModelRef | str, timeout: float = 600.0) -> None:
-        """Go on from a version that `save` made, at all ranks; all get rank 0's state.
-
-        Args:
-            model: the version, of this run or another.
-            timeout: seconds; the step under way must end in it.
-
-        Raises:
-            ValueError: the training was started without a repository, or the version has no facts of one.
-            TensorMismatchError: its tensors are not those of the training; nothing has changed.
-            TensorVineError: what `Repository.load` raises.
-        """
-        self._together(TrainerCalls.restore_from(model), timeout)
-
-    # ---- life -------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End the ranks, whatever they do; a second call does nothing."""
-        if not self._actor_names:
-            return
-        try:
-            self._ask(TrainerCalls.close(), CLOSE_S)
-        except TensorVineError as exc:
-            log.info("not all ranks of %r ended by themselves: %s", self.name, exc)
-        self.kill()
-
-    def kill(self) -> None:
-        """End the ranks at once; what they hold goes with their processes."""
-        names, self._actor_names = self._actor_names, []
-        for name in names:
-            self.engine.kill(name)
-        if self._owns_cluster:
-            self._owns_cluster = False
-            embedded.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # ---- within -----------------------------------------------------------------------------------------
-
-    def _rank(self, rank: int) -> Channel:
-        return Channel(self.engine, f"rank {rank} of {self.name!r}", actor=self[rank])
-
-    def _send(self, request: Request[_R]) -> list[Answer[_R]]:
-        return [self._rank(rank).send(request) for rank in range(len(self))]
-
-    def _ask(self, request: Request[_R], timeout: float) -> list[_R]:
-        return self._collect(self._send(request), request.remote.name, timeout)
-
-    def _collect(self, asked: Sequence[Answer[_R]], what: str, timeout: float) -> list[_R]:
-        """Wait for the ranks' answers; the first failure ends it, or the cause of that, where it comes up soon."""
-        waits = [partial(answer.result, timeout) for answer in asked]
-        answers, failed = first_failure(waits, GRACE_S)
-        if not failed:
-            return answers
-        rank, error = root_cause(failed)
-        if isinstance(error, ShardUnavailableError):
-            raise PeerLostError(
-                f"rank {rank} of {self.name!r}: {what}: expected it to live; it died: {error}"
-            ) from error
-        raise error
-
-    def _together(self, request: Request[Any], timeout: float) -> None:
-        """Have all ranks do something after the same step: prepared at all of them, then decided."""
-        method = request.remote.name
-        for attempt in range(TRIES):
-            reports = self.describe()
-            step = None
-            if any(report.training for report in reports):
-                step = max(report.steps_done for report in reports) + steps_ahead(reports, MARGIN_S * 4**attempt)
-            change = uuid.uuid4().hex
-            if all(self._ask(TrainerCalls.prepare(change, method, request.arguments, step), ANSWER_S)):
-                self._ask(TrainerCalls.decide(change, True), timeout)
-                return
-            self._ask(TrainerCalls.decide(change, False), ANSWER_S)
-            log.info("%s of %r: step %s was too soon for a rank", method, self.name, step)
-        raise OperationTimeoutError(
-            f"{method} of {self.name!r}: expected a step that no rank has begun; {TRIES} were too soon"
-        )
 
 
 def start_trainers(

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ...planner.schedules.request import METHODS, PlanRequest
 from ...planner.schedules.schedule import Schedule
-from ...planner.schedules.stream import METHODS, PlanRequest
 
 ScheduleLike = None | str | int | PlanRequest | Schedule | Iterable[int]
 """What users may say of when to publish; see `Publisher`."""

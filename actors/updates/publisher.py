@@ -21,17 +21,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...planner.curves.losses import UpdateCosts
-from ...planner.schedules.schedule import Schedule
 from ...store.errors import TensorVineError
 from ...store.refs import ModelRef, check_name
 from ..client.frameworks import Source
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
 from ..planner.calls import PlannerCalls
-from ..planner.streams import Advice, Fitted, Observed
+from ..planner.streams import Advice, Observed
 from ..rpc.messages import check_transport
 from .due import Due, ScheduleLike, due_of
+from .published import PublishReport, Told, Update
 
 log = logging.getLogger(__name__)
 
@@ -41,44 +40,6 @@ PLANNER_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 60.0
 KEPT_IN_MEMORY = 2
 """Versions that stay where the repository has no path to keep a history on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One version that was published."""
-
-    iteration: int
-    ref: ModelRef
-    loss: float | None
-    """Of the training, at that iteration."""
-    stall_s: float
-    """For which it held training up."""
-    slowed_s: float
-    """By which the steps beside its commit were slower than others: it takes time of the same cores. Where steps vary
-    it may be negative; only many of them tell."""
-    commit_s: float
-    """From the end of the stall until the version existed."""
-    bytes_written: int
-    """Bytes of the tensors that had changed."""
-    at: float
-    """When it existed, in seconds since the epoch by this machine's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishReport:
-    """What a training published, and why then."""
-
-    updates: tuple[Update, ...]
-    failed: int
-    """Updates that failed; the log says why."""
-    losses: tuple[tuple[int, float], ...]
-    """(iteration, loss) of each step."""
-    schedule: Schedule | None
-    """The newest plan; None where nothing is planned."""
-    curve: Fitted | None
-    """The loss curve that it rests on."""
-    costs: UpdateCosts | None
-    """What was measured."""
 
 
 @dataclass(slots=True)
@@ -155,7 +116,7 @@ class Publisher:
         """Of plain steps that the planner was not told of."""
         self._plain_s: deque[float] = deque(maxlen=64)
         """Of the last plain steps: those with no update beside them."""
-        self._told = _Told()
+        self._told = Told()
         self._run = uuid.uuid4().hex[:16]
         self._advice = Advice(0)
         self._kept: deque[ModelRef] = deque()
@@ -408,25 +369,3 @@ class Publisher:
             (sum(steps) / len(steps),) if steps else (),
             tuple((u.iteration, max(u.stall_s + u.slowed_s, 0.0), u.commit_s) for u in updates),
         )
-
-
-class _Told:
-    """What the planner was told."""
-
-    def __init__(self) -> None:
-        self.losses = 0
-        self.updates = 0
-        self._quiet = False
-
-    def heard(self, known: int, told: Observed) -> None:
-        """Count what was taken; `known` may be less after the planner started again."""
-        took_it = known == told.place + len(told.losses)
-        self.losses = known
-        self.updates = self.updates + len(told.updates) if took_it else 0
-        self._quiet = False
-
-    def silent(self, name: str, exc: BaseException) -> None:
-        """Log, once, that the planner does not answer."""
-        if not self._quiet:
-            self._quiet = True
-            log.warning("the planner of %r does not answer, its last plan stands: %s", name, exc)

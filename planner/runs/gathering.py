@@ -21,6 +21,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .gathered import Alone, Ask, Connect, Drop, End, Seat, Step, Together
+
 STEADY = 2
 """Questions in a row in which members must agree."""
 WINDOW_S = 0.02
@@ -33,76 +35,6 @@ MOST_TROUBLES = 6
 """Failures in a row after which members need not be steady for any longer."""
 KEPT = 256
 """Things asked for that are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A member's question."""
-
-    number: int
-    """Tells it from all others."""
-    member: str
-    places: Hashable
-    """What is asked for."""
-    holds: frozenset[int] = frozenset()
-    """Epochs to which the member is connected."""
-    alone: bool = False
-    """It has no time to wait for others, or failed with them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A member's place in an epoch's group; rank 0 is the shard."""
-
-    epoch: int
-    rank: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Serve a member by itself."""
-
-    ask: Ask
-    invited: Seat | None
-    """Tell it to join this; nobody is told twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Serve all members of an epoch by a broadcast."""
-
-    epoch: int
-    asks: tuple[Ask, ...]
-    invited: tuple[Seat | None, ...]
-    """What to tell each of them to join, as in `Alone`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Begin to connect an epoch's group: the members are being invited."""
-
-    epoch: int
-    members: tuple[str, ...]
-    """By rank, from 1 on."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Close an epoch's group, or give up connecting it."""
-
-    epoch: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Answer a question no more: its member left, or has asked anew."""
-
-    ask: Ask
-
-
-Step = Alone | Together | Connect | End | Drop
 
 
 @dataclass(slots=True)

@@ -21,14 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..codecs.codec import Encoded
+from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
-from .directory import TEMPORARY, Directory, open_directory
+from .directory import TEMPORARY, Directory
 from .encoding import block_of
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
 from .numbers import gather
+from .opening import open_directory
 from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
 
 LOCK_NAME = "lock"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Array, as_bytes, from_bytes
-from ..codecs.codec import Codec, Encoded, decode
+from ..codecs.blocks import Encoded
+from ..codecs.codec import Codec, decode
 from ..errors import CodecError, CodecUnavailableError, CorruptDataError
 from ..segments.segment import SegmentId, layout
 from ..versions.manifest import digest_of

@@ -103,7 +103,7 @@ class Numbers:
         writer: names it; no other one of this repository, of this life or of another, has this name.
 
     >>> import tempfile
-    >>> from tensorvine.store.archive.directory import open_directory
+    >>> from tensorvine.store.archive.opening import open_directory
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     directory = open_directory(folder)
     ...     numbers = Numbers(directory, "0-a")

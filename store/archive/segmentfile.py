@@ -23,7 +23,7 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
 from ..arrays import dtype_of
-from ..codecs.codec import Encoded
+from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError
 from ..segments.segment import SegmentId, layout
 from ..versions.manifest import digest_of

@@ -1,6 +1,7 @@
 """Codecs: quantising, shuffling, differences and compression, composed with `|` (Check-QZP)."""
 
-from .codec import Codec, Encoded
+from .blocks import Encoded
+from .codec import Codec
 from .compress import Gzip, Zstd
 from .delta import Delta
 from .quantize import Quantize

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .codec import Bytes
+from .blocks import Bytes
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 

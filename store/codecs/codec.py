@@ -5,68 +5,27 @@ Rules
   does not pay (compressing noise) is left out of `Encoded.codec`. So the bytes decode without the codec that
   was asked for.
 - `Quantize` and `Delta` look at the tensor, so they come first; the others look only at bytes.
-- Bytes run through the stages in blocks: beside the tensor and the result no copy of either is made. A block
-  is valid until the next one is asked for.
+- Bytes run through the stages in blocks (`blocks`).
 - A codec holds no state, so any number of threads may use one at once.
 - Bytes that are not what was written are a CorruptDataError: nothing is read or written out of bounds.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
-import numpy as np
-
-from ..arrays import Array, as_bytes, as_numpy, dtype_name, dtype_of
-from ..errors import CodecError, CorruptDataError, TensorMismatchError
-
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-BLOCK_ITEMS = 1 << 17
-"""Elements per block. A byte plane of a block is then exactly one block of Zstandard, with its own statistics."""
-
-EVEN_SHARE = 1 / 128
-WORTH_BYTES = 256
-"""Fewer bytes are not compressed: what they cost in time is not in proportion to what they may save."""
+from ..arrays import Array, as_bytes, as_numpy, dtype_name
+from ..errors import CodecError
+from .blocks import BLOCK_ITEMS, Blocks, Bytes, Encoded, Packer, cut, expect_length, new_array, pack, unpack_into
 
 _STAGE = re.compile(r"([a-z]+)(?:\(([^()]*)\))?")
 _STAGES: dict[str, type[Stage]] = {}
 """Name -> the stage that a spec calls so. Each enters when it is defined; the package imports them all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A tensor as a codec stored it: with its base, if `codec` names a delta, all that decoding needs.
-
-    >>> from tensorvine.store.codecs.compress import Zstd
-    >>> encoded = Zstd().encode(np.zeros((1000, 10), np.float32))
-    >>> encoded.codec, encoded.dtype, encoded.shape, encoded.nbytes < 100
-    ('zstd(3)', 'float32', (1000, 10), True)
-    """
-
-    codec: str
-    """Spec of the stages that were applied; "" means plain bytes."""
-    dtype: str
-    """Name of the tensor's dtype, as `arrays.dtype_name` gives it."""
-    shape: tuple[int, ...]
-    """Lengths of the tensor's axes."""
-    data: Bytes
-    """The payload. Plain bytes may be a view on the tensor that was encoded."""
-    error: float = 0.0
-    """Largest absolute difference between an element and what it decodes to; 0 if lossless."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the payload in bytes."""
-        return len(self.data)
-
-    def __str__(self) -> str:
-        return f"{self.dtype} tensor of shape {self.shape}, stored as {self.codec or 'plain bytes'!r}"
 
 
 class Codec(ABC):
@@ -184,43 +143,12 @@ class Stage(Codec):
         return cls(*(int(text) if re.fullmatch(r"\d{1,18}", text) else text for text in arguments))
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Bytes on their way from stage to stage."""
-
-    parts: Iterable[Bytes]
-    """The bytes, cut anywhere."""
-    itemsize: int = 1
-    """Length of the elements that the bytes stand for."""
-    nbytes: int | None = None
-    """How many bytes there are, where that is known ahead."""
-
-
-class ByteStage(Stage):
+class ByteStage(Stage, Packer):
     """A stage that looks only at bytes."""
 
     __slots__ = ()
-    shrinks: ClassVar[bool] = False
-    """Whether it changes the number of bytes, so that it can pay or not."""
     skips_even: ClassVar[bool] = False
     """Whether it gives up on bytes of which no value has a share above `EVEN_SHARE`."""
-
-    @abstractmethod
-    def pack(self, blocks: Blocks) -> Blocks:
-        """Encode."""
-
-    @abstractmethod
-    def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
-        """Decode.
-
-        Args:
-            parts: what `pack` made, cut anywhere.
-            itemsize: what `pack` was told.
-            where: what is decoded, for an error's message.
-
-        Raises:
-            CorruptDataError: the bytes are not what `pack` makes.
-        """
 
 
 class HeadStage(Stage):
@@ -357,100 +285,3 @@ def encode_bytes(
     applied = [stage.text for stage in tail] if packed is not None else []
     spec = "|".join([head, *applied] if head else applied)
     return Encoded(spec, dtype_name(tensor.dtype), tensor.shape, data if packed is None else packed, error)
-
-
-def shrinks(tail: tuple[ByteStage, ...]) -> bool:
-    """Say whether a compressor is among byte stages."""
-    return any(stage.shrinks for stage in tail)
-
-
-def pack(blocks: Blocks, tail: tuple[ByteStage, ...], limit: int) -> Bytes | None:
-    """Run blocks through byte stages.
-
-    Args:
-        blocks: of the bytes to encode.
-        tail: the byte stages.
-        limit: length of the bytes as they would be stored otherwise.
-
-    Returns:
-        The result; None if there are compressors and it is not shorter than the limit, or that is small.
-    """
-    if shrinks(tail) and limit < WORTH_BYTES:
-        return None
-    for stage in tail:
-        blocks = stage.pack(blocks)
-    out = np.empty(limit, np.uint8)  # its pages cost nothing until they are written
-    end = 0
-    for part in blocks.parts:
-        start, end = end, end + len(part)
-        if end > limit:
-            return None
-        out[start:end] = part
-    if shrinks(tail) and end == limit:
-        return None
-    out.resize(end, refcheck=False)
-    return out
-
-
-def cut(data: Bytes, step: int) -> Iterator[Bytes]:
-    """Cut bytes into blocks of `step` bytes; the last one may be shorter.
-
-    >>> [len(block) for block in cut(np.zeros(5, np.uint8), 2)]
-    [2, 2, 1]
-    """
-    return (data[start : start + step] for start in range(0, len(data), step))
-
-
-def unpack_into(out: Bytes, encoded: Encoded, tail: tuple[ByteStage, ...], itemsize: int) -> int:
-    """Undo byte stages.
-
-    Args:
-        out: gets the bytes, from its start on.
-        encoded: has the payload.
-        tail: the byte stages.
-        itemsize: of the elements that the bytes stand for.
-
-    Returns:
-        How many bytes came out.
-
-    Raises:
-        CorruptDataError: the payload is not what the stages make, or more bytes than `out` holds.
-    """
-    sizes = [itemsize]
-    for stage in tail:
-        sizes.append(1 if stage.shrinks else sizes[-1])
-    parts: Iterable[Bytes] = [encoded.data]
-    for stage, size in reversed(list(zip(tail, sizes, strict=False))):
-        parts = stage.unpack(parts, size, str(encoded))
-    end = 0
-    for part in parts:
-        start, end = end, end + len(part)
-        if end > len(out):
-            raise CorruptDataError(f"{encoded}: expected at most {len(out)} bytes; found {end} or more")
-        out[start:end] = part
-    return end
-
-
-def expect_length(found: int, expected: int, encoded: Encoded) -> None:
-    """Check a number of bytes.
-
-    Raises:
-        CorruptDataError: it is another than expected.
-    """
-    if found != expected:
-        raise CorruptDataError(f"{encoded}: expected {expected} bytes; found {found}")
-
-
-def new_array(encoded: Encoded) -> Array:
-    """Allocate the array that an `Encoded` decodes to.
-
-    Raises:
-        CorruptDataError: no array has that dtype and shape.
-    """
-    try:
-        dtype = dtype_of(encoded.dtype)
-    except TensorMismatchError as exc:
-        raise CorruptDataError(f"{encoded}: {exc}") from exc
-    if any(length < 0 for length in encoded.shape) or math.prod(encoded.shape) * dtype.itemsize >= 1 << 62:
-        raise CorruptDataError(f"{encoded}: expected the shape of an array; found {encoded.shape}")
-    return np.empty(encoded.shape, dtype)

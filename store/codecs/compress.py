@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CodecError, CodecUnavailableError, CorruptDataError
-from .codec import Blocks, Bytes, ByteStage
+from .blocks import Blocks, Bytes
+from .codec import ByteStage
 
 OWN_LEVELS = 3
 """Up to this level, Zstandard searches as suits numbers."""

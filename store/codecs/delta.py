@@ -24,22 +24,8 @@ import numpy as np
 
 from ..arrays import Array, as_bytes, as_numpy
 from ..errors import CodecError, CorruptDataError
-from .codec import (
-    BLOCK_ITEMS,
-    Blocks,
-    Bytes,
-    ByteStage,
-    Encoded,
-    HeadStage,
-    cut,
-    encode_bytes,
-    encode_plain,
-    expect_length,
-    new_array,
-    pack,
-    shrinks,
-    unpack_into,
-)
+from .blocks import BLOCK_ITEMS, Blocks, Bytes, Encoded, cut, expect_length, new_array, pack, shrinks, unpack_into
+from .codec import ByteStage, HeadStage, encode_bytes, encode_plain
 
 Words = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
 

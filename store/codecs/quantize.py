@@ -32,23 +32,20 @@ from ..arrays import Array, as_bytes, as_numpy, dtype_name
 from ..errors import CodecError, CorruptDataError
 from . import codes, codes_cupy
 from .bits import noise_bits, pack_bits, packed_bytes, unpack_bits
-from .codec import (
+from .blocks import (
     BLOCK_ITEMS,
     EVEN_SHARE,
     Blocks,
     Bytes,
-    ByteStage,
     Encoded,
-    HeadStage,
     cut,
-    encode_bytes,
-    encode_plain,
     expect_length,
     new_array,
     pack,
     shrinks,
     unpack_into,
 )
+from .codec import ByteStage, HeadStage, encode_bytes, encode_plain
 from .codes import WIDE, scales_of, values_of, within_half_a_step
 from .groups import Layout
 from .kernels import Scales

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Array
-from .codec import BLOCK_ITEMS, Blocks, Bytes, ByteStage, cut
+from .blocks import BLOCK_ITEMS, Blocks, Bytes, cut
+from .codec import ByteStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
 from tensorvine.actors.shard import sweep
 from tensorvine.actors.transport import wire
-from tensorvine.store.archive import directory
+from tensorvine.store.archive import opening
 
 from . import cluster, disk, kernel, threads
 from .threads import world
@@ -86,7 +86,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (select, kernel.Select()),
         (ctypes, kernel.Ctypes()),
         (os, kernel.Os()),
-        (directory.open_directory, disk.open_directory),
+        (opening.open_directory, disk.open_directory),
         (wire.WireServer, cluster.SimulatedWireServer),
         (wire.WireClient, cluster.SimulatedWireClient),
         (server.LazyServer, _NoServer),
@@ -95,7 +95,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
     ]
 
 
-REAL = {("tensorvine.store.archive.directory", "os"), ("tensorvine.actors.memory.buffers", "mmap")}
+REAL = {("tensorvine.store.archive.local", "os"), ("tensorvine.actors.memory.buffers", "mmap")}
 """Modules that keep the real one: files are simulated above it, and a process's own memory needs no simulation."""
 
 

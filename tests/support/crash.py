@@ -28,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from tensorvine.store.archive import directory
+from tensorvine.store.archive import local
 from tensorvine.store.archive.archive import Archive, StoredFile
 from tensorvine.store.archive.encoding import Tensor, encode_tensors
 from tensorvine.store.archive.manifestfile import Manifest
@@ -130,7 +130,7 @@ def scripted(folder: Path, call: str | None, number: int, event: int) -> Iterato
         for name in ("mkdir", "rename", "unlink", "open"):
             patches.enter_context(mock.patch.object(os, name, on_path(name)))
         patches.enter_context(mock.patch.object(os, "fsync", fsync))
-        patches.enter_context(mock.patch.object(directory, "open", open_file, create=True))
+        patches.enter_context(mock.patch.object(local, "open", open_file, create=True))
         yield script
 
 

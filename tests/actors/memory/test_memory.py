@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorvine.actors.memory import memory as memory_module
-from tensorvine.actors.memory.memory import CHUNK_BYTES, MemoryView, SharedMemory
+from tensorvine.actors.memory import locks as locks_module
+from tensorvine.actors.memory import pages as pages_module
+from tensorvine.actors.memory.memory import MemoryView, SharedMemory
+from tensorvine.actors.memory.pages import CHUNK_BYTES
 from tensorvine.actors.shard import holdings as holdings_module
 from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.store.errors import ShardUnavailableError
@@ -91,7 +93,7 @@ class TestLocks:
                 kinds.append(int.from_bytes(argument[:2], sys.byteorder))
             return true(fd, command, argument)
 
-        monkeypatch.setattr(memory_module.fcntl, "fcntl", watched)
+        monkeypatch.setattr(locks_module.fcntl, "fcntl", watched)
         memory.label(PART, HEADER)
         found = view.read(PART, HEADER)
         assert memory.is_read(PART)
@@ -270,11 +272,11 @@ class TestOldKernels:
                 pass
 
             def madvise(self, *_: object) -> int:
-                memory_module.ctypes.set_errno(errno.EINVAL)
+                pages_module.ctypes.set_errno(errno.EINVAL)
                 return -1
 
-        monkeypatch.setattr(memory_module.ctypes, "CDLL", Libc)
-        monkeypatch.setattr(memory_module.ctypes, "get_errno", lambda: errno.EINVAL)
+        monkeypatch.setattr(pages_module.ctypes, "CDLL", Libc)
+        monkeypatch.setattr(pages_module.ctypes, "get_errno", lambda: errno.EINVAL)
         memory = SharedMemory(2 * CHUNK_BYTES)
         there = Part(HEADER_BYTES, 64 << 10)
         memory.part(there)[:] = 7
@@ -286,7 +288,7 @@ class TestOldKernels:
         def refused(*_: object) -> bytes:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-        monkeypatch.setattr(memory_module.fcntl, "fcntl", refused)
+        monkeypatch.setattr(locks_module.fcntl, "fcntl", refused)
         with pytest.raises(ShardUnavailableError, match=r"expected a kernel with open file description locks"):
             SharedMemory(1 << 20)
 

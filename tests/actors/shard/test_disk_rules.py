@@ -20,7 +20,7 @@ from tensorvine.actors.shard.disk.persister import Job, Persister
 from tensorvine.actors.shard.disk.tiers import Tiers
 from tensorvine.actors.shard.handoff.claims import claims_on
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.archive.directory import LocalDirectory
+from tensorvine.store.archive.local import LocalDirectory
 from tensorvine.store.errors import CorruptDataError, ModelLostError, StorageError
 from tensorvine.store.recovery import readmit
 from tensorvine.store.refs import ModelRef

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors.shard.disk.numbering import Numbering
 from tensorvine.store.archive import numbers
-from tensorvine.store.archive.directory import Directory, open_directory
+from tensorvine.store.archive.directory import Directory
 from tensorvine.store.archive.numbers import Numbers, decoded, encoded, gather
+from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.errors import StorageError
 from tensorvine.store.refs import ModelRef
 

@@ -170,7 +170,7 @@ class TestClones:
                 for place, clone in enumerate(self._clones)
             ]
 
-        monkeypatch.setattr("tensorvine.actors.training.forks._Fork._adopt", the_other_way_round)
+        monkeypatch.setattr("tensorvine.actors.training.directing.ForkDirector._adopt", the_other_way_round)
         run.train(5)
         with fork(run, at_step=5, steps=4) as clones:
             assert clones.results() == [own[5:9] for own in unforked]

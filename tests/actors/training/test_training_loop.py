@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tensorvine.actors.training.answers import first_failure, root_cause
 from tensorvine.actors.training.loop import TrainingLoop
+from tensorvine.actors.training.trainers import first_failure, root_cause
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError
 
 SOON_S = 30.0

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.planner.curves.drift import RECENT, drift, jump, spikes
 from tensorvine.planner.curves.losses import UpdateCosts
+from tensorvine.planner.schedules.request import METHODS, PlanRequest
 from tensorvine.planner.schedules.schedule import Schedule, fixed_schedule, greedy_schedule, greedy_threshold
 from tensorvine.planner.schedules.stream import (
     CHANGED,
     FURTHEST,
     KEPT,
-    METHODS,
     MOST_LOSSES,
     SPACING,
-    PlanRequest,
     Stream,
 )
 

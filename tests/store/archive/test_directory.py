@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorvine.store.archive.directory import Directory, open_directory
+from tensorvine.store.archive.directory import Directory
+from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.errors import StorageError
 
 from tests.support.crash import CALLS, scripted
@@ -331,7 +332,7 @@ class TestLocal(Contract):
 class TestClaim:
     HOLDER = """
 import sys
-from tensorvine.store.archive.directory import open_directory
+from tensorvine.store.archive.opening import open_directory
 print(open_directory(sys.argv[1]).claim("lock") is not None, flush=True)
 sys.stdin.read()
 """

@@ -15,7 +15,8 @@ from tensorvine.store.archive.archive import Archive, StoredFile
 from tensorvine.store.archive.encoding import DENSE_EVERY, decode_slot, encode_tensors
 from tensorvine.store.archive.segmentfile import Row, SegmentFile, Slot
 from tensorvine.store.arrays import Array
-from tensorvine.store.codecs.codec import Codec, Encoded
+from tensorvine.store.codecs.blocks import Encoded
+from tensorvine.store.codecs.codec import Codec
 from tensorvine.store.codecs.compress import Zstd
 from tensorvine.store.codecs.delta import Delta
 from tensorvine.store.codecs.quantize import Quantize

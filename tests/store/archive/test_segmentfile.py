@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.archive.directory import open_directory
 from tensorvine.store.archive.encoding import Tensor, block_of, encode_tensors
+from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.archive.segmentfile import (
     METADATA_KEY,
     Row,

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensorvine.store import Codec, Delta, Encoded, Gzip, Quantize, Shuffle, Zstd
 from tensorvine.store.arrays import Array, as_bytes, dtype_name, dtype_of
-from tensorvine.store.codecs.codec import BLOCK_ITEMS, Chain, decode, from_spec
+from tensorvine.store.codecs.blocks import BLOCK_ITEMS
+from tensorvine.store.codecs.codec import Chain, decode, from_spec
 from tensorvine.store.errors import CodecError, CodecUnavailableError, CorruptDataError
 
 DTYPES = [

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tensorvine.store import Codec, Delta, Gzip, Shuffle, Zstd
 from tensorvine.store.arrays import Array, as_bytes, dtype_of
 from tensorvine.store.codecs import delta
-from tensorvine.store.codecs.codec import BLOCK_ITEMS, Chain, decode, from_spec
+from tensorvine.store.codecs.blocks import BLOCK_ITEMS
+from tensorvine.store.codecs.codec import Chain, decode, from_spec
 from tensorvine.store.errors import CodecError, CorruptDataError
 
 TAILS = [Chain(), Zstd(), Shuffle() | Zstd(), Shuffle() | Gzip(1)]

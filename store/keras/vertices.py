@@ -1,4 +1,4 @@
-"""Keras models: their graph, their tensors, and a recipe from which the model is built again.
+"""The graph of a Keras model: leaf layers, their names and those of their weights.
 
 Rules
 - Vertices are leaf layers. A nested model is replaced by its layers; a layer that wraps others
@@ -21,22 +21,20 @@ Rules
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
-from inspect import signature
 from itertools import cycle
 from typing import Any, cast
 
 import keras
-from keras.src.saving.serialization_lib import ObjectSharingScope
 
-from .arrays import Array, as_numpy, call_facts, checked, dtype_name, fact, read_only
-from .errors import GraphError
-from .graphs.graph import Layer, ModelGraph
+from ..errors import GraphError
+from ..facts import call_facts
+from ..graphs.graph import Layer, ModelGraph
+from .configs import config_of
 
 _log = logging.getLogger(__name__)
 
@@ -55,109 +53,10 @@ def graph_of(model: keras.Model) -> ModelGraph:
     >>> graph_of(model).layers[-1].tensors
     ('out/kernel', 'out/bias')
     """
-    return ModelGraph(_Flattened(model).vertices)
+    return ModelGraph(Flattened(model).vertices)
 
 
-def tensors_of(model: keras.Model) -> dict[str, Array]:
-    """Weights of a model by name, read-only, in the order of `model.weights`.
-
-    On the CPU nothing is copied. Each array is a snapshot all the same: TensorFlow gives a variable a new
-    buffer when it is written to while somebody still reads the old one, so training that goes on does not
-    change the arrays, and the memory of a weight doubles only when it is written to while its array lives.
-
-    Raises:
-        GraphError: the model has no weights yet because its input shape is unknown.
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
-    >>> {name: array.shape for name, array in tensors_of(model).items()}
-    {'out/kernel': (4, 2), 'out/bias': (2,)}
-    """
-    return snapshot(weights_of(model))
-
-
-def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the weights that `tensors` names; the others keep their values.
-
-    Everything is checked before anything is written, so that an error leaves the model as it was.
-
-    Raises:
-        TensorNotFoundError: the model has no weight of a name.
-        TensorMismatchError: another shape or dtype than the weight's.
-        GraphError: the model has no weights yet because its input shape is unknown.
-    """
-    _assign(weights_of(model), tensors)
-
-
-def recipe_of(model: keras.Model) -> str:
-    """Write the architecture as JSON text, from which `build` makes an equal model with other weights.
-
-    It is what a `.keras` file holds beside the weights: configs, built shapes, and how it was compiled.
-
-    Raises:
-        GraphError: a part of the model has no config.
-    """
-    try:
-        with ObjectSharingScope():
-            entries = cast("dict[str, Any]", keras.saving.serialize_keras_object(model))
-        flags = [layer.trainable for layer in _all_layers(model)]
-        return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
-    except (NotImplementedError, TypeError, ValueError) as exc:
-        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
-
-
-def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
-
-    Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused
-    unless the process allowed it by `keras.config.enable_unsafe_deserialization()`.
-
-    Args:
-        recipe: what `recipe_of` wrote.
-        custom_objects: classes and functions by name that are not registered with Keras.
-
-    Raises:
-        GraphError: the text is no recipe, or a class in it is not known here.
-    """
-    try:
-        entries: dict[str, Any] = json.loads(recipe)
-        flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
-        with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
-            model = keras.saving.deserialize_keras_object(entries)
-            for layer, flag in zip(_all_layers(model), flags, strict=True):
-                if layer.trainable != flag:
-                    layer.trainable = flag
-            if compiled:  # after the flags, which say what the optimizer holds
-                model.compile_from_config(compiled)
-    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as exc:
-        raise GraphError(f"recipe: expected what recipe_of writes, of classes known here; found {exc}") from exc
-    if not isinstance(model, keras.Model):
-        raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
-    return model
-
-
-def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
-    """State of the optimizer by name, as "optimizer/adam/dense/kernel/momentum"; as `tensors_of`.
-
-    Empty if the model is not compiled, or was not trained since.
-    """
-    return snapshot(_optimizer_state(model))
-
-
-def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the optimizer's state that `tensors` names, all or nothing; an optimizer not built yet is built.
-
-    Raises:
-        TensorNotFoundError: the optimizer has no state of a name, or the model is not compiled.
-        TensorMismatchError: another shape or dtype.
-    """
-    optimizer: Any = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    _assign(_optimizer_state(model), tensors)
-
-
-class _Flattened:
+class Flattened:
     """A model taken apart: its vertices, and its weights by name.
 
     Without `configs`, which take most of the time, the vertices are good for their names only.
@@ -259,7 +158,7 @@ class _Flattened:
     def _leaf(self, operation: Any, name: str, inputs: list[str], more: Mapping[str, Any]) -> str:
         self._seen.add(id(operation))
         name = self._unique(name.removesuffix("/"))
-        own = _config(operation) if self._configs else {}
+        own = config_of(operation) if self._configs else {}
         config = {"class": type(operation).__name__, **own, **more}
         tensors = self._tensors(_inner_weights(operation), name + "/")
         self.vertices.append(Layer(name, config, tuple(inputs), tensors))
@@ -269,14 +168,14 @@ class _Flattened:
         result: list[str] = []
         for weight, name in weights:
             if id(weight) not in self.names:
-                unique = _first_free(prefix + name, self.weights)
+                unique = first_free(prefix + name, self.weights)
                 self.names[id(weight)] = unique
                 self.weights[unique] = weight
             result.append(self.names[id(weight)])
         return tuple(result)
 
     def _unique(self, name: str) -> str:
-        unique = _first_free(name, self._taken)
+        unique = first_free(name, self._taken)
         self._taken.add(unique)
         return unique
 
@@ -316,7 +215,8 @@ def _shapes(layer: Any) -> dict[str, Any]:
     return {"weights": [list(weight.shape) for weight in layer.weights]}
 
 
-def _first_free(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+def first_free(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+    """Return the name, numbered if it is taken."""
     unique, count = name, 1
     while unique in taken:
         count += 1
@@ -335,11 +235,6 @@ def _name(operation: Any, renamed: bool) -> str:
 
 def _weight_name(weight: Any) -> str:
     return re.sub(r"^variable_\d+$", "variable", weight.name)
-
-
-def _all_layers(model: Any) -> list[Any]:
-    """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
-    return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
 
 
 def _own_weights(layer: Any) -> list[Any]:
@@ -364,112 +259,3 @@ def _walk(layer: Any, prefix: str) -> Iterator[tuple[Any, str]]:
         yield weight, prefix + _weight_name(weight)
     for inner in layer._layers:
         yield from _walk(inner, f"{prefix}{_name(inner, renamed=True)}/")
-
-
-def _config(operation: Any) -> dict[str, Any]:
-    """What an operation computes: its config without name, trainable flag and dtype policy."""
-    try:
-        config: dict[str, Any] = operation.get_config()
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        names = list(signature(type(operation).__init__).parameters)[1:]
-        config = {name: getattr(operation, name) for name in names if hasattr(operation, name)}
-    config = {key: value for key, value in config.items() if key not in ("name", "trainable")}
-    if isinstance(operation, keras.layers.Lambda):
-        config["function"] = operation.function  # Keras's own encoding depends on the file's lines
-    if isinstance(operation, keras.Layer) and not isinstance(operation, keras.layers.InputLayer):
-        config.pop("dtype", None)
-    return cast("dict[str, Any]", fact(_without_noise(config)))
-
-
-def _without_noise(value: Any) -> Any:
-    """Drop names, trainable flags, dtype policies and built shapes from objects that Keras serialized."""
-    if isinstance(value, (list, tuple)):
-        return [_without_noise(item) for item in cast("list[Any]", value)]
-    if not isinstance(value, dict):
-        return value
-    entries = cast("dict[str, Any]", value)
-    if isinstance(entries.get("config"), dict) and "class_name" in entries:
-        noise = ("name", "trainable", "dtype") if "name" in entries["config"] else ()
-        config = {key: item for key, item in entries["config"].items() if key not in noise}
-        entries = {"class_name": entries["class_name"], "config": _numbered(config)}
-    return {key: _without_noise(item) for key, item in entries.items()}
-
-
-def _numbered(config: dict[str, Any]) -> dict[str, Any]:
-    """In the config of a model inside a layer, call its layers by number, for their names are automatic."""
-    layers = config.get("layers")
-    if not isinstance(layers, list):
-        return config
-    listed = cast("list[dict[str, Any]]", layers)
-    numbers = {entry["name"]: f"layer {index}" for index, entry in enumerate(listed) if "name" in entry}
-
-    def rename(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: rename(item) for key, item in cast("dict[str, Any]", value).items()}
-        if isinstance(value, (list, tuple)):
-            return [rename(item) for item in cast("list[Any]", value)]
-        return numbers.get(value, value) if isinstance(value, str) else value
-
-    return rename(config)
-
-
-def weights_of(model: keras.Model) -> dict[str, Any]:
-    """Variables of a model by the names that their tensors have."""
-    names = _Flattened(model, configs=False).names
-    return {names[id(weight)]: weight for weight in model.weights}
-
-
-def weights_in_call_order(model: keras.Model) -> dict[str, Any]:
-    """Variables of a model by name, in the order in which a forward pass reads them.
-
-    Layers without a name of their own are counted in this model alone ("dense", "dense#2"), whatever numbers Keras
-    gave to them: a function that builds the model twice in a process gives the same names twice.
-    """
-    return _Flattened(model, configs=False, renamed=True).weights
-
-
-def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[Any, str | None]]:
-    """State of a built optimizer: name -> variable, and the weight whose slot it is, None if it is no slot.
-
-    A slot's name has its weight's name in place of Keras's path; empty if the optimizer is not built.
-
-    Args:
-        model: a built model.
-        numbered: name weights as `weights_of` does; False: as `weights_in_call_order`.
-    """
-    optimizer: Any = getattr(model, "optimizer", None)
-    if optimizer is None or not optimizer.built:
-        return {}
-    names = _Flattened(model, configs=False, renamed=not numbered).names
-    by_path: defaultdict[str, list[str]] = defaultdict(list)
-    for weight in model.trainable_variables:
-        by_path[weight.path.replace("/", "_")].append(names[id(weight)])
-    met: defaultdict[str, int] = defaultdict(int)
-    state: dict[str, tuple[Any, str | None]] = {}
-    for variable in optimizer.variables:
-        owner, _, slot = variable.path.rpartition("/")
-        owner = re.sub(r"_\d+(?=/|$)", "", owner)  # adam_7: numbered like layers
-        name, weight = f"optimizer/{owner}/{slot}", None
-        path = max((path for path in by_path if slot.startswith(path + "_")), key=len, default="")
-        if path:
-            weights = by_path[path]  # several weights may have one path; their slots come in their order
-            weight = weights[met[slot] % len(weights)]
-            name = f"optimizer/{owner}/{weight}/{slot[len(path) + 1 :]}"
-            met[slot] += 1
-        state[_first_free(name, state)] = (variable, weight)
-    return state
-
-
-def _optimizer_state(model: keras.Model) -> dict[str, Any]:
-    return {name: variable for name, (variable, _) in optimizer_state_of(model).items()}
-
-
-def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
-    """Values of variables by name, as `tensors_of` gives them."""
-    return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
-
-
-def _assign(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
-    expected = {name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()}
-    for name, array in checked(tensors, expected).items():
-        variables[name].assign(array)

@@ -1,0 +1,178 @@
+"""The kernel's locks on what a process reads of a shared memory.
+
+Rules (numbered as in `memory`)
+- M5. A reader's lock (`F_OFD_SETLK`) is on the block's first byte, for as long as any array on it lives; the kernel
+  lets it go when the process dies. One byte: blocks of different times may overlap, and to unlock one must not unlock
+  another.
+- M6. Locks are a process's own. A process that forks gives its child locks of its own on all that it reads, before
+  there is a child: what either lets go then, the other keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator
+
+import numpy as np
+
+from ...store.segments.arena import Part
+
+log = logging.getLogger(__name__)
+
+BOARD_BYTES = mmap.PAGESIZE
+_GETLK, _SETLK = 36, 37  # F_OFD_GETLK and F_OFD_SETLK; builds of Python against old headers lack the names
+
+
+class ReadLocks:
+    """Kernel locks on the parts that this process reads.
+
+    Args:
+        fd: of the memory. Locks belong to an open file description: it is opened once more for them alone.
+        readable: where this process reads it, made unreadable in a forked child that could get no locks.
+    """
+
+    def __init__(self, fd: int, readable: mmap.mmap | None = None) -> None:
+        self._fds = [_opened_again(fd)]
+        """The descriptor that has the locks; one more while this process forks."""
+        self._readable = readable
+        self._counts: dict[int, int] = {}
+        """Offset of a part -> arrays on it."""
+        self._mutex = threading.Lock()
+        self._released: deque[int] = deque()
+        """Left by finalizers, which may run in the middle of anything, and counted off by whoever has the mutex."""
+        weakref.finalize(self, _close_all, self._fds)
+        _forking.watch(self)
+
+    def guard(self, block: np.ndarray, part: Part) -> np.ndarray:
+        """Lock `part` until `block`, whose base is no array, and all views on it are gone."""
+        self._take(part.offset)
+        weakref.finalize(block, self._release, part.offset).atexit = False
+        return block
+
+    @contextlib.contextmanager
+    def held(self, part: Part) -> Generator[None]:
+        """Lock `part` meanwhile."""
+        self._take(part.offset)
+        try:
+            yield
+        finally:
+            self._release(part.offset)
+
+    def _take(self, offset: int) -> None:
+        with self._mutex:
+            count = self._counts.get(offset, 0)
+            if not count:
+                _lock(self._fds[0], fcntl.F_RDLCK, offset)
+            self._counts[offset] = count + 1
+        self._settle()
+
+    def _release(self, offset: int) -> None:
+        self._released.append(offset)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Count off what was released; where somebody has the mutex, he does when he lets it go."""
+        while self._released and self._mutex.acquire(blocking=False):
+            try:
+                while self._released:
+                    offset = self._released.popleft()
+                    self._counts[offset] -= 1
+                    if not self._counts[offset]:
+                        del self._counts[offset]
+                        _lock(self._fds[0], fcntl.F_UNLCK, offset)
+            finally:
+                self._mutex.release()
+
+    # ---- forks ------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Make the locks that the child is to have, and keep all as it is until it has them."""
+        self._mutex.acquire()
+        try:
+            self._fds.append(_opened_again(self._fds[0]))
+            for offset in self._counts:
+                _lock(self._fds[1], fcntl.F_RDLCK, offset)
+        except OSError as exc:
+            log.error("fork: the child gets no locks on %d blocks, and cannot read them: %s", len(self._counts), exc)
+            _close_all(self._fds[1:])
+            del self._fds[1:]
+
+    def after_fork(self, child: bool) -> None:
+        """Go on: by the new locks in the child, by the old ones in the parent."""
+        if child and len(self._fds) == 1 and self._readable is not None:
+            _forbid(self._readable)
+        elif len(self._fds) == 2:
+            os.close(self._fds.pop(0 if child else 1))
+        self._mutex.release()
+        self._settle()
+
+
+class _Forking:
+    """Tells all locks of this process that it forks."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[ReadLocks] = weakref.WeakSet()
+        self._under_way: list[ReadLocks] = []
+        self._registered = False
+        self._turn = threading.Lock()
+        """Held by the thread that forks, in the child as well: two may want to at one time."""
+
+    def watch(self, locks: ReadLocks) -> None:
+        self._all.add(locks)
+        if not self._registered:
+            self._registered = True
+            child, parent = (lambda: self._after(True)), (lambda: self._after(False))
+            os.register_at_fork(before=self._before, after_in_child=child, after_in_parent=parent)
+
+    def _before(self) -> None:
+        self._turn.acquire()
+        self._under_way = list(self._all)
+        for locks in self._under_way:
+            locks.before_fork()
+
+    def _after(self, child: bool) -> None:
+        under_way, self._under_way = self._under_way, []
+        for locks in under_way:
+            locks.after_fork(child)
+        self._turn.release()
+
+
+_forking = _Forking()
+
+
+def _forbid(mapping: mmap.mmap) -> None:
+    """Make a mapping unreadable: who reads it ends by a signal, and not with bytes that have become another's."""
+    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), 0)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _opened_again(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+
+
+def _lock(fd: int, kind: int, offset: int) -> None:
+    fcntl.fcntl(fd, _SETLK, _flock(kind, offset))
+
+
+def is_locked(fd: int, offset: int) -> bool:
+    """Tell whether a part is locked through another description; nobody is disturbed by the question."""
+    (found,) = struct.unpack_from("h", fcntl.fcntl(fd, _GETLK, _flock(fcntl.F_WRLCK, offset)))
+    return found != fcntl.F_UNLCK
+
+
+def _flock(kind: int, offset: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, BOARD_BYTES + offset, 1, 0)

@@ -1,0 +1,89 @@
+"""Safetensors files.
+
+Rules
+- A dtype that the format has no name for is refused, never converted.
+- The format has no checksums: its parser finds damage to the structure of a file, not to its values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
+from ..errors import CorruptDataError, TensorMismatchError
+from ..lazy import optional
+from .directory import Fill
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+"""Our name of a dtype -> safetensors' name."""
+_FACTS = "__metadata__"
+
+
+def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> Fill:
+    """Return what writes the header and then the bytes, the widest elements first: each tensor is then aligned."""
+    header: dict[str, Any] = {_FACTS: dict(facts)} if facts else {}
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    at = 0
+    for name, array in ordered:
+        dtype = dtype_name(array.dtype)
+        if dtype not in _DTYPES or name == _FACTS:
+            raise TensorMismatchError(
+                f"{path}: tensor {name!r}: expected a dtype and a name that safetensors has; found {dtype}"
+            )
+        offsets = [at, at := at + array.nbytes]
+        header[name] = {"dtype": _DTYPES[dtype], "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def fill(sink: Any) -> None:
+        sink.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            if array.nbytes:
+                sink.write(as_bytes(array))
+
+    return fill
+
+
+def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
+    """Return the tensors and facts of a file's content."""
+    library = optional("safetensors", path)
+    try:
+        found: list[tuple[str, dict[str, Any]]] = library.deserialize(content)
+    except library.SafetensorError as exc:
+        raise CorruptDataError(f"{path}: expected a whole safetensors file; {exc}") from exc
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # the parser has accepted it
+    names = {theirs: ours for ours, theirs in _DTYPES.items()}
+    tensors: dict[str, Array] = {}
+    for name, row in found:
+        if row["dtype"] not in names:
+            raise TensorMismatchError(
+                f"{path}: tensor {name!r}: expected a dtype that NumPy can hold; found {row['dtype']}"
+            )
+        tensors[name] = read_only(from_bytes(np.frombuffer(row["data"], np.uint8), names[row["dtype"]], row["shape"]))
+    order = {name: tensors[name] for name in header if name in tensors}
+    return order, header.get(_FACTS) or {}

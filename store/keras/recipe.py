@@ -1,0 +1,73 @@
+"""A recipe of a Keras model: text from which it is built again.
+
+Rules
+- It is what a `.keras` file holds beside the weights: configs, built shapes, and how the model was compiled.
+- Code inside a recipe is refused, unless the process allowed it.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# (keras's types are partial)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import keras
+from keras.src.saving.serialization_lib import ObjectSharingScope
+
+from ..errors import GraphError
+
+
+def recipe_of(model: keras.Model) -> str:
+    """Write the architecture as JSON text, from which `build` makes an equal model with other weights.
+
+    It is what a `.keras` file holds beside the weights: configs, built shapes, and how it was compiled.
+
+    Raises:
+        GraphError: a part of the model has no config.
+    """
+    try:
+        with ObjectSharingScope():
+            entries = cast("dict[str, Any]", keras.saving.serialize_keras_object(model))
+        flags = [layer.trainable for layer in _all_layers(model)]
+        return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
+    except (NotImplementedError, TypeError, ValueError) as exc:
+        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
+
+
+def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
+
+    Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused
+    unless the process allowed it by `keras.config.enable_unsafe_deserialization()`.
+
+    Args:
+        recipe: what `recipe_of` wrote.
+        custom_objects: classes and functions by name that are not registered with Keras.
+
+    Raises:
+        GraphError: the text is no recipe, or a class in it is not known here.
+    """
+    try:
+        entries: dict[str, Any] = json.loads(recipe)
+        flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
+        with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
+            model = keras.saving.deserialize_keras_object(entries)
+            for layer, flag in zip(_all_layers(model), flags, strict=True):
+                if layer.trainable != flag:
+                    layer.trainable = flag
+            if compiled:  # after the flags, which say what the optimizer holds
+                model.compile_from_config(compiled)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as exc:
+        raise GraphError(f"recipe: expected what recipe_of writes, of classes known here; found {exc}") from exc
+    if not isinstance(model, keras.Model):
+        raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
+    return model
+
+
+def _all_layers(model: Any) -> list[Any]:
+    """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
+    return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
