@@ -4,7 +4,7 @@ Rules
 - The ranks are ordered, the clones started, and all of them waited for. Whoever fails is named; then the fork is given
   up everywhere and every clone of it is ended. The run goes on.
 - A step that is given is captured even if the clones are not there yet; where none is given, the clones are started
-  first, and the fork takes place at one of the next steps.
+  first, and the fork takes place at one of the next steps, or at the last one if the training ends before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Actor, Engine
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
@@ -94,7 +95,7 @@ class ForkDirector:
                 self._arm(order, self._at_step)
             self._start(counts, options, names)
             adopting = self._adopt(order, steps)
-            step = self._at_step if self._at_step is not None else self._arm_soon(order)
+            step = self._at_step if self._at_step is not None else self._soon(order)
             self._report(order, step, *self._wait(order, adopting))
         except BaseException as exc:
             self._give_up(order, exc)
@@ -135,6 +136,20 @@ class ForkDirector:
     def _arm(self, order: ForkOrder, step: int) -> None:
         self._all(self._trainers, RankCalls.arm(order, step))
 
+    def _soon(self, order: ForkOrder) -> int:
+        """Order the fork for one of the next steps, and anew where the training stands still before that step."""
+        while True:
+            step = self._arm_soon(order)
+            pauses = Backoff(MARGIN_S / 2, 1.0)
+            while pauses.wait(Deadline(self._deadline)):
+                reports = self._all(self._trainers, RankCalls.describe())
+                if max(report.steps_done for report in reports) >= step:
+                    return step
+                if not any(report.training for report in reports):
+                    break
+            else:
+                return step  # whoever waits for it says which rank did not come to it
+
     def _arm_soon(self, order: ForkOrder) -> int:
         """Order the fork for one of the next steps: far enough that no rank has begun it when it hears of it."""
         margin = 2
@@ -149,7 +164,6 @@ class ForkDirector:
                 self._arm(order, step)
             except ForkError as exc:
                 log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
-                self._all(self._trainers, RankCalls.cancel(order.id, "the step was too soon"))
                 margin *= 4
             else:
                 return step

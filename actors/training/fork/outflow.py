@@ -58,7 +58,8 @@ class Outflow:
     def __init__(self, order: ForkOrder, step: int, rank: int, connect: Connect, deadline: float) -> None:
         self._order = order
         self._deadline = deadline
-        self._step = step
+        self.step = step
+        """As long as it has not begun, another may be ordered."""
         self._where = f"fork {order.id}: rank {rank} of {order.run!r}"
         self._changed = threading.Condition()
         self._arrays: dict[int, tuple[int, np.ndarray]] = {}
@@ -249,7 +250,7 @@ class Outflow:
             raise ForkError(str(self._error))
         if not came:
             raise OperationTimeoutError(
-                f"expected the end of step {self._step} within {self._order.timeout} s; it did not come"
+                f"expected the end of step {self.step} within {self._order.timeout} s; it did not come"
             )
 
 

@@ -98,13 +98,14 @@ class ForkPort:
             return self._fork.order.id if self._running() and self._fork else None
 
     def arm(self, order: ForkOrder, step: int) -> bool:
-        """Take an order.
+        """Take an order, or another step for the one that was taken.
 
         Returns:
             True: the step is the last one that ended; whoever holds the training calls `capture` between two steps.
 
         Raises:
-            ForkError: the step is past, another fork is under way, or the order is of another training.
+            ForkError: the step is past, another fork is under way, the order is of another training, or its step has
+                begun. An order that was taken stays so.
         """
         where = f"fork {order.id}: rank {self._rank} of {self._run!r}"
         if (order.run, order.sources) != (self._run, self._size):
@@ -113,13 +114,15 @@ class ForkPort:
             )
         order.check(self._training.specs(), where)
         with self._lock:
-            if self._running() and self._fork is not None:
-                raise ForkError(
-                    f"{where}: expected no other fork; fork {self._fork.order.id} at step {self._fork.step} goes on"
-                )
+            taken = self._fork if self._running() else None
+            if taken is not None and (taken.order.id != order.id or taken.state.began_at):
+                raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {taken.step} goes on")
             done = self._training.steps_done
             if step < done or step <= self._begun != done:
                 raise ForkError(f"{where}: expected a step to come; step {step} is past, {self._begun} has begun")
+            if taken is not None:
+                taken.step = taken.state.step = taken.outflow.step = step
+                return step == done
             deadline = time.monotonic() + order.timeout
             outflow = Outflow(order, step, self._rank, self._connect, deadline)
             self._fork = _Fork(order, step, outflow, ForkState(step=step), deadline)
@@ -132,23 +135,18 @@ class ForkPort:
         """Hand over the state as it is: the training stands between two steps.
 
         Raises:
-            ForkError: it has gone on meanwhile.
+            ForkError: it has gone on meanwhile; another step may be ordered.
         """
         with self._lock:
             fork = self._fork
             if fork is None or fork.outflow.ended:
                 return
             if fork.step != self._training.steps_done:
-                error = ForkError(
+                raise ForkError(
                     f"fork {fork.order.id}: rank {self._rank} of {self._run!r}: expected step {fork.step} to be the "
                     f"last one that ended; it is {self._training.steps_done}"
                 )
-            else:
-                error = None
-                self._begin(fork)
-        if error is not None:
-            fork.outflow.fail(error)
-            raise error
+            self._begin(fork)
         self._hand_over(fork)
 
     def cancel(self, fork_id: str, reason: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import ray
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.training import directing
 from tensorvine.actors.training.calls import TrainerCalls
 from tensorvine.actors.training.fork import forkable
 from tensorvine.actors.training.fork.calls import ForkCalls
@@ -42,6 +43,8 @@ def net(context: RankContext) -> NumpyTraining:
     state = {"w": np.ones((width, 300)), "momentum": np.zeros((width, 300)), "b": np.zeros(3), "noise": np.zeros(2)}
 
     def step(now: StepContext) -> float:
+        while now.options["waits_for"] and not os.path.exists(now.options["waits_for"]):
+            time.sleep(0.01)
         loss = float(np.mean(now["w"] ** 2) + now["momentum"].sum() + now["noise"].sum() + now["b"].sum())
         now.reduce("b", np.full(3, np.sin(now.step + now.rank)))
         now.reduce("w", np.cos(now["w"] * now.step + now.rank))
@@ -60,7 +63,7 @@ def net(context: RankContext) -> NumpyTraining:
             return super().memory(name)
 
     random = np.random.default_rng(context.rank)
-    options = {"rate": 0.01, "width": width, "stalls_until": ""}
+    options = {"rate": 0.01, "width": width, "stalls_until": "", "waits_for": ""}
     return Net(context, state, step, parameters=["w", "b"], random=random, local=["noise"], options=options)
 
 
@@ -128,6 +131,22 @@ class TestClones:
         originals = run.results()
         assert losses == [own[report.step : report.step + 20] for own in originals]
         assert [own[:STEPS] for own in originals] == [own[: len(originals[0])] for own in unforked]
+
+    def test_a_training_that_ends_before_the_step_was_to_come_is_forked_where_it_ended(
+        self, run: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go = tmp_path / "go"
+
+        def too_far(*_: object) -> int:
+            go.touch()
+            return 10_000
+
+        monkeypatch.setattr(directing, "steps_ahead", too_far)
+        run.configure({"waits_for": str(go)})
+        run.train_async(STEPS)
+        with fork(run, at_step=None) as clones:
+            assert clones.report.step == done(clones) == STEPS
+            assert clones.train(3) == run.train(3)
 
     def test_a_given_step_is_captured_though_the_clones_start_after_it(
         self, run: Trainers, unforked: list[list[float]]

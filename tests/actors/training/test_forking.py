@@ -251,6 +251,31 @@ class TestWhole:
             intake.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
 
+    def test_an_order_takes_place_at_the_step_that_was_said_last(self, run: Make) -> None:
+        one = run(2, 2)
+        one.adopt()
+        one.arm(AT + 1000)
+        one.train(AT)
+        for port in one.ports:
+            assert port.arm(one.order, AT)
+            port.capture()
+        for rank, intake in enumerate(one.intakes):
+            intake.whole(TIMEOUT_S)
+            assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
+
+    def test_an_order_stays_when_its_training_has_gone_on(self, run: Make) -> None:
+        one = run(1, 1)
+        one.train(AT - 1)
+        one.adopt()
+        assert one.ports[0].arm(one.order, AT - 1)
+        one.train(1)
+        with pytest.raises(ForkError, match=f"expected step {AT - 1} to be the last one that ended; it is {AT}"):
+            one.ports[0].capture()
+        one.arm(AT + 3)
+        one.train(3)
+        one.intakes[0].whole(TIMEOUT_S)
+        assert one.clones[0].step() == one.train(1)[0][0]
+
     def test_one_fork_after_the_other(self, run: Make) -> None:
         one = run(1, 1)
         one.adopt()
@@ -287,6 +312,13 @@ class TestOrders:
         one.train(AT + 1)
         with pytest.raises(ForkError, match=f"expected a step to come; step {AT} is past"):
             one.ports[0].arm(one.order, AT)
+
+    def test_another_step_for_a_fork_whose_step_has_come(self, run: Make) -> None:
+        one = run(1, 1)
+        one.arm()
+        one.train(AT)
+        with pytest.raises(ForkError, match=f"expected no other fork; fork .* at step {AT} goes on"):
+            one.ports[0].arm(one.order, AT + 5)
 
     def test_a_step_that_has_begun(self, run: Make) -> None:
         one = run(1, 1)
