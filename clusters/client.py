@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -83,7 +83,7 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON, and nothing else."""
     typer.echo(json.dumps(value, indent=2))
 

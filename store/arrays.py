@@ -99,7 +99,7 @@ def dtype_name(dtype: object) -> str:
 
 
 @lru_cache(maxsize=256)
-def _name_of(dtype: np.dtype[Any]) -> str:
+def _name_of(dtype: np.dtype[np.generic]) -> str:
     if not _storable(dtype):
         raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype}")
     return dtype.name
@@ -196,7 +196,7 @@ def read_only(array: Array) -> Array:
     return view
 
 
-def _storable(dtype: np.dtype[Any]) -> bool:
+def _storable(dtype: np.dtype[np.generic]) -> bool:
     return dtype.kind in _NUMERIC_KINDS or dtype.newbyteorder("=") in _EXTENDED.values()
 
 

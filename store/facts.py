@@ -158,5 +158,5 @@ def _code_facts(code: CodeType) -> list[Any]:
     return [code.co_code.hex(), list(code.co_names), constants]
 
 
-def _digest(facts: Any) -> str:
+def _digest(facts: object) -> str:
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

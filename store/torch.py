@@ -171,7 +171,7 @@ class _Flattened:
             if id(tensor) not in self._placed:
                 self._parameter(name, tensor)
 
-    def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, Any] | None = None) -> str:
+    def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, object] | None = None) -> str:
         state = self._state(module)
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())
@@ -200,7 +200,7 @@ class _Flattened:
     def _vertex(
         self,
         name: str,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         inputs: Sequence[str] = (),
         tensors: Sequence[str] = (),
     ) -> str:
@@ -281,5 +281,5 @@ def _is_simple(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str)) or callable(value)
 
 
-def _named(function: Callable[..., Any]) -> str:
+def _named(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", type(function).__name__).strip("_")

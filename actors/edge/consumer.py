@@ -77,7 +77,7 @@ class EdgeConsumer:
         self,
         url: str,
         name: str,
-        build: Callable[[], Any] | None = None,
+        build: Callable[[], object] | None = None,
         *,
         repository: str = "default",
         timeout: float = 30.0,
@@ -180,7 +180,7 @@ class EdgeConsumer:
         """The version that answers; None before the first."""
         return self._serving.ref if self._serving is not None else None
 
-    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that has arrived.
 
         Args:

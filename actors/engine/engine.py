@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+        self, cls: type, name: str, arguments: Mapping[str, object], node: str | None = None, life: Life = SERVICE
     ) -> Actor:
         """Start an actor, by default one that outlives its starter, or find the running one of that name."""
         ...
@@ -112,7 +112,7 @@ class Engine(Protocol):
         """Return what is kept under names that begin so; errors as in `keep`."""
         ...
 
-    def call(self, actor: Actor, method: str, *arguments: Any) -> Future:
+    def call(self, actor: Actor, method: str, *arguments: object) -> Future:
         """Send a call; its answer comes as a future."""
         ...
 
@@ -129,7 +129,7 @@ class Engine(Protocol):
         """Wait for an answer within an asynchronous actor; errors as in `result`."""
         ...
 
-    def put(self, block: Any) -> Handle:
+    def put(self, block: object) -> Handle:
         """Store a copy of a block in this node's shared memory, owned by this process."""
         ...
 

@@ -61,7 +61,7 @@ class RayEngine:
         return cast(str, ray.util.get_node_ip_address())
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+        self, cls: type, name: str, arguments: Mapping[str, object], node: str | None = None, life: Life = SERVICE
     ) -> Any:
         """Start or find a named actor."""
         for _, method in inspect.getmembers(cls, callable):
@@ -119,7 +119,7 @@ class RayEngine:
             found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
-    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+    def call(self, actor: object, method: str, *arguments: object) -> Any:
         """Send a call."""
         _check_running(method)
         return getattr(actor, method).remote(*arguments)
@@ -139,7 +139,7 @@ class RayEngine:
         except (ray.exceptions.RayError, TimeoutError) as exc:
             _translate(exc, timeout, who)
 
-    def put(self, block: Any) -> Any:
+    def put(self, block: object) -> Any:
         """Store a block in shared memory."""
         return ray.put(block)
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Generator, Mapping, Set
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class Candidate:
     ...     saved = candidate.save(quality=0.93)
     """
 
-    def __init__(self, repository: Repository | None, name: str, model: Any, *, freeze: bool = True) -> None:
+    def __init__(self, repository: Repository | None, name: str, model: object, *, freeze: bool = True) -> None:
         self.name = check_name(name)
         self.model = model
         self.ancestor: ModelRef | None = None
@@ -89,7 +88,7 @@ class Candidate:
             self.release()
             raise
 
-    def save(self, quality: float, metadata: Mapping[str, Any] | None = None, timeout: float = 60.0) -> Saved | None:
+    def save(self, quality: float, metadata: Mapping[str, object] | None = None, timeout: float = 60.0) -> Saved | None:
         """Save the model with its ancestor as parent; tensors of layers that are still the ancestor's are shared.
 
         Args:

@@ -39,7 +39,7 @@ DRAWS = 1000
 
 
 def run_function(
-    build: Callable[[RunningJob], Any],
+    build: Callable[[RunningJob], object],
     train: Callable[[Candidate, RunningJob], float],
     *,
     repository: str,
@@ -112,7 +112,7 @@ class Retirement(Callback):
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             log.warning("what failed jobs saved is taken away after the next job: %s", exc)
 
-    def on_done_other(self, job: Any) -> None:
+    def on_done_other(self, job: object) -> None:
         """Do the same for a candidate that another process of this search evaluated."""
         self.on_done(job)
 
@@ -182,7 +182,7 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
 
-def other_value(decision: Hyperparameter[Any, Any], value: Any, random: np.random.RandomState) -> Any:
+def other_value(decision: Hyperparameter[Any, Any], value: object, random: np.random.RandomState) -> Any:
     """Draw a value of a decision that is not `value`: by the decision's own weights, as far as it has some.
 
     Raises:
@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
 
 def _evaluate(
     job: RunningJob,
-    build: Callable[[RunningJob], Any],
+    build: Callable[[RunningJob], object],
     train: Callable[[Candidate, RunningJob], float],
     repository: str,
     name: str,

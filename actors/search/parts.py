@@ -31,7 +31,7 @@ class ModelParts:
         GraphError: it is neither.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self.graph: ModelGraph
         self._model = model
         self._adapter = adapter_of(model)

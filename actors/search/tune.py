@@ -44,7 +44,7 @@ def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
         yield tune.Checkpoint(directory, cast(Any, fs.LocalFileSystem()))
 
 
-def report(metrics: Mapping[str, Any], ref: ModelRef) -> None:
+def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
     """Report metrics from a trial, as `tune.report`, with a version as the checkpoint.
 
     Args:
@@ -123,7 +123,7 @@ class Retirement(tune.Callback):
         """Versions that did not come as checkpoints."""
 
     def on_checkpoint(
-        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any
+        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: object
     ) -> None:
         """Take note of a version, and retire what it replaces."""
         ref, versions = ref_of(checkpoint), self._reported.setdefault(trial.trial_id, {})
@@ -132,7 +132,7 @@ class Retirement(tune.Callback):
         versions[checkpoint.path] = ref
         self._sweep(trials)
 
-    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+    def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
         """Retire what was kept only since another trial went on from it."""
         self._sweep(trials)
 

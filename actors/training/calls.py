@@ -70,7 +70,7 @@ class TrainerCalls(RankCalls):
         ...
 
     @remote("watch")
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Change options at the next boundary; see `Trainers.configure` for several ranks.
 
         Raises:
@@ -79,7 +79,7 @@ class TrainerCalls(RankCalls):
         ...
 
     @remote("ctl")
-    def prepare(self, change: str, method: str, arguments: Sequence[Any], step: int | None) -> bool:
+    def prepare(self, change: str, method: str, arguments: Sequence[object], step: int | None) -> bool:
         """Prepare a change that `decide` makes, and tell whether its step is still to come.
 
         Args:
@@ -97,7 +97,7 @@ class TrainerCalls(RankCalls):
         ...
 
     @remote("watch")
-    def save(self, name: str, quality: float | None = None, metadata: Mapping[str, Any] | None = None) -> Saved:
+    def save(self, name: str, quality: float | None = None, metadata: Mapping[str, object] | None = None) -> Saved:
         """Save the whole state between two steps; training waits for one memory copy. Its parent is what was last saved
         or restored here.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import Backoff, Deadline
@@ -84,7 +84,7 @@ class ForkDirector:
     def run(
         self,
         counts: Sequence[int],
-        options: Sequence[Mapping[str, Any]],
+        options: Sequence[Mapping[str, object]],
         names: Sequence[str | None],
         steps: int,
     ) -> list[Trainers]:
@@ -171,7 +171,9 @@ class ForkDirector:
             f"fork {order.id} of {self._run!r}: expected a step that no rank has begun; {TRIES} were too soon"
         )
 
-    def _start(self, counts: Sequence[int], options: Sequence[Mapping[str, Any]], names: Sequence[str | None]) -> None:
+    def _start(
+        self, counts: Sequence[int], options: Sequence[Mapping[str, object]], names: Sequence[str | None]
+    ) -> None:
         """Start the clones, all groups at once."""
         recipe: Recipe | None = None
         if self._build is None:

@@ -57,7 +57,7 @@ class StepContext:
         self._training.await_tensor(name)
         return self._training.views[name]
 
-    def reduce(self, name: str, gradient: Any) -> None:
+    def reduce(self, name: str, gradient: object) -> None:
         """Begin to average a gradient with those of the other ranks; returns at once. Call it in the backward pass.
 
         Args:
@@ -168,14 +168,14 @@ class NumpyTraining:
     def __init__(
         self,
         context: RankContext,
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
         step: Callable[[StepContext], float],
         *,
         parameters: Sequence[str] = (),
         random: np.random.Generator | None = None,
         updates: Sequence[str] | None = None,
         local: Collection[str] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
+        options: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.context = context
         self.where = f"training {context.run!r}, rank {context.rank}"
@@ -247,7 +247,7 @@ class NumpyTraining:
         """Attach what is called in each step; None: nothing."""
         self._hooks = hooks
 
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Go on with other options; a value must be of the same kind as that before.
 
         Raises:

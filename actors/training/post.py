@@ -65,7 +65,7 @@ class PostCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def answer(self, number: int, value: Any, error: BaseException | None) -> None:
+    def answer(self, number: int, value: object, error: BaseException | None) -> None:
         """Answer a call; an answer that nobody waits for any more is dropped."""
         ...
 
@@ -113,7 +113,7 @@ class RankPost:
                 return []
 
     @answers(PostCalls.answer)
-    async def answer(self, number: int, value: Any, error: BaseException | None) -> None:
+    async def answer(self, number: int, value: object, error: BaseException | None) -> None:
         with self._lock:
             if number in self._open:
                 self._answers[number] = (value, error)
@@ -132,7 +132,7 @@ class RankPost:
 
     # ---- the callers' side --------------------------------------------------------------------------------
 
-    async def _ask(self, method: str, *arguments: Any, timeout: float = ANSWER_S) -> Any:
+    async def _ask(self, method: str, *arguments: object, timeout: float = ANSWER_S) -> Any:
         """Have the rank carry out a method, and give its answer; raises what that raises.
 
         Raises:
@@ -202,7 +202,7 @@ class Postbox:
         OperationTimeoutError, ShardUnavailableError: the post did not start.
     """
 
-    def __init__(self, engine: Engine, run: str, rank: int, target: Any, timeout: float = 60.0) -> None:
+    def __init__(self, engine: Engine, run: str, rank: int, target: object, timeout: float = 60.0) -> None:
         self._engine, self._target = engine, target
         self._who = f"post of rank {rank} of {run!r}"
         self._name = post_name(run, rank)
@@ -250,7 +250,7 @@ class Postbox:
             for call in calls:
                 threading.Thread(target=self._carry_out, args=call, name="tensorvine-call", daemon=True).start()
 
-    def _carry_out(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    def _carry_out(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
         value: Any = None
         error: BaseException | None = None
         try:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -139,7 +139,7 @@ class Reducer:
                 self._thread.start()
             self._changed.notify_all()
 
-    def ready(self, index: int, array: Any) -> None:
+    def ready(self, index: int, array: object) -> None:
         """Tell that a gradient is final; returns at once.
 
         Args:

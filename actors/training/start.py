@@ -29,11 +29,11 @@ def start_trainers(
     count: int = 1,
     *,
     name: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     backend: str = "auto",
     repository: Repository | str | None = None,
     nodes: Sequence[str] | None = None,
-    placement_group: Any = None,
+    placement_group: object = None,
     cpus: float = 0.0,
     gpus: float = 0.0,
     timeout: float = 120.0,
@@ -96,7 +96,7 @@ def engine_here() -> Engine:
 
 
 def _places(
-    engine: Engine, count: int, nodes: Sequence[str] | None, placement_group: Any, where: str
+    engine: Engine, count: int, nodes: Sequence[str] | None, placement_group: object, where: str
 ) -> list[tuple[str | None, tuple[Any, int] | None]]:
     """Return each rank's node and bundle."""
     if placement_group is not None:
@@ -118,7 +118,7 @@ def _repository_name(repository: object, where: str) -> str | None:
 
 
 def _check(
-    recipe: Recipe, count: int, nodes: Sequence[str] | None, placement_group: Any, timeout: float, where: str
+    recipe: Recipe, count: int, nodes: Sequence[str] | None, placement_group: object, timeout: float, where: str
 ) -> None:
     """Refuse wrong arguments before anything is started."""
     bundles = getattr(placement_group, "bundle_count", None)

@@ -192,10 +192,10 @@ class TrainerActor(Forkable):
         self._loop.stop()
 
     @answers(TrainerCalls.configure)
-    async def configure(self, options: Mapping[str, Any]) -> None:
+    async def configure(self, options: Mapping[str, object]) -> None:
         await self._at_boundary(lambda: self._configure(options))
 
-    def _configure(self, options: Mapping[str, Any]) -> None:
+    def _configure(self, options: Mapping[str, object]) -> None:
         self._before_change()
         self._training().configure(options)
         self._recipe = replace(self._recipe, options={**self._recipe.options, **options})
@@ -203,7 +203,7 @@ class TrainerActor(Forkable):
     # ---- all ranks after the same step --------------------------------------------------------------------
 
     @answers(TrainerCalls.prepare)
-    async def prepare(self, change: str, method: str, arguments: Sequence[Any], step: int | None) -> bool:
+    async def prepare(self, change: str, method: str, arguments: Sequence[object], step: int | None) -> bool:
         methods = {"configure": self._configure, "stop": self._loop.stop, "restore_from": self._restore}
         new = _Change()
         try:
@@ -214,7 +214,7 @@ class TrainerActor(Forkable):
         self._changes[change] = new
         return True
 
-    def _make(self, change: _Change, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def _make(self, change: _Change, method: Callable[..., object], arguments: Sequence[object]) -> Any:
         if not change.decided.wait(DECISION_S):
             raise OperationTimeoutError(f"{self._where}: expected the word on a change within {DECISION_S} s")
         return method(*arguments) if change.made else None
@@ -233,7 +233,9 @@ class TrainerActor(Forkable):
     # ---- repository -------------------------------------------------------------------------------------
 
     @answers(TrainerCalls.save)
-    async def save(self, name: str, quality: float | None = None, metadata: Mapping[str, Any] | None = None) -> Saved:
+    async def save(
+        self, name: str, quality: float | None = None, metadata: Mapping[str, object] | None = None
+    ) -> Saved:
         if self._rank != 0 or FACTS in (metadata or {}):
             found = f"rank {self._rank}" if self._rank else f"metadata with {FACTS!r}"
             raise ValueError(f"{self._where}: save: expected rank 0 and metadata without {FACTS!r}; found {found}")

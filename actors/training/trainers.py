@@ -118,7 +118,7 @@ class Trainers(list[Actor]):
         """
         self._together(TrainerCalls.stop(), timeout)
 
-    def configure(self, options: Mapping[str, Any], timeout: float = 600.0) -> None:
+    def configure(self, options: Mapping[str, object], timeout: float = 600.0) -> None:
         """Change options, at all ranks after the same step.
 
         Args:
@@ -140,7 +140,7 @@ class Trainers(list[Actor]):
         self,
         name: str,
         quality: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         timeout: float = 600.0,
     ) -> Saved:
         """Save rank 0's whole state between two steps, as a child of what was last saved or restored.

@@ -61,7 +61,7 @@ class Hooks(Protocol):
         """
         ...
 
-    def updated(self, name: str, array: Any, stable: bool = False) -> None:
+    def updated(self, name: str, array: object, stable: bool = False) -> None:
         """Tell that a tensor has the value that the step ends with. Any thread, any order, once a tensor and step.
 
         Args:
@@ -92,7 +92,7 @@ class Training(Protocol):
         """Attach what is called in each step; None: nothing."""
         ...
 
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Go on with other options: those named are changed, the others stay.
 
         Raises:

@@ -60,7 +60,9 @@ class Versions:
                 self._repo = Repository.connect(self._name)
             return self._repo
 
-    def stage(self, training: Training, name: str, quality: float | None, metadata: Mapping[str, Any]) -> PendingSave:
+    def stage(
+        self, training: Training, name: str, quality: float | None, metadata: Mapping[str, object]
+    ) -> PendingSave:
         """Begin to save a training's state; returns when the training may change it.
 
         Args:

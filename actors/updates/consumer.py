@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
@@ -29,7 +28,7 @@ class ConsumerCalls(RemoteCalls):
     """Calls of a consumer."""
 
     @remote("data", repeatable=True)
-    def infer(self, batch: Any, timeout: float) -> Inference:
+    def infer(self, batch: object, timeout: float) -> Inference:
         """Answer with the newest version."""
         ...
 
@@ -47,12 +46,12 @@ class ConsumerCalls(RemoteCalls):
 class ConsumerActor:
     """The consumer's process."""
 
-    def __init__(self, repository: str, name: str, build: Callable[[], Any], transport: str) -> None:
+    def __init__(self, repository: str, name: str, build: Callable[[], object], transport: str) -> None:
         self._follower = Follower(Repository.connect(repository), name, build, transport)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
 
     @answers(ConsumerCalls.infer)
-    async def infer(self, batch: Any, timeout: float) -> Inference:
+    async def infer(self, batch: object, timeout: float) -> Inference:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
 
     @answers(ConsumerCalls.wait_for)
@@ -84,7 +83,7 @@ class Consumer(Remote):
         cls,
         repo: Repository,
         name: str,
-        build: Callable[[], Any],
+        build: Callable[[], object],
         *,
         transport: str = "auto",
         node: str | None = None,
@@ -115,7 +114,7 @@ class Consumer(Remote):
         arguments = {"build": build, "transport": transport}
         return cls._spawn(repo, name, ConsumerActor, arguments, node, life, ConsumerCalls.status())
 
-    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that has arrived.
 
         Args:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
 from ...store.refs import ModelRef
@@ -83,7 +82,7 @@ class Follower:
         transport: the way by which bytes come; "auto": the planner's choice.
     """
 
-    def __init__(self, repo: Repository, name: str, build: Callable[[], Any], transport: str = "auto") -> None:
+    def __init__(self, repo: Repository, name: str, build: Callable[[], object], transport: str = "auto") -> None:
         self._repo = repo
         self._name = name
         self._transport = transport
@@ -100,7 +99,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="tensorvine-update", daemon=True)
         self._thread.start()
 
-    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that arrived; errors as in `Serving.infer`."""
         answer = self._serving.infer(batch, timeout)
         with self._lock:

@@ -136,7 +136,7 @@ class Publisher:
         with self._lock:
             self._due = self._due.told(stop, epoch)
 
-    def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
+    def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
         """Tell of a training iteration that has just ended; publish if it is time.
 
         Args:
@@ -172,7 +172,7 @@ class Publisher:
         self._left_at = time.perf_counter()
         return due and not busy
 
-    def publish(self, model: Any, loss: float | None = None) -> PendingSave:
+    def publish(self, model: object, loss: float | None = None) -> PendingSave:
         """Publish now, whatever the schedule says.
 
         Returns when the training may go on: after one memory copy, or when synchronous after the commit.
@@ -262,7 +262,7 @@ class Publisher:
         update.steps += steps
         update.over = update.pending.done()
 
-    def _publish_gently(self, model: Any, loss: float) -> None:
+    def _publish_gently(self, model: object, loss: float) -> None:
         try:
             self.publish(model, loss)
         except TensorVineError as exc:

@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 class ModelReplica:
     """One replica: answers to calls of a deployment's handle and to HTTP requests."""
 
-    def __init__(self, repository: str, name: str, build: Callable[[], Any], transport: str) -> None:
+    def __init__(self, repository: str, name: str, build: Callable[[], object], transport: str) -> None:
         self._follower = Follower(Repository.connect(repository), name, build, transport)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
 
-    async def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+    async def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version; errors as in `Consumer.infer`."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
 
@@ -52,7 +52,7 @@ class ModelReplica:
 
 
 def serve_application(
-    repo: Repository, name: str, build: Callable[[], Any], *, transport: str = "auto", **options: Any
+    repo: Repository, name: str, build: Callable[[], object], *, transport: str = "auto", **options: object
 ) -> serve.Application:
     """Make a Ray Serve application that answers with the newest version of a model.
 

@@ -55,7 +55,7 @@ class Remote:
         repo: Repository,
         name: str,
         actor: type,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         node: str | None,
         life: Life,
         first: Request[Any],

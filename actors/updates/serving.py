@@ -36,7 +36,7 @@ class Servable(Protocol):
         """Take a version. The arrays are read-only and stay intact for as long as they are referred to."""
         ...
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         """Answer."""
         ...
 
@@ -56,7 +56,7 @@ class Inference:
 class _Copy:
     """One of the two copies."""
 
-    def __init__(self, model: Any, helper: ThreadPoolExecutor) -> None:
+    def __init__(self, model: object, helper: ThreadPoolExecutor) -> None:
         self.answer, self.fill, self.compiles = _sides(model, helper)
         self.ref: ModelRef | None = None
         self.answering = 0
@@ -80,7 +80,7 @@ class Serving:
     >>> serving.close()
     """
 
-    def __init__(self, build: Callable[[], Any], name: str) -> None:
+    def __init__(self, build: Callable[[], object], name: str) -> None:
         self._name = name
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-fill")
         self._active, self._other = _Copy(build(), self._helper), _Copy(build(), self._helper)
@@ -122,7 +122,7 @@ class Serving:
                 self._active, self._other = copy, self._active
                 self._changed.notify_all()
 
-    def infer(self, batch: Any, timeout: float = 30.0) -> Inference:
+    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version.
 
         Args:

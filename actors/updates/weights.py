@@ -12,7 +12,7 @@ from ..client.repository import Repository
 from ..client.save.request import Saved
 
 
-def save_weights(repo: Repository, name: str, weights: Any, *, timeout: float = 60.0) -> Saved:
+def save_weights(repo: Repository, name: str, weights: object, *, timeout: float = 60.0) -> Saved:
     """Save a model's weights as a new version, and wake those who wait for it.
 
     Args:

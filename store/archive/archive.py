@@ -139,7 +139,7 @@ class Archive:
         name = manifest_name(name) if isinstance(name, ModelRef) else name
         return self.manifest_of(name, self.directory.read(name))
 
-    def manifest_of(self, name: str, content: Any) -> Manifest:
+    def manifest_of(self, name: str, content: object) -> Manifest:
         """Decode a manifest's file that was read already; errors as in `read_manifest`."""
         where = f"{self.directory.uri}/{name}"
         manifest = decode_manifest(content, where, self._shards)

@@ -61,7 +61,7 @@ def filler(arrays: Mapping[str, Array], layers: Mapping[str, str], facts: Mappin
     columns.append(pa.Array.from_buffers(pa.large_binary(), len(arrays), buffers))
     batch: Any = pa.record_batch(columns, schema=_SCHEMA.with_metadata(dict(facts)))
 
-    def fill(sink: Any) -> None:
+    def fill(sink: object) -> None:
         with pa.ipc.new_file(sink, batch.schema) as writer:
             cast(Any, writer).write_batch(batch)
 

@@ -35,7 +35,7 @@ def tensors_in(path: Path, content: bytes) -> dict[str, Array]:
     library = optional("h5py", path)
     tensors: dict[str, Array] = {}
 
-    def visit(name: str, item: Any) -> None:
+    def visit(name: str, item: object) -> None:
         if isinstance(item, library.Dataset):
             tensors[name] = read_only(_hdf5_array(f"{path}: tensor {name!r}", item))
 

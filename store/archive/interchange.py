@@ -68,6 +68,7 @@ def write(
         StorageError: the file cannot be written, or is a Keras file: `write_keras` writes those.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write(f"{folder}/m.arrow", {"kernel": np.ones((2, 1), "float16")}, facts={"ref": "m@1"})
     ...     tensors, facts = read(f"{folder}/m.arrow")

@@ -180,7 +180,7 @@ def write_segment(directory: Directory, name: str, segment: SegmentId, rows: Seq
     at, filler = _position(header, columns, len(rows))
     batch = _batch(header, at, columns, starts, payloads)
 
-    def fill(sink: Any) -> None:
+    def fill(sink: object) -> None:
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch, custom_metadata={_FILLER: " " * filler})
 
@@ -253,7 +253,9 @@ def pack(encoded: Sequence[Encoded]) -> Bytes:
     return block
 
 
-def read_arrow(opened: Any, where: str, kind: str, columns: Sequence[int] | None = None) -> tuple[dict[str, Any], Any]:
+def read_arrow(
+    opened: object, where: str, kind: str, columns: Sequence[int] | None = None
+) -> tuple[dict[str, Any], Any]:
     """Read an Arrow file of ours: its header, and its only batch.
 
     Args:
@@ -325,7 +327,7 @@ def _batch(header: Mapping[str, Any], at: int, columns: Sequence[Any], starts: A
     return pa.record_batch([*columns, data], schema=schema)
 
 
-def _position(header: Mapping[str, Any], columns: Sequence[Any], count: int) -> tuple[int, int]:
+def _position(header: Mapping[str, object], columns: Sequence[object], count: int) -> tuple[int, int]:
     """Find where `data` would start, and the filler that moves it to a multiple of 64.
 
     A batch without data is as long as one with, up to there; each 8 characters of filler add 8 bytes.

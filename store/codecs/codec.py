@@ -31,6 +31,7 @@ _STAGES: dict[str, type[Stage]] = {}
 class Codec(ABC):
     """A chain of one or more stages.
 
+    >>> import numpy as np
     >>> from tensorvine.store.codecs.compress import Zstd
     >>> from tensorvine.store.codecs.shuffle import Shuffle
     >>> codec = Shuffle() | Zstd()
@@ -240,6 +241,7 @@ def decode(encoded: Encoded, base: object = None) -> Array:
         CodecUnavailableError: a stage's package is not installed.
         CorruptDataError: the payload is not what a codec made of a tensor of this dtype and shape.
 
+    >>> import numpy as np
     >>> decode(Encoded("", "int16", (2,), np.array([1, 0, 2, 0], np.uint8))).tolist()
     [1, 2]
     """

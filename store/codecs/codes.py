@@ -24,7 +24,7 @@ LEAST_STEP = 1e-307
 """The reciprocal of a step much smaller than this is infinite."""
 
 
-def _tiles(flat: Array, part: Part, wide: np.dtype[Any]) -> Iterator[tuple[Array, slice, slice]]:
+def _tiles(flat: Array, part: Part, wide: np.dtype[np.generic]) -> Iterator[tuple[Array, slice, slice]]:
     """Return the elements of a part in the wide type, with their rows and columns: all at once, or as small copies."""
     values = flat[part.data].reshape(part.rows, part.columns)
     if values.dtype == wide:
@@ -34,7 +34,7 @@ def _tiles(flat: Array, part: Part, wide: np.dtype[Any]) -> Iterator[tuple[Array
         yield values[rows, columns].astype(wide), rows, columns
 
 
-def range_of(flat: Array, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, Floats]:
+def range_of(flat: Array, layout: Layout, wide: np.dtype[np.generic]) -> tuple[Floats, Floats]:
     """Find the lowest and the highest value of each group."""
     low, high = np.full(layout.groups, np.inf), np.full(layout.groups, -np.inf)
     for part in layout.parts:
@@ -46,7 +46,7 @@ def range_of(flat: Array, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, 
     return low, high
 
 
-def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[Any]) -> tuple[Scales | None, str]:
+def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[np.generic]) -> tuple[Scales | None, str]:
     """Choose each group's scale (equation 1), or say why there is none.
 
     Args:
@@ -71,7 +71,7 @@ def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[Any]) -> tu
     return Scales(low, step), ""
 
 
-def codes_of(flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any], out: Array) -> Floats:
+def codes_of(flat: Array, layout: Layout, scales: Scales, wide: np.dtype[np.generic], out: Array) -> Floats:
     """Write the codes, and give the largest error of each group.
 
     Args:
@@ -99,7 +99,7 @@ def codes_of(flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any], o
     return worst
 
 
-def within_half_a_step(worst: Floats, scales: Scales, largest: Floats, dtype: np.dtype[Any]) -> bool:
+def within_half_a_step(worst: Floats, scales: Scales, largest: Floats, dtype: np.dtype[np.generic]) -> bool:
     """Check the largest error of each group.
 
     Args:
@@ -119,13 +119,13 @@ def within_half_a_step(worst: Floats, scales: Scales, largest: Floats, dtype: np
 
 
 @lru_cache(maxsize=8)
-def _unit_in_last_place(dtype: np.dtype[Any]) -> tuple[float, float]:
+def _unit_in_last_place(dtype: np.dtype[np.generic]) -> tuple[float, float]:
     """Return the largest relative unit in the last place, and the smallest absolute one."""
     facts = cast(Any, ml_dtypes.finfo(dtype))
     return float(facts.eps), float(facts.smallest_subnormal)
 
 
-def values_of(codes: Array, flat: Array, layout: Layout, scales: Scales, wide: np.dtype[Any]) -> None:
+def values_of(codes: Array, flat: Array, layout: Layout, scales: Scales, wide: np.dtype[np.generic]) -> None:
     """Write the value of each code."""
     for part in layout.parts:
         spread = Scales(part.spread(scales.low), part.spread(scales.step))

@@ -96,7 +96,7 @@ class Delta(HeadStage):
         return out
 
 
-def _matching(base: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _matching(base: object, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
     parent = as_numpy(base, "base of a delta")
     if (parent.dtype, parent.shape) != (dtype, shape):
         expected = f"expected {dtype.name} of shape {shape}, as the tensor has"

@@ -173,7 +173,7 @@ def _numba() -> Any:
 
 
 @lru_cache(maxsize=8)
-def _kernels(real: np.dtype[Any], code: np.dtype[Any]) -> Callable[[str], Callable[..., None]] | None:
+def _kernels(real: np.dtype[np.generic], code: np.dtype[np.generic]) -> Callable[[str], Callable[..., None]] | None:
     """Return a function that compiles loops by name for these dtypes; None without Numba."""
     numba = _numba()
     if numba is None:

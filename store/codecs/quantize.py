@@ -116,7 +116,7 @@ class Quantize(HeadStage):
         return self._stored(*found, tensor, tail)
 
     def _quantized(
-        self, place: ModuleType, flat: Array, layout: Layout, wide: np.dtype[Any]
+        self, place: ModuleType, flat: Array, layout: Layout, wide: np.dtype[np.generic]
     ) -> tuple[Bytes, Bytes, float] | str:
         """Quantise.
 

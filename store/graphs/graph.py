@@ -49,7 +49,7 @@ class Layer:
     """Names of its tensors, in the framework's order."""
 
     def __init__(
-        self, name: str, config: Mapping[str, Any], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
+        self, name: str, config: Mapping[str, object], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
     ) -> None:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"layer name: expected a non-empty string; found {name!r}")
@@ -207,7 +207,7 @@ def common_prefix(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
     return {layer.name: assigned[layer.name] for layer in graph.layers if layer.name in assigned}
 
 
-def canonical_config(config: Mapping[str, Any]) -> str:
+def canonical_config(config: Mapping[str, object]) -> str:
     """Write a config as the one JSON text that stands for all configs equal to it.
 
     >>> canonical_config({"units": 8.0, "class": "Dense"})
@@ -319,7 +319,7 @@ def _json_value(value: object, where: str) -> Any:
     raise GraphError(f"{where}: expected JSON values; found {type(value).__name__}")
 
 
-def _integral(value: Any) -> Any:
+def _integral(value: object) -> Any:
     """Write every float that is an integer as that integer, so that 1.0 and 1 get one text."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value

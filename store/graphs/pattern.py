@@ -184,7 +184,7 @@ class PatternIndex(Generic[KeyT]):
             tuple(self._inputs.setdefault(positions, positions) for positions in inputs),
         )
 
-    def _config(self, config: Mapping[str, Any]) -> int:
+    def _config(self, config: Mapping[str, object]) -> int:
         text = canonical_config(config)
         number = self._texts.get(text)
         if number is None:
@@ -225,7 +225,7 @@ def _has_path(shape: _Shape, masks: Mapping[int, int], length: int, exact: bool)
     return bool(ends) and not {i for inputs in shape[1] for i in inputs}.issuperset(ends)
 
 
-def _allowed(predicate: Mapping[str, Any]) -> list[frozenset[str]]:
+def _allowed(predicate: Mapping[str, object]) -> list[frozenset[str]]:
     """Per key of a predicate, the facts of which a config must have one."""
     allowed: list[frozenset[str]] = []
     for key, value in predicate.items():
@@ -236,7 +236,7 @@ def _allowed(predicate: Mapping[str, Any]) -> list[frozenset[str]]:
     return allowed
 
 
-def _facts(config: Mapping[str, Any]) -> frozenset[str]:
+def _facts(config: Mapping[str, object]) -> frozenset[str]:
     """Each item of a config as canonical text."""
     return frozenset(canonical_config({key: value}) for key, value in config.items())
 

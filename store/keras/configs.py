@@ -29,7 +29,7 @@ def config_of(operation: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", fact(_without_noise(config)))
 
 
-def _without_noise(value: Any) -> Any:
+def _without_noise(value: object) -> Any:
     """Drop names, trainable flags, dtype policies and built shapes from objects that Keras serialized."""
     if isinstance(value, (list, tuple)):
         return [_without_noise(item) for item in cast("list[Any]", value)]
@@ -51,7 +51,7 @@ def _numbered(config: dict[str, Any]) -> dict[str, Any]:
     listed = cast("list[dict[str, Any]]", layers)
     numbers = {entry["name"]: f"layer {index}" for index, entry in enumerate(listed) if "name" in entry}
 
-    def rename(value: Any) -> Any:
+    def rename(value: object) -> Any:
         if isinstance(value, dict):
             return {key: rename(item) for key, item in cast("dict[str, Any]", value).items()}
         if isinstance(value, (list, tuple)):

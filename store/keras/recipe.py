@@ -38,7 +38,7 @@ def recipe_of(model: keras.Model) -> str:
         raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
 
 
-def build(recipe: str, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> keras.Model:
     """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
 
     Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused

@@ -72,7 +72,7 @@ class Flattened:
         self._seen: set[int] = set()
         self._expand(model, "", None, renamed=renamed)
 
-    def _expand(self, model: Any, path: str, feeds: list[_Output] | None, *, renamed: bool) -> list[_Output]:
+    def _expand(self, model: object, path: str, feeds: list[_Output] | None, *, renamed: bool) -> list[_Output]:
         """Put a model's layers in its place; returns what its outputs are.
 
         `path` ends with a slash; `feeds` are its inputs, None for the outermost model. With `renamed`, layers
@@ -138,7 +138,7 @@ class Flattened:
                 outputs = [(self._leaf(layer, name, _sources(outputs), _shapes(layer)), 0)]
         return outputs
 
-    def _rest(self, model: Any, path: str, renamed: bool) -> None:
+    def _rest(self, model: object, path: str, renamed: bool) -> None:
         """Weights that the model itself holds, and layers that are attached to it but in no call."""
         own = [(weight, _weight_name(weight)) for weight in _own_weights(model) if id(weight) not in self.names]
         if own:
@@ -155,7 +155,7 @@ class Flattened:
             else:
                 self._leaf(layer, name, [], _shapes(layer))
 
-    def _leaf(self, operation: Any, name: str, inputs: list[str], more: Mapping[str, Any]) -> str:
+    def _leaf(self, operation: object, name: str, inputs: list[str], more: Mapping[str, object]) -> str:
         self._seen.add(id(operation))
         name = self._unique(name.removesuffix("/"))
         own = config_of(operation) if self._configs else {}
@@ -215,7 +215,7 @@ def _shapes(layer: Any) -> dict[str, Any]:
     return {"weights": [list(weight.shape) for weight in layer.weights]}
 
 
-def first_free(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+def first_free(name: str, taken: Mapping[str, object] | set[str]) -> str:
     """Return the name, numbered if it is taken."""
     unique, count = name, 1
     while unique in taken:
@@ -237,11 +237,11 @@ def _weight_name(weight: Any) -> str:
     return re.sub(r"^variable_\d+$", "variable", weight.name)
 
 
-def _own_weights(layer: Any) -> list[Any]:
+def _own_weights(layer: object) -> list[Any]:
     return [*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ())]
 
 
-def _inner_weights(operation: Any) -> list[tuple[Any, str]]:
+def _inner_weights(operation: object) -> list[tuple[Any, str]]:
     """Weights of a layer and of the layers inside it, with names relative to it, in the layer's own order.
 
     `variable.path` will not do: Keras builds a wrapped layer of a restored model outside its wrapper.

@@ -125,7 +125,7 @@ def _optimizer_state(model: keras.Model) -> dict[str, Any]:
     return {name: variable for name, (variable, _) in optimizer_state_of(model).items()}
 
 
-def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
+def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
     """Values of variables by name, as `tensors_of` gives them."""
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
 

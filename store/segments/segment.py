@@ -244,7 +244,7 @@ class Segment:
         dead = sum(self.sizes[slot] for slot in self.stored.slots - live)
         return dead > REWRITE_WHEN_DEAD * sum(self.sizes[slot] for slot in self.stored.slots)
 
-    def move(self, handle: Any, offsets: tuple[Offset, ...], allocated: int) -> None:
+    def move(self, handle: object, offsets: tuple[Offset, ...], allocated: int) -> None:
         """Take the new block that a compaction made."""
         self.handle, self.offsets, self.allocated = handle, offsets, allocated
         self.generation += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ....store.refs import ModelRef
 from ...rpc.calls import remote
@@ -47,6 +46,6 @@ class ForkCalls:
         ...
 
     @remote("ctl")
-    def descend(self, parent: ModelRef | None, origin: Mapping[str, Any]) -> None:
+    def descend(self, parent: ModelRef | None, origin: Mapping[str, object]) -> None:
         """Take note of what this clone comes from: the parent of the first version that it saves."""
         ...

@@ -48,7 +48,7 @@ class Forkable:
         self._port = ForkPort(training, run, rank, size, self._connect)
         training.hook(self._port)
 
-    async def _at_boundary(self, work: Callable[[], Any]) -> Any:
+    async def _at_boundary(self, work: Callable[[], object]) -> Any:
         """Have a job carried out between two steps."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class Forkable:
         coming.result()
 
     @answers(ForkCalls.descend)
-    async def descend(self, parent: ModelRef | None, origin: Mapping[str, Any]) -> None:
+    async def descend(self, parent: ModelRef | None, origin: Mapping[str, object]) -> None:
         self._versions.last, self._versions.origin = parent, origin
 
     @property
@@ -158,5 +158,5 @@ class Forkable:
         return self._port
 
 
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def _in_thread(function: Callable[..., object], *arguments: object) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

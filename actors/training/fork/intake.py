@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ class Intake:
     def _sources(self) -> list[int]:
         return [source for source, clone in self._plan.pairs() if clone == self._clone]
 
-    def _start(self, target: Callable[..., None], *args: Any) -> None:
+    def _start(self, target: Callable[..., None], *args: object) -> None:
         def run() -> None:
             try:
                 target(*args)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class Outflow:
         """Why the fork failed."""
         return self._error
 
-    def offer(self, tensor: int, array: Any, stable: bool) -> None:
+    def offer(self, tensor: int, array: object, stable: bool) -> None:
         """Tell that a tensor has its final value.
 
         Args:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from ....store.errors import ForkError, PeerLostError
 from ....store.refs import ModelRef
@@ -198,7 +197,7 @@ class ForkPort:
             if fork.outflow.error is not None:
                 log.warning("%s", fork.outflow.error)
 
-    def updated(self, name: str, array: Any, stable: bool = False) -> None:
+    def updated(self, name: str, array: object, stable: bool = False) -> None:
         """Take a tensor's final value (`training.Hooks`)."""
         fork = self._capturing
         if fork is None:

@@ -81,12 +81,12 @@ class FitHooks(keras.callbacks.Callback):
             model.train_step = self._train_step
             model.train_function = None
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """Tell that a step begins."""
         with self._lock:
             self._tells.begin(self.state.steps_done + 1)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Tell that a step has ended."""
         with self._lock:
             self.state.steps_done += 1
@@ -108,7 +108,7 @@ class FitHooks(keras.callbacks.Callback):
     ) -> None:
         self.close()
 
-    def _train_step(self, data: Any) -> Any:
+    def _train_step(self, data: object) -> Any:
         logs = self._step(data)
         self._tells.trace()
         return logs
@@ -161,12 +161,12 @@ class ForkCallback(OutsideRank, FitHooks):
         self._node = self._engine.this_node()
         self._post = Postbox(self._engine, run, rank, self)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """Tell that a step begins."""
         self._inside = True
         super().on_train_batch_begin(batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Tell that a step has ended."""
         super().on_train_batch_end(batch, logs)
         self._inside = False

@@ -65,7 +65,7 @@ class Gradients:
         """Begin a step; errors as in `Reducer.begin`."""
         self._reducer.begin()
 
-    def trace(self, gradients: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+    def trace(self, gradients: Sequence[object], weights: Sequence[object]) -> list[Any]:
         """Add the reduction to the step that is being traced.
 
         Args:
@@ -99,7 +99,7 @@ class Gradients:
         """Let go of the reducer."""
         self._reducer.close()
 
-    def ready(self, place: int, bucket: _Bucket, gradients: Sequence[Any]) -> None:
+    def ready(self, place: int, bucket: _Bucket, gradients: Sequence[object]) -> None:
         """Take a bucket's gradients, from a thread of TensorFlow's."""
         with self._failure.kept():
             for part, gradient in zip(bucket.parts, gradients, strict=True):
@@ -132,7 +132,7 @@ class _Bucket:
             for size, end, weight in zip(sizes, ends, weights, strict=True)
         ]
 
-    def ready(self, *gradients: Any) -> None:
+    def ready(self, *gradients: object) -> None:
         """Take the gradients."""
         self._owner.ready(self._place, self, gradients)
 

@@ -67,7 +67,7 @@ class Failure:
             raise
 
 
-def call_python(call: Call, inputs: Sequence[Any] = (), outputs: Sequence[Any] = ()) -> list[Any]:
+def call_python(call: Call, inputs: Sequence[object] = (), outputs: Sequence[object] = ()) -> list[Any]:
     """Add an operation that calls a method of Python, which the graph does not keep alive.
 
     Args:
@@ -77,7 +77,7 @@ def call_python(call: Call, inputs: Sequence[Any] = (), outputs: Sequence[Any] =
     """
     method = weakref.WeakMethod(call)
 
-    def weakly(*values: Any) -> Any:
+    def weakly(*values: object) -> Any:
         bound = method()
         if bound is None:
             raise ReferenceError("expected the training that this step was compiled for; it was closed")
@@ -105,7 +105,7 @@ class _Flagged:
             self._flag.assign(up)
             self._up = up
 
-    def _add_call(self, part: _Part, after: Sequence[Any]) -> Any:
+    def _add_call(self, part: _Part, after: Sequence[object]) -> Any:
         """Add the operation that calls Python for a group, if the flag is up, when other operations are done."""
 
         def call() -> Any:
@@ -127,7 +127,7 @@ class _Part:
     def called(self) -> None:
         self._owner.called(self.names)
 
-    def users(self, variables: Mapping[str, Any]) -> list[Any]:
+    def users(self, variables: Mapping[str, object]) -> list[Any]:
         """List the operations that read the group's variables, or write to them, in the step that is being traced."""
         graph = cast(Any, tf.compat.v1.get_default_graph())
         handles = [graph.capture(variables[name].value.handle) for name in self.names]

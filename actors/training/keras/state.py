@@ -194,7 +194,7 @@ def _unlisted(optimizer: Any, slots: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seeds(model: keras.Model, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _seeds(model: keras.Model, weights: Mapping[str, object]) -> dict[str, Any]:
     """Name what is neither a weight nor the optimizer's: states of random generators, in the layers' order."""
     known = {id(weight) for weight in weights.values()}
     states = [variable for variable in cast("list[Any]", model.variables) if id(variable) not in known]

@@ -73,7 +73,7 @@ class KerasTraining:
         model: keras.Model,
         batches: Batches,
         *,
-        options: Callable[[Mapping[str, Any]], None] | None = None,
+        options: Callable[[Mapping[str, object]], None] | None = None,
     ) -> None:
         self._where = f"training {context.run!r}, rank {context.rank}"
         self.context, self.model = context, model
@@ -130,7 +130,7 @@ class KerasTraining:
         """Attach what is called in each step."""
         self._tells.hooks = hooks
 
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Go on with another learning rate; see this class's argument `options` for others.
 
         Raises:
@@ -190,7 +190,7 @@ class KerasTraining:
         if self._gradients is not None:
             self._gradients.close()
 
-    def _traced(self, x: Any, y: Any, sample_weight: Any) -> Any:
+    def _traced(self, x: object, y: object, sample_weight: object) -> Any:
         """Do one step; as `keras.Model.train_step` without metrics, so that the bits are the same."""
         model, optimizer = cast(Any, self.model), cast(Any, self.model.optimizer)
         training = {"training": True} if model._call_has_training_arg else {}
@@ -210,7 +210,7 @@ class KerasTraining:
     def _known_options(self) -> list[str]:
         return [RATE] if self._state.rates else []
 
-    def _configure(self, options: Mapping[str, Any]) -> None:
+    def _configure(self, options: Mapping[str, object]) -> None:
         """Set options that are known, all or none."""
         if RATE not in options:
             return

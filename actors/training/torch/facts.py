@@ -46,7 +46,7 @@ def encode(value: object, where: str) -> Any:
     )
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """Read what `encode` wrote.
 
     >>> decode(encode({"betas": (0.9, 0.99), 3: None}, "a group"))

@@ -121,7 +121,7 @@ class ForkableRank(OutsideRank):
     def __enter__(self) -> Self:
         return self
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, *_: object) -> None:
         self._port.before_update()
 
     # ---- what the port reads ------------------------------------------------------------------------------

@@ -38,7 +38,11 @@ class Reads(TorchFunctionMode):
         self._tell = tell
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Look at the arguments of a call, and make it."""
         for tensor in _tensors((args, kwargs or {})):

@@ -83,7 +83,7 @@ class TorchTraining:
         batches: Batches,
         *,
         scheduler: Scheduler | None = None,
-        options: Callable[[Mapping[str, Any]], None] | None = None,
+        options: Callable[[Mapping[str, object]], None] | None = None,
         overlap: bool = True,
     ) -> None:
         self._where = f"training {context.run!r}, rank {context.rank}"
@@ -162,7 +162,7 @@ class TorchTraining:
         """Attach what is called in each step."""
         self._hooks = hooks
 
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Go on with other options; see `TorchState.configure` and this class's argument `options`.
 
         Raises:
@@ -257,7 +257,7 @@ class TorchTraining:
             if tensor.data_ptr() != memory.data_ptr():
                 tensor.detach().copy_(memory)
 
-    def _forward(self, batch: Any) -> torch.Tensor:
+    def _forward(self, batch: object) -> torch.Tensor:
         """Return the loss; what is read is waited for, and, in the first step, noted."""
         order: list[str] = []
 
@@ -312,6 +312,6 @@ class TorchTraining:
             updates.final(parameter)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a NumPy number as Python's: options are among the facts."""
     return cast(Any, value).item() if isinstance(value, np.generic) else value

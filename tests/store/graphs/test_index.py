@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.store.errors import ModelNotFoundError
-from tensorvine.store.graphs import index as index_module
+from tensorvine.store.graphs import search as search_module
 from tensorvine.store.graphs.graph import Layer, ModelGraph, common_prefix
 from tensorvine.store.graphs.index import IndexMatch, PrefixIndex, PrefixQuery, rank_of
 from tensorvine.store.refs import ModelRef
@@ -66,8 +66,8 @@ def test_match_is_that_of_a_scan(data, family):
 def test_match_is_that_of_a_scan_by_way_of_sets_and_by_way_of_counting(few, steps, data, family):
     """Small indexes take the ways of large ones when the limits between the ways are lowered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "_FEW", few)
-        patch.setattr(index_module, "_STEPS", steps)
+        patch.setattr(search_module, "_FEW", few)
+        patch.setattr(search_module, "_STEPS", steps)
         check_interleaved(data, family)
 
 
