@@ -2,6 +2,7 @@
 
 Rules
 - It is one process, `ray start --head --block`, in a session of its own; Ray's daemons end with it.
+- It asks for a token where this user has one, and this process then has it, too: its address is enough to join it.
 - No file says that it runs: its node carries a label, and the process has the label in its command line. What was
   started by other means has no such label, and is never ended.
 """
@@ -21,6 +22,7 @@ from typing import IO
 
 import psutil
 
+from ..actors.engine import embedded
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 
 LABEL = "tensorvine-up"
@@ -49,6 +51,7 @@ def start(port: int) -> Head:
         ShardUnavailableError: it ended at once: the port is taken, or a library is missing. Says what Ray said.
         OperationTimeoutError: it did not come up within START_S seconds.
     """
+    embedded.take_token()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
     command += [f"--ray-client-server-port={_free_port()}"]  # its default may be another Ray's: then this one ends

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import ray
 from ray._private import services  # the only place that knows what `ray start` left for others to find
+from ray._private.authentication import authentication_token_setup
 
 from ...store.errors import RepositoryNotFoundError
 from .engine import Engine
@@ -97,6 +98,14 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
     ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
     log.info("started a Ray in this process")
     return True
+
+
+def take_token() -> None:
+    """Use the token of this user's Rays if there is one and RAY_AUTH_MODE says nothing: `ray start` does so.
+
+    So does `attach` where Ray finds the address itself, but not where one is given.
+    """
+    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _found(address: str | None) -> str | None:

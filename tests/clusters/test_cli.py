@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -345,12 +346,14 @@ def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment = {**kept, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        environment |= {"RAY_enable_metrics_collection": "0", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
     def tensorvine(*words: str) -> tuple[int, str]:
         done = run(sys.executable, "-c", "from tensorvine.clusters.cli.main import main; main()", *words)
         return done.returncode, done.stdout + done.stderr if done.returncode else done.stdout
 
+    (folder / "token").write_text(secrets.token_hex(32))  # as is left behind by any embedded Ray
     code, said = tensorvine("up", "--port", "0", "--shards", "2", "--path", str(folder / "models"))
     assert code == 0, said
     assert "Repository default is up" in said
