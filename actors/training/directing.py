@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, ThreadPoolExecutor
@@ -74,7 +73,7 @@ class ForkDirector:
         self._at_step = at_step
         self._transport = transport
         self._build = build
-        self._deadline = time.monotonic() + timeout
+        self._deadline = Deadline.after(timeout)
         self._timeout = timeout
         self._id = uuid.uuid4().hex[:8]
         self._groups: list[Trainers] = []
@@ -137,22 +136,33 @@ class ForkDirector:
         self._all(self._trainers, RankCalls.arm(order, step))
 
     def _soon(self, order: ForkOrder) -> int:
-        """Order the fork for one of the next steps, and anew where the training stands still before that step."""
+        """Order the fork for one of the next steps; anew, if the training stands still before it came to that step."""
         while True:
             step = self._arm_soon(order)
-            pauses = Backoff(MARGIN_S / 2, 1.0)
-            while pauses.wait(Deadline(self._deadline)):
-                reports = self._all(self._trainers, RankCalls.describe())
-                if max(report.steps_done for report in reports) >= step:
-                    return step
-                if not any(report.training for report in reports):
-                    break
-            else:
-                return step  # whoever waits for it says which rank did not come to it
+            if self._reports[0].own_loop or not self._stands_still(order, step):
+                return step
+
+    def _stands_still(self, order: ForkOrder, step: int) -> bool:
+        """Wait until a step has ended, and return False; True as soon as no rank trains any more that could come to it.
+
+        Between two trains ranks stand still for a moment, so it is looked for twice.
+        """
+        stood: int | None = None
+        pauses = Backoff(MARGIN_S / 2, 1.0)
+        while pauses.wait(self._deadline):
+            reports = self._all(self._trainers, RankCalls.describe())
+            done = max(report.steps_done for report in reports)
+            if done >= step or any(report.fork != order.id for report in reports):
+                return False
+            training = any(report.training for report in reports)
+            if not training and stood == done:
+                return True
+            stood = None if training else done
+        return False  # whoever waits for the step says which rank did not come to it
 
     def _arm_soon(self, order: ForkOrder) -> int:
         """Order the fork for one of the next steps: far enough that no rank has begun it when it hears of it."""
-        margin = 2
+        margin, refused = 2, ""
         for attempt in range(TRIES):
             reports = self._all(self._trainers, RankCalls.describe())
             done = max(report.steps_done for report in reports)
@@ -164,12 +174,11 @@ class ForkDirector:
                 self._arm(order, step)
             except ForkError as exc:
                 log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
-                margin *= 4
+                margin, refused = 4 * margin, str(exc)
             else:
                 return step
-        raise ForkError(
-            f"fork {order.id} of {self._run!r}: expected a step that no rank has begun; {TRIES} were too soon"
-        )
+        where = f"fork {order.id} of {self._run!r}"
+        raise ForkError(f"{where}: expected a step that no rank has begun; {TRIES} were too soon: {refused}")
 
     def _start(
         self, counts: Sequence[int], options: Sequence[Mapping[str, object]], names: Sequence[str | None]
@@ -228,10 +237,10 @@ class ForkDirector:
         try:
             pending = [pool.submit(wait) for wait in waits]
             wait_all(pending, self._left() + ANSWER_S, FIRST_EXCEPTION)
-            deadline = time.monotonic() + ROOT_S
+            deadline = Deadline.after(ROOT_S)
             while failed := [error for future in pending if future.done() and (error := future.exception())]:
                 waiting = [future for future in pending if not future.done()]
-                left = deadline - time.monotonic()
+                left = deadline.left()
                 if not waiting or left <= 0 or not all(isinstance(error, PeerGoneError) for error in failed):
                     raise _root(failed)
                 wait_all(waiting, left, FIRST_COMPLETED)
@@ -284,7 +293,7 @@ class ForkDirector:
                 log.info("fork %s: a rank was not told that it was given up: %s", order.id, exc)
 
     def _left(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
+        return self._deadline.left()
 
     def _channel(self, actor: Actor, who: str) -> Channel:
         return Channel(self._engine, who, actor=actor)

@@ -90,6 +90,7 @@ class OutsideRank:
             node=self._node,
             pid=os.getpid(),
             fork=self._port.busy,
+            own_loop=True,
         )
 
     def arm(self, order: ForkOrder, step: int) -> None:

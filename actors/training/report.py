@@ -62,6 +62,8 @@ class RankReport:
     """The version that was saved or restored last: the parent of the next."""
     fork: str | None = None
     """Id of the fork that is under way."""
+    own_loop: bool = False
+    """It trains in a loop that is not ours (`ForkCallback`, `ForkableRank`): `training` is false between two steps."""
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:

@@ -30,6 +30,7 @@ from .calls import TrainerCalls
 from .report import RankReport, steps_ahead
 
 log = logging.getLogger(__name__)
+
 ANSWER_S = 30.0
 """How long a rank may take to answer what it can answer at once."""
 CLOSE_S = 5.0
@@ -39,6 +40,7 @@ MARGIN_S = 0.2
 """A change of all ranks is made so much later than it is asked for, at least."""
 TRIES = 5
 """How often a step for it is chosen anew when ranks are faster."""
+
 _R = TypeVar("_R")
 
 
