@@ -47,7 +47,7 @@ class ModelParts:
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Set the tensors that are named."""
         if self._keras:
-            self._adapter._assign(self._tensors, tensors)
+            self._adapter.assign_to(self._tensors, tensors)
         else:
             self._adapter.assign(self._model, tensors)
 
@@ -62,7 +62,7 @@ class ModelParts:
         """
         frozen = {name: self._tensors[name] for name in names}
         if self._keras:
-            _freeze_layers(self._adapter._all_layers(self._model), {id(weight) for weight in frozen.values()})
+            _freeze_layers(self._adapter.all_layers(self._model), {id(weight) for weight in frozen.values()})
             return _nothing
         for tensor in frozen.values():
             if tensor.requires_grad:

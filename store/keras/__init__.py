@@ -3,11 +3,12 @@
 From outside: the names below. It stands on the arrays, facts and graphs of `store`.
 """
 
-from .recipe import build, recipe_of
+from .recipe import all_layers, build, recipe_of
 from .vertices import graph_of
 from .weights import (
     assign,
     assign_optimizer,
+    assign_to,
     optimizer_state_of,
     optimizer_tensors_of,
     snapshot,
@@ -17,8 +18,10 @@ from .weights import (
 )
 
 __all__ = [
+    "all_layers",
     "assign",
     "assign_optimizer",
+    "assign_to",
     "build",
     "graph_of",
     "optimizer_state_of",

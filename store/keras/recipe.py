@@ -32,7 +32,7 @@ def recipe_of(model: keras.Model) -> str:
     try:
         with ObjectSharingScope():
             entries = cast("dict[str, Any]", keras.saving.serialize_keras_object(model))
-        flags = [layer.trainable for layer in _all_layers(model)]
+        flags = [layer.trainable for layer in all_layers(model)]
         return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
     except (NotImplementedError, TypeError, ValueError) as exc:
         raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
@@ -56,7 +56,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
         flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
         with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
             model = keras.saving.deserialize_keras_object(entries)
-            for layer, flag in zip(_all_layers(model), flags, strict=True):
+            for layer, flag in zip(all_layers(model), flags, strict=True):
                 if layer.trainable != flag:
                     layer.trainable = flag
             if compiled:  # after the flags, which say what the optimizer holds
@@ -68,6 +68,6 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
     return model
 
 
-def _all_layers(model: Any) -> list[Any]:
+def all_layers(model: Any) -> list[Any]:
     """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
     return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]

@@ -50,7 +50,7 @@ def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
         TensorMismatchError: another shape or dtype than the weight's.
         GraphError: the model has no weights yet because its input shape is unknown.
     """
-    _assign(weights_of(model), tensors)
+    assign_to(weights_of(model), tensors)
 
 
 def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
@@ -71,7 +71,7 @@ def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    _assign(_optimizer_state(model), tensors)
+    assign_to(_optimizer_state(model), tensors)
 
 
 def weights_of(model: keras.Model) -> dict[str, Any]:
@@ -130,7 +130,8 @@ def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
 
 
-def _assign(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
+def assign_to(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
+    """Set variables by name, as `assign` sets a model's."""
     expected = {name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()}
     for name, array in checked(tensors, expected).items():
         variables[name].assign(array)

@@ -442,13 +442,18 @@ class TestPlanner:
         finally:
             follower.close()
 
-    def test_one_that_starts_again_is_told_all_and_plans_anew(self, own, name):
+    def test_one_that_starts_again_is_told_all_and_plans_anew(self, own, name, tmp_path):
+        seen = tmp_path / "seen"
+
         def train(publisher: Publisher) -> None:
-            publisher.expect(stop=3000)
+            """Train until all that is waited for below was seen; a busy machine takes its time."""
+            publisher.expect(stop=60_000)
             pause = threading.Event()
-            for i in range(1, 3001):
+            for i in range(1, 60_001):
                 pause.wait(0.002)
-                publisher.step(2 * float(np.exp(-i / 600)) + 0.1, {"t": np.float32([i])})
+                publisher.step(2 * float(np.exp(-i / 12_000)) + 0.1, {"t": np.float32([i])})
+                if seen.exists():
+                    return
 
         with Producer.start(own, name, train, schedule=PlanRequest(warmup=40)) as producer:
             eventually(lambda: len(producer.report().updates) > 2, "it publishes as planned")
@@ -467,6 +472,7 @@ class TestPlanner:
 
             eventually(told, "the planner knows the stream again", 60)
             eventually(lambda: len(producer.report().updates) > before, "updates go on")
+            seen.touch()
             producer.result(100)
 
 
