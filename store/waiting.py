@@ -4,13 +4,16 @@ Rules
 - Who is asked for something within so many seconds makes one `Deadline` of them and hands that on: so all steps
   together keep to it, however many they are.
 - A deadline is a moment of the monotonic clock of this process. Between processes seconds travel: `left()`.
+- A step that may take only so long takes `deadline.left(most)`, or hands on `deadline.sooner(most)`.
 - What is tried again pauses by a `Backoff`, and never beyond its deadline.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
+from threading import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,18 @@ class Deadline:
         """Return the deadline `seconds` from now."""
         return cls(time.monotonic() + seconds)
 
-    def left(self) -> float:
-        """Return the seconds until then, at least 0."""
-        return max(self.at - time.monotonic(), 0.0)
+    def left(self, most: float = math.inf) -> float:
+        """Return the seconds until then, at least 0 and at most `most`."""
+        return min(max(self.at - time.monotonic(), 0.0), most)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment is over."""
+        return time.monotonic() >= self.at
+
+    def sooner(self, seconds: float) -> Deadline:
+        """Return the deadline of a step: this one, or `seconds` from now where that is before."""
+        return Deadline(min(self.at, time.monotonic() + seconds))
 
 
 @dataclass(slots=True)
@@ -49,6 +61,8 @@ class Backoff:
     """Seconds of the first pause."""
     most: float
     """Seconds of the longest pause."""
+    closing: Event | None = None
+    """Ends each pause when it is set: that of the thread that tries."""
     _pause: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,10 +73,17 @@ class Backoff:
         pause, self._pause = self._pause, min(2 * self._pause, self.most)
         return pause
 
+    def reset(self) -> None:
+        """Begin again with the first pause: the last try got something done."""
+        self._pause = self.first
+
     def wait(self, deadline: Deadline) -> bool:
-        """Pause. Return False at once when the pause would end behind `deadline`, which is that of all tries."""
+        """Pause. Return False, at once, when the pause would end behind `deadline`, which is that of all tries, and
+        when `closing` is set."""
         pause = self.next()
         if pause > deadline.left():
             return False
+        if self.closing is not None:
+            return not self.closing.wait(pause)
         time.sleep(pause)
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from tensorvine.store.waiting import Backoff, Deadline
 
@@ -11,12 +13,31 @@ def test_what_is_left_is_never_negative() -> None:
     assert 0.0 < Deadline.after(60.0).left() <= 60.0
 
 
+def test_a_step_takes_no_longer_than_the_whole() -> None:
+    deadline = Deadline.after(60.0)
+    assert deadline.left(5.0) == 5.0
+    assert 50.0 < deadline.left(100.0) <= 60.0
+    assert deadline.sooner(5.0).left() <= 5.0
+    assert deadline.sooner(100.0) == deadline
+    assert not deadline.passed
+    assert Deadline.after(-1.0).passed
+
+
 def test_pauses_grow_up_to_the_longest() -> None:
     pauses = Backoff(first=1.0, most=5.0)
     assert [pauses.next() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    pauses.reset()
+    assert pauses.next() == 1.0
 
 
 @pytest.mark.timeout(30)
 def test_no_pause_ends_behind_the_deadline() -> None:
     assert not Backoff(first=60.0, most=60.0).wait(Deadline.after(1.0))
     assert Backoff(first=1e-4, most=1.0).wait(Deadline.after(60.0))
+
+
+@pytest.mark.timeout(30)
+def test_a_pause_ends_when_who_pauses_is_closing() -> None:
+    closing = threading.Event()
+    closing.set()
+    assert not Backoff(first=60.0, most=60.0, closing=closing).wait(Deadline.after(120.0))
