@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Deadline:
         return Deadline(min(self.at, time.monotonic() + seconds))
 
 
+NEVER = Deadline(math.inf)
+"""Of what goes on until it succeeds, or until whoever does it is closed."""
+
+
 @dataclass(slots=True)
 class Backoff:
     """Pauses between tries of one thing, each twice as long as the one before.
@@ -77,7 +82,7 @@ class Backoff:
         """Begin again with the first pause: the last try got something done."""
         self._pause = self.first
 
-    def wait(self, deadline: Deadline) -> bool:
+    def wait(self, deadline: Deadline = NEVER) -> bool:
         """Pause. Return False, at once, when the pause would end behind `deadline`, which is that of all tries, and
         when `closing` is set."""
         pause = self.next()
@@ -86,4 +91,12 @@ class Backoff:
         if self.closing is not None:
             return not self.closing.wait(pause)
         time.sleep(pause)
+        return True
+
+    async def wait_async(self, deadline: Deadline = NEVER) -> bool:
+        """As `wait`, in an event loop, which has no `closing`."""
+        pause = self.next()
+        if pause > deadline.left():
+            return False
+        await asyncio.sleep(pause)
         return True

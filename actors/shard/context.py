@@ -10,14 +10,31 @@ from __future__ import annotations
 import secrets
 import threading
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeAlias
 
 from ...store.shard import ShardState
 from ..engine.engine import Engine
 from ..rpc.messages import ShardConfig, Standing
-from ..rpc.waiters import Waiters
+from ..rpc.notifier import Notifier
 from .calls.copies import Address
 from .holdings import Holdings
 from .peers import Peers
+
+
+class Change(Enum):
+    """What a shard tells those who wait for it."""
+
+    ROOM = auto()
+    """There may be memory, or a place in the queue for the disk."""
+    WRITES = auto()
+    """The last save of a name that is being moved has ended."""
+    REPLICAS = auto()
+    """The replicas hold what they are to hold, or are other ones."""
+
+
+Topic: TypeAlias = Change | str
+"""A change, or the name of a model of which a version was committed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +49,7 @@ class ShardContext:
     lock: threading.RLock
     holdings: Holdings
     """The shard's memory."""
-    waiters: Waiters
+    notifier: Notifier[Topic]
     """Where those wait who are told of changes."""
     standing: Standing | None = None
     """How things stood when the shard started again in a repository that runs; None: it had no earlier life there."""
@@ -78,6 +95,6 @@ def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
         state=state,
         lock=lock,
         holdings=Holdings(state, lock, engine, config.capacity, config.preallocate_bytes),
-        waiters=Waiters(lock),
+        notifier=Notifier(lock),
         standing=standing,
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from itertools import count
 
@@ -21,6 +20,7 @@ from ...store.errors import ShardUnavailableError
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
 from ...store.versions.mirror import Copy
+from ...store.waiting import Deadline
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
 from ..transport.wire import WireClient
@@ -73,10 +73,10 @@ class Copying:
             ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
             ModelLostError: who has them let them go meanwhile.
         """
-        owner, deadline = f"{what}.{next(self._serial)}", time.monotonic() + timeout
+        owner, deadline = f"{what}.{next(self._serial)}", Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
-            loop, left = asyncio.get_running_loop(), deadline - time.monotonic()
+            loop, left = asyncio.get_running_loop(), deadline.left()
             arguments = (originals, parts, owner, self._holdings, address, left)
             yield await loop.run_in_executor(self._fetchers, fetched, *arguments)
         finally:
@@ -89,9 +89,9 @@ class Copying:
         """Have memory granted for all that is not to stay in the heap."""
         lengths = large(originals)
         parts: dict[SegmentId, Part] = {}
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while left := [segment for segment in lengths if segment not in parts]:
-            offsets = await self._room.granted(owner, [lengths[s] for s in left], deadline - time.monotonic())
+            offsets = await self._room.granted(owner, [lengths[s] for s in left], deadline.left())
             parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
         return parts
 
@@ -151,7 +151,7 @@ def fetched(
         ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
         ModelLostError: who has them let them go meanwhile.
     """
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     missing = {segment: original for segment, original in originals.items() if original.data is None}
     if missing and address is None:
         raise ShardUnavailableError(f"segments {list(missing)}: expected an address to fetch them from; found none")
@@ -161,7 +161,7 @@ def fetched(
             client = WireClient((address[0], address[1]), address[2])
             try:
                 for some in batches(missing, READ_BYTES):
-                    found |= _read(client, some, parts, holdings, deadline - time.monotonic())
+                    found |= _read(client, some, parts, holdings, deadline.left())
             finally:
                 client.close()
     return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, Shar
 from ...store.refs import ModelRef
 from ...store.segments.segment import Holds, SegmentId
 from ...store.versions.ledger import Fact, Told
+from ...store.waiting import Backoff
 from ..engine.engine import Engine
 from ..rpc.calls import Request
 from ..rpc.channel import Channel
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 STANDING_PAUSE_S = 0.5
 NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
-OWED_PAUSE_S = 0.2
+OWED_PAUSE_S = (0.2, 1.0)
+"""Shortest and longest pause between two tries to tell a shard what it is owed."""
 
 LONG_TIMEOUT_S = 120.0
 """How long a shard may take for what has many bytes."""
@@ -189,13 +190,15 @@ class Peers:
 
     async def _pay(self, shard: int) -> None:
         """Tell a shard what it is owed until it has heard all, or has left."""
+        pauses = Backoff(*OWED_PAUSE_S)
         while (owed := self._owed.get(shard)) and shard in self.others:
             told = dict(owed)
             try:
                 await self.ask(shard, ShardCalls.note(told))
             except TensorVineError:
-                await asyncio.sleep(OWED_PAUSE_S)
+                await pauses.wait_async()
                 continue
+            pauses.reset()
             for ref in [ref for ref, fact in told.items() if owed[ref] == fact]:
                 del owed[ref]
         del self._owed[shard], self._paying[shard]
@@ -212,10 +215,10 @@ class Peers:
 
         Waits for one that was lost as well, until it has heard all: without it this shard could not start.
         """
-        pause = threading.Event()
+        pauses = Backoff(STANDING_PAUSE_S, STANDING_PAUSE_S)
         while True:
             try:
                 return self._planner.call(LedgerCalls.standing(self._config.index), PEER_TIMEOUT_S)
             except (ShardUnavailableError, OperationTimeoutError) as exc:
                 log.warning("shard %d starts again and waits for the planner: %s", self._config.index, exc)
-                pause.wait(STANDING_PAUSE_S)
+                pauses.wait()

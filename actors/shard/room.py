@@ -11,19 +11,16 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ...store.errors import ShardUnavailableError
+from ...store.waiting import Deadline
+from ..rpc.busy import Busy
 from ..rpc.messages import PEER_TIMEOUT_S
-from ..rpc.waiters import Busy
-from .context import ShardContext
+from .context import Change, ShardContext
 from .disk.persister import Persister
 from .local_clients import LocalClients
-
-ROOM = "/"  # no model's name starts with a slash
-"""The topic of those who wait."""
 
 Taken = TypeVar("Taken")
 
@@ -40,7 +37,7 @@ class Room:
     def __init__(self, context: ShardContext, clients: LocalClients, persister: Persister | None) -> None:
         self._lock = context.lock
         self._holdings = context.holdings
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._clients = clients
         self._persister = persister
         self._asking = Busy()
@@ -97,27 +94,28 @@ class Room:
         Raises:
             StoreFullError: there is no room, and none can be expected in time.
         """
-        deadline = time.monotonic() + timeout
-        with self._asking:
-            while True:
-                with self._lock:
-                    found = take()
-                    behind = self._persister is not None and self._persister.behind()[0] > 0
-                    hope = found is None and (behind or self._holdings.room_may_come(owner))  # the sweep wakes us, too
-                    waiter = self._waiters.join(ROOM) if hope else None
-                if found is not None:
-                    return found
-                if waiter is None or not await self._waiters.woken(ROOM, waiter, deadline):
-                    raise self._holdings.full(what, nbytes)
 
-    async def keep_pace(self, what: str, deadline: float) -> None:
+        def look() -> Taken | None:
+            found = take()
+            behind = self._persister is not None and self._persister.behind()[0] > 0
+            if found is None and not behind and not self._holdings.room_may_come(owner):  # the sweep tells us, too
+                raise self._holdings.full(what, nbytes)
+            return found
+
+        with self._asking:
+            found = await self._notifier.until(Change.ROOM, look, Deadline.after(timeout))
+        if found is None:
+            raise self._holdings.full(what, nbytes)
+        return found
+
+    async def keep_pace(self, what: str, deadline: Deadline) -> None:
         """Wait while too much waits to be written to disk.
 
         Raises:
             OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
         """
-        while self._persister is not None and self._persister.is_full():
-            with self._lock:
-                waiter = self._waiters.join(ROOM)
-            if self._persister.is_full() and not await self._waiters.woken(ROOM, waiter, deadline):
-                raise self._persister.late(what)
+        persister = self._persister
+        if persister is None or not persister.is_full():
+            return
+        if not await self._notifier.until(Change.ROOM, lambda: not persister.is_full() or None, deadline):
+            raise persister.late(what)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..rpc.busy import Busy
 from ..rpc.calls import Request
-from ..rpc.waiters import Busy
 from .calls import ShardCalls
-from .context import ShardContext
+from .context import Change, ShardContext
 from .handoff.estate import Estate
-from .room import ROOM
 
 
 class Settling:
@@ -33,7 +32,7 @@ class Settling:
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._estate = estate
         self._tidy: list[Callable[[], None]] = []
         self._telling = Busy()
@@ -81,5 +80,5 @@ class Settling:
             for tidy in self._tidy:
                 tidy()
         self._context.show()
-        self._waiters.wake(ROOM)
+        self._notifier.tell(Change.ROOM)
         return outbox

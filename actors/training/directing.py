@@ -203,7 +203,7 @@ class ForkDirector:
                     repository=recipe.repository,
                     cpus=recipe.cpus,
                     gpus=recipe.gpus,
-                    timeout=self._left(),
+                    timeout=self._deadline.left(),
                 )
                 for place, (size, changed, name) in enumerate(zip(counts, options, names, strict=True))
             ]
@@ -232,11 +232,11 @@ class ForkDirector:
         waits: list[Callable[[], ForkState]] = []
         for rank, trainer in enumerate(self._trainers):
             waits.append(lambda t=trainer, r=rank: self._sent(order, t, f"rank {r} of {self._run!r}"))
-        waits += [lambda a=answer: a.result(self._left() + ANSWER_S) for answer in adopting]
+        waits += [lambda a=answer: a.result(self._deadline.left() + ANSWER_S) for answer in adopting]
         pool = ThreadPoolExecutor(len(waits))
         try:
             pending = [pool.submit(wait) for wait in waits]
-            wait_all(pending, self._left() + ANSWER_S, FIRST_EXCEPTION)
+            wait_all(pending, self._deadline.left() + ANSWER_S, FIRST_EXCEPTION)
             deadline = Deadline.after(ROOT_S)
             while failed := [error for future in pending if future.done() and (error := future.exception())]:
                 waiting = [future for future in pending if not future.done()]
@@ -252,7 +252,7 @@ class ForkDirector:
     def _sent(self, order: ForkOrder, trainer: Actor, who: str) -> ForkState:
         rank = self._channel(trainer, who)
         while True:
-            left = self._left()
+            left = self._deadline.left()
             wait = min(left, POLL_S)
             state = rank.call(RankCalls.fork_state(order.id, wait), wait + ANSWER_S)
             if state.error is not None:
@@ -291,9 +291,6 @@ class ForkDirector:
                 self._channel(trainer, "a rank").call(RankCalls.cancel(order.id, str(why)), ANSWER_S)
             except TensorVineError as exc:
                 log.info("fork %s: a rank was not told that it was given up: %s", order.id, exc)
-
-    def _left(self) -> float:
-        return self._deadline.left()
 
     def _channel(self, actor: Actor, who: str) -> Channel:
         return Channel(self._engine, who, actor=actor)

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable
+from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Self
 
 from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
+from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Actor, Engine, Life
 from ..rpc.calls import answers, remote
 from ..rpc.channel import Channel
-from ..rpc.waiters import Waiters
+from ..rpc.notifier import Notifier
 from .calls import RankCalls
 from .fork.order import ForkOrder
 from .fork.port import ForkState
@@ -78,13 +79,20 @@ class PostCalls:
         ...
 
 
+class _Change(Enum):
+    """What a post tells those who wait for it, besides the numbers of calls that were answered."""
+
+    CALLS = auto()
+    ANSWERED = auto()
+
+
 class RankPost:
     """A rank's post: calls go in at the one side, and are fetched and answered at the other."""
 
     def __init__(self, run: str, rank: int) -> None:
         self._who = f"rank {rank} of {run!r}"
         self._lock = threading.RLock()
-        self._waiters = Waiters(self._lock)
+        self._notifier = Notifier[_Change | int](self._lock)
         self._owner: str | None = None
         self._number = 0
         self._calls: list[Call] = []
@@ -102,33 +110,24 @@ class RankPost:
 
     @answers(PostCalls.next)
     async def next(self, timeout: float) -> list[Call]:
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                calls, self._calls = self._calls, []
-                if calls:
-                    return calls
-                waiter = self._waiters.join("calls")
-            if not await self._waiters.woken("calls", waiter, deadline):
-                return []
+        def look() -> list[Call] | None:
+            calls, self._calls = self._calls, []
+            return calls or None
+
+        return await self._notifier.until(_Change.CALLS, look, Deadline.after(timeout)) or []
 
     @answers(PostCalls.answer)
     async def answer(self, number: int, value: object, error: BaseException | None) -> None:
         with self._lock:
             if number in self._open:
                 self._answers[number] = (value, error)
-                self._waiters.wake(f"answer {number}")
+                self._notifier.tell(number)
 
     @answers(PostCalls.answered)
     async def answered(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                if not self._open:
-                    return True
-                waiter = self._waiters.join("answered")
-            if not await self._waiters.woken("answered", waiter, deadline):
-                return False
+        return bool(
+            await self._notifier.until(_Change.ANSWERED, lambda: not self._open or None, Deadline.after(timeout))
+        )
 
     # ---- the callers' side --------------------------------------------------------------------------------
 
@@ -138,31 +137,26 @@ class RankPost:
         Raises:
             OperationTimeoutError: the rank's process does not answer.
         """
-        deadline = time.monotonic() + timeout
         with self._lock:
             self._number += 1
             number = self._number
             self._open.add(number)
             self._calls.append((number, method, arguments))
-            self._waiters.wake("calls")
+            self._notifier.tell(_Change.CALLS)
         try:
-            while True:
-                with self._lock:
-                    if number in self._answers:
-                        value, error = self._answers[number]
-                        break
-                    waiter = self._waiters.join(f"answer {number}")
-                if not await self._waiters.woken(f"answer {number}", waiter, deadline):
-                    raise OperationTimeoutError(
-                        f"{self._who}: {method}: expected an answer within {timeout:.1f} s; its process gave none"
-                    )
+            answer = await self._notifier.until(number, lambda: self._answers.get(number), Deadline.after(timeout))
+            if answer is None:
+                raise OperationTimeoutError(
+                    f"{self._who}: {method}: expected an answer within {timeout:.1f} s; its process gave none"
+                )
         finally:
             with self._lock:
                 self._open.discard(number)
                 self._answers.pop(number, None)
                 self._calls = [call for call in self._calls if call[0] != number]
                 if not self._open:
-                    self._waiters.wake("answered")
+                    self._notifier.tell(_Change.ANSWERED)
+        value, error = answer
         if error is not None:
             raise error
         return value
@@ -284,19 +278,18 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = No
         from ..engine.embedded import default_engine
 
         engine = default_engine()
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     first = _found(engine, run, 0, deadline)
     rank_0 = Channel(engine, f"rank 0 of {run!r}", actor=first)
-    report = rank_0.call(RankCalls.describe(), max(deadline - time.monotonic(), 0.0))
+    report = rank_0.call(RankCalls.describe(), deadline.left())
     return [first, *(_found(engine, run, rank, deadline) for rank in range(1, report.size))]
 
 
-def _found(engine: Engine, run: str, rank: int, deadline: float) -> Actor:
-    pause = threading.Event()
+def _found(engine: Engine, run: str, rank: int, deadline: Deadline) -> Actor:
+    pauses = Backoff(FIND_S, FIND_S)
     while True:
         try:
             return engine.find(post_name(run, rank))
         except LookupError as exc:
-            if time.monotonic() >= deadline:
+            if not pauses.wait(deadline):
                 raise OperationTimeoutError(f"rank {rank} of {run!r}: expected it in time; it is not there") from exc
-        pause.wait(FIND_S)

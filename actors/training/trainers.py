@@ -9,10 +9,8 @@ Rules
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
 from ...store.refs import ModelRef
+from ...store.waiting import NEVER
 from ..client.save.request import Saved
 from ..engine import embedded
 from ..engine.engine import Actor, Engine
@@ -269,10 +268,10 @@ def first_failure(waits: Sequence[Callable[[], _R]], grace: float) -> tuple[list
         threading.Thread(target=carry_out, args=(place, wait), name="tensorvine-answers", daemon=True).start()
     answers: list[Any] = [None] * len(waits)
     failed: list[tuple[int, BaseException]] = []
-    deadline = math.inf
+    deadline = NEVER
     for _ in waits:
         try:
-            left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
+            left = deadline.left() if deadline is not NEVER else None
             place, answers_one, error = ended.get(timeout=left)
         except queue.Empty:
             break
@@ -282,7 +281,7 @@ def first_failure(waits: Sequence[Callable[[], _R]], grace: float) -> tuple[list
         failed.append((place, error))
         if not isinstance(error, (PeerLostError, OperationTimeoutError)):
             break
-        deadline = min(deadline, time.monotonic() + grace)
+        deadline = deadline.sooner(grace)
     return answers, failed
 
 

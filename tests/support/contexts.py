@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tensorvine.actors.rpc.messages import ShardConfig, Standing
-from tensorvine.actors.rpc.waiters import Waiters
+from tensorvine.actors.rpc.notifier import Notifier
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.store.shard import ShardState
@@ -71,7 +71,7 @@ def context_of(
         state=state,
         lock=lock,
         holdings=holdings or QuietHoldings(),
-        waiters=Waiters(lock),
+        notifier=Notifier(lock),
         standing=standing,
     )
 

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -47,6 +46,7 @@ from ....store.segments.segment import SegmentId, Stored, padded
 from ....store.versions.manifest import Header, decode_body
 from ....store.versions.segments import RESTORED
 from ....store.versions.version import Draft
+from ....store.waiting import Backoff, Deadline
 from ...memory.workers import Workers
 from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, Standing, ToStore, Wanted
 from ..calls import ShardCalls
@@ -422,18 +422,17 @@ class History:
 
     def _store(self, shard: int, wanted: ToStore) -> Chains:
         """Have a shard write segments. Those that it hands over meanwhile, its heirs write as soon as they may."""
-        deadline = time.monotonic() + STORE_TIMEOUT_S
+        deadline, pauses = Deadline.after(STORE_TIMEOUT_S), Backoff(STORE_PAUSE_S, STORE_PAUSE_S)
         while True:
             try:
                 if shard == self._config.index:
                     return self._tiers.store(wanted)
-                return self._peers.call(shard, ShardCalls.store(wanted), deadline - time.monotonic())
+                return self._peers.call(shard, ShardCalls.store(wanted), deadline.left())
             except MovedError as exc:
-                if time.monotonic() + STORE_PAUSE_S > deadline:
+                if not pauses.wait(deadline):
                     raise OperationTimeoutError(
                         f"segments {list(wanted)}: expected an heir to have them; {exc}"
                     ) from exc
-            threading.Event().wait(STORE_PAUSE_S)
             if any(self._state.where(segment) != shard for segment in wanted):
                 return self.store_elsewhere(wanted)
 
@@ -487,6 +486,7 @@ class History:
 
     def _read_late(self, early: Collection[str]) -> None:
         """Learn of the manifests that came while the others were read: who wrote them may have told of it too early."""
+        pauses = Backoff(STORE_PAUSE_S, STORE_PAUSE_S)
         while True:
             try:
                 manifests, unread = self._read(sorted(set(self._archive.manifests()) - set(early)))
@@ -494,7 +494,7 @@ class History:
                 break
             except StorageError as exc:
                 log.warning("shard %d: the manifests are listed again: %s", self._config.index, exc)
-            threading.Event().wait(STORE_PAUSE_S)
+            pauses.wait()
         with self._lock:
             for ref, why in unread.items():
                 if self._state.known(ref) is None:
@@ -513,24 +513,22 @@ class History:
             self._state.written(str(ref))
             for segment in chain.from_iterable(parts.values()):
                 by_shard.setdefault(self._state.where(segment), []).append(segment)
-        deadline = time.monotonic() + RELEARN_S
+        deadline = Deadline.after(RELEARN_S)
         for shard, segments in by_shard.items():
-            while shard != self._config.index and not self._heard(shard, ref, segments, deadline):
-                threading.Event().wait(RELEARN_PAUSE_S)
+            if shard != self._config.index:
+                self._tell(shard, ref, segments, deadline)
 
-    def _heard(self, shard: int, ref: ModelRef, segments: Sequence[SegmentId], deadline: float) -> bool:
-        """Tell one shard; False: it is to be told again."""
-        if shard not in self._peers.topology.alive:
-            return True  # it has drained: another one knows what was there
-        try:
-            self._peers.call(shard, ShardCalls.relearn(ref, list(segments)), deadline - time.monotonic())
-        except ModelLostError:
-            raise
-        except (ShardUnavailableError, OperationTimeoutError) as exc:
-            if time.monotonic() + RELEARN_PAUSE_S < deadline:
-                return False  # it is being started, and has perhaps read the manifests already
-            log.warning("shard %d did not hear that %s is on disk: %s", shard, ref, exc)
-        return True
+    def _tell(self, shard: int, ref: ModelRef, segments: Sequence[SegmentId], deadline: Deadline) -> None:
+        """Tell one shard, again while it is being started: it has perhaps read the manifests already."""
+        pauses = Backoff(RELEARN_PAUSE_S, RELEARN_PAUSE_S)
+        while shard in self._peers.topology.alive:  # else it has drained: another one knows what was there
+            try:
+                self._peers.call(shard, ShardCalls.relearn(ref, list(segments)), deadline.left())
+                return
+            except (ShardUnavailableError, OperationTimeoutError) as exc:
+                if not pauses.wait(deadline):
+                    log.warning("shard %d did not hear that %s is on disk: %s", shard, ref, exc)
+                    return
 
     def _stored_elsewhere(self, segment: SegmentId) -> Stored:
         return self._peers.call(self._state.where(segment), ShardCalls.stored(segment), PEER_TIMEOUT_S)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +35,7 @@ from ....store.graphs.graph import ModelGraph
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, decode_body
+from ....store.waiting import Backoff, Deadline
 from ...memory.workers import Workers
 from ...rpc.messages import PEER_TIMEOUT_S, Chains, ToStore, Wanted
 from .tiers import give_way
@@ -208,12 +208,11 @@ class Persister:
             StorageError: the disk does not take it, or a version was given up: a part of it is lost.
             OperationTimeoutError: it took longer.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._changed:
             waiting = list(self._jobs.values())
             while any(self._jobs.get(job.header.ref) is job for job in waiting):
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
+                if not self._changed.wait(deadline.left()):
                     raise self.late(f"shard {self._index}: {len(self._jobs)} versions")
             given_up = [f"{job.header.ref}: {job.given_up}" for job in waiting if job.given_up]
         if given_up:
@@ -232,16 +231,17 @@ class Persister:
     def _run(self) -> None:
         """Write what is queued, as long as the process lives."""
         give_way()
-        pause = RETRY_FIRST_S
+        pauses = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         while True:
             job = self._next()
             failure = self._attempt(job)
-            pause = RETRY_FIRST_S if failure is None else min(2 * pause, RETRY_LAST_S)
+            if failure is None:
+                pauses.reset()
             self._settle(job, failure)
             self._progressed()
             if failure is not None and not job.urgent:
                 with self._changed:
-                    self._changed.wait_for(lambda job=job: job.held, pause)
+                    self._changed.wait_for(lambda job=job: job.held, pauses.next())
 
     def _next(self) -> Job:
         with self._changed:
@@ -340,14 +340,13 @@ class Persister:
 
     def _hold_back(self, ref: ModelRef) -> Job | None:
         """Keep a version's job from being started; wait if it is being written just now."""
-        deadline = time.monotonic() + PEER_TIMEOUT_S
         with self._changed:
             job = self._jobs.get(ref)
             if job is None:
                 return None
             job.held = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._current is not job, deadline - time.monotonic()):
+            if not self._changed.wait_for(lambda: self._current is not job, PEER_TIMEOUT_S):
                 job.held = False
                 raise self.late(f"retire of {ref}")
             return self._jobs.get(ref)

@@ -25,9 +25,10 @@ from collections.abc import Generator, Iterable, Sequence
 from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
 from ....store.versions.handover import Bundle
+from ....store.waiting import Backoff, Deadline
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
 from ..calls import ShardCalls
-from ..context import ShardContext
+from ..context import Change, ShardContext
 from ..disk.history import History
 from ..disk.persister import Job
 from ..replicas.securing import Securing
@@ -38,10 +39,10 @@ log = logging.getLogger(__name__)
 CHUNK_NAMES = 128
 CHUNK_BYTES = 1 << 20
 """A chunk is full when it has so many names, or so many bytes of tables."""
-RETRY_S = 0.2
+RETRY_S = (0.2, 1.0)
+"""Shortest and longest pause between two tries to reach a shard."""
 PAUSE_S, WINDOW_S = 0.005, 0.05
 """Between two chunks: so that what is asked of all shards finds a moment at which none is on its way."""
-_IDLE = "/idle"  # no model's name starts with a slash
 
 
 class Elastic:
@@ -62,7 +63,7 @@ class Elastic:
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._history = history
         self._board = board
         self._securing = securing
@@ -123,7 +124,7 @@ class Elastic:
                 if not self._writing[name]:
                     del self._writing[name]
             if name in self._frozen:
-                self._waiters.wake(_IDLE)
+                self._notifier.tell(Change.WRITES)
 
     @property
     def delivered(self) -> dict[str, int]:
@@ -209,7 +210,7 @@ class Elastic:
                     nbytes += await self._hand_chunk(home, chunk)
                     names += len(chunk)
                     await asyncio.sleep(WINDOW_S if time.monotonic() - self._asked < WINDOW_S else PAUSE_S)
-            self._waiters.wake_all()  # also those who wait for a name that never was
+            self._notifier.tell_all()  # also those who wait for a name that never was
             for shard in set(topology.shards) - {self._state.index}:
                 await self._peers.ask(shard, ShardCalls.arrived(self._state.index, topology.version))
             return Moved(names, nbytes)
@@ -226,6 +227,7 @@ class Elastic:
         Raises:
             MovedError: who sent them has started again since.
         """
+        pauses = Backoff(*RETRY_S)
         while True:
             try:
                 return await self._peers.arrives(names, sender)
@@ -235,7 +237,7 @@ class Elastic:
                 log.warning(
                     "shard %d: the planner did not hear yet of %d names: %s", self._state.index, len(names), exc
                 )
-            await asyncio.sleep(RETRY_S)
+            await pauses.wait_async()
 
     def take(self, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
         """Become home to names; gives the bytes by which the metadata here grew."""
@@ -258,7 +260,7 @@ class Elastic:
         self._context.show()
         self._securing.news()
         for name in names:
-            self._waiters.wake(name)
+            self._notifier.tell(name)
 
     def _leaving(self, topology: Topology) -> list[tuple[int, list[str]]]:
         """Cut the names that are at home elsewhere into chunks. Call it with the lock held.
@@ -306,21 +308,19 @@ class Elastic:
 
     async def _freeze(self, chunk: Sequence[str]) -> None:
         """Let no more writes of these names begin, and wait until those that have end."""
-        deadline = time.monotonic() + PEER_TIMEOUT_S
+
+        def look() -> bool | None:
+            return None if any(name in self._writing for name in chunk) else True
+
         with self._lock:
             self._frozen.update(chunk)
-        while True:
+        if not await self._notifier.until(Change.WRITES, look, Deadline.after(PEER_TIMEOUT_S)):
             with self._lock:
-                waiter = self._waiters.join(_IDLE) if any(name in self._writing for name in chunk) else None
-            if waiter is None:
-                return
-            if not await self._waiters.woken(_IDLE, waiter, deadline):
-                with self._lock:
-                    self._frozen.difference_update(chunk)
-                raise OperationTimeoutError(
-                    f"shard {self._state.index}: expected what is being written to end within {PEER_TIMEOUT_S} s; "
-                    f"{sorted(set(chunk) & set(self._writing))} is still being written"
-                )
+                self._frozen.difference_update(chunk)
+            raise OperationTimeoutError(
+                f"shard {self._state.index}: expected what is being written to end within {PEER_TIMEOUT_S} s; "
+                f"{sorted(set(chunk) & set(self._writing))} is still being written"
+            )
 
     async def _unwritten(self, chunk: Sequence[str]) -> list[Unwritten]:
         """Take the versions out of the queue that waits for the disk: their new home writes them."""
@@ -331,10 +331,11 @@ class Elastic:
 
     async def _sent(self, home: int, bundle: Bundle, unwritten: Sequence[Unwritten]) -> int:
         """Send a bundle until it has arrived: there is no other copy of it."""
+        pauses = Backoff(*RETRY_S)
         while True:
             try:
                 return await self._peers.ask(home, ShardCalls.take(bundle, list(unwritten), self._peers.sender))
             except TensorVineError as exc:
                 here, count = self._state.index, len(bundle.names)
                 log.warning("shard %d: shard %d did not take %d names yet: %s", here, home, count, exc)
-            await asyncio.sleep(RETRY_S)
+            await pauses.wait_async()

@@ -35,6 +35,7 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.handover import MovedSegment
 from ....store.versions.mirror import Copy
+from ....store.waiting import Backoff
 from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
@@ -51,7 +52,8 @@ MOVING = "+moving/"
 """Begins the names of who owns memory that is being filled with a copy."""
 AT_ONCE = 4
 """Segments that are copied at one time."""
-RETRY_S = 0.2
+RETRY_S = (0.2, 1.0)
+"""Shortest and longest pause between two tries to reach a shard."""
 
 _R = TypeVar("_R")
 
@@ -314,6 +316,7 @@ class Estate:
 
     async def _tell(self, heir: int, request: Request[_R]) -> _R:
         """Tell an heir until it has heard: there is no way back."""
+        pauses = Backoff(*RETRY_S)
         while True:
             try:
                 return await self._peers.ask(heir, request, LONG_TIMEOUT_S)
@@ -321,7 +324,7 @@ class Estate:
                 log.warning(
                     "shard %d: shard %d did not answer %s yet: %s", self._state.index, heir, request.remote.name, exc
                 )
-            await asyncio.sleep(RETRY_S)
+            await pauses.wait_async()
 
 
 def _drain_of(holder: str) -> tuple[int, int]:

@@ -7,15 +7,14 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import ShardUnavailableError, StorageError
 from ....store.segments.segment import SegmentId
 from ....store.versions.handover import Bundle, MovedSegment
+from ....store.waiting import Backoff, Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
 from ..calls.changes import ChangeCalls
@@ -159,13 +158,12 @@ class Changes:
 
     async def _claimed(self) -> None:
         """Wait until all other shards have said what they hold here, if this one has started again."""
-        deadline = time.monotonic() + PEER_TIMEOUT_S
+        deadline, pauses = Deadline.after(PEER_TIMEOUT_S), Backoff(CLAIM_PAUSE_S, CLAIM_PAUSE_S)
         while self._claims is not None and self._claims.open:
-            if time.monotonic() > deadline:
+            if not await pauses.wait_async(deadline):
                 raise ShardUnavailableError(
                     f"shard {self._index}: expected all other shards to say what they hold here before it drains"
                 )
-            await asyncio.sleep(CLAIM_PAUSE_S)
 
     @answers(ChangeCalls.receive)
     async def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: str) -> None:

@@ -16,6 +16,7 @@ from ....store.graphs.index import PrefixQuery
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats
 from ....store.versions.manifest import Header
+from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched, Matches
 from ..calls.queries import QueryCalls
@@ -53,7 +54,7 @@ class Queries:
         self._state = context.state
         self._lock = context.lock
         self._holdings = context.holdings
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._settling = settling
         self._names = names
         self._history = history
@@ -94,16 +95,11 @@ class Queries:
 
     @answers(QueryCalls.wait_newer)
     async def wait_newer(self, name: str, after: int, timeout: float) -> ModelRef | None:
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                self._names.check(name)
-                newest = self._state.newer(name, after)
-                waiter = self._waiters.join(name) if newest is None else None
-            if waiter is None:
-                return newest
-            if not await self._waiters.woken(name, waiter, deadline):
-                return None
+        def look() -> ModelRef | None:
+            self._names.check(name)
+            return self._state.newer(name, after)
+
+        return await self._notifier.until(name, look, Deadline.after(timeout))
 
     # ---- all versions -----------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header
 from ....store.versions.version import Draft
+from ....store.waiting import Deadline
+from ...rpc.busy import Busy
 from ...rpc.calls import answers
 from ...rpc.messages import Beginning, Begun, Filled
-from ...rpc.waiters import Busy
 from ..calls import ShardCalls
 from ..calls.writes import WriteCalls
 from ..context import ShardContext
@@ -76,7 +77,7 @@ class Writes:
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._settling = settling
         self._room = room
         self._history = history
@@ -91,7 +92,7 @@ class Writes:
 
     @answers(WriteCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
-        await self._room.keep_pace(f"save of {asked.name!r}", time.monotonic() + asked.timeout)
+        await self._room.keep_pace(f"save of {asked.name!r}", Deadline.after(asked.timeout))
         shard, life = self._index, os.getpid()
         with self._lock:
             self._names.check(asked.name)
@@ -193,7 +194,7 @@ class Writes:
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self.committing:
             await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
             with self._names.writing(draft.name):
@@ -213,7 +214,7 @@ class Writes:
         return committed
 
     async def _commit(
-        self, draft: Draft, client: str, life: int, blocks: Sequence[Filled], durable: bool, deadline: float
+        self, draft: Draft, client: str, life: int, blocks: Sequence[Filled], durable: bool, deadline: Deadline
     ) -> tuple[ModelRef, int]:
         with self._lock:
             self._state.open(client, time.monotonic())
@@ -246,7 +247,7 @@ class Writes:
             await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
             raise
         self._context.show()
-        self._waiters.wake(ref.name)
+        self._notifier.tell(ref.name)
         with _after(ref):
             for shard, other in cold:
                 await self._peers.tell_gently(shard, ShardCalls.cool(other))
@@ -265,7 +266,7 @@ class Writes:
                 return self._history.retain(ref.name)
         return []
 
-    async def _write_now(self, draft: Draft, header: Header, deadline: float) -> None:
+    async def _write_now(self, draft: Draft, header: Header, deadline: Deadline) -> None:
         """Write a version to disk before it exists in memory."""
         if self._history is None:
             raise StorageError(
@@ -273,7 +274,7 @@ class Writes:
             )
         job = Job(header, draft.body, urgent=True)
         self._history.persister.add(job)
-        await self._history.written(job, deadline - time.monotonic())
+        await self._history.written(job, deadline.left())
 
     @answers(WriteCalls.abort)
     async def abort(self, save_id: str, leases: Sequence[str]) -> None:

@@ -23,11 +23,12 @@ from ....store.errors import ModelLostError, OperationTimeoutError, ShardUnavail
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.mirror import Kept
+from ....store.waiting import Deadline
 from ...rpc.calls import Request
 from ..calls import ShardCalls
 from ..calls.copies import Original
 from ..calls.replicas import Opened, ReplicaOf
-from ..context import ShardContext
+from ..context import Change, ShardContext
 from ..copying import batches, original_of
 from ..disk.history import History
 from ..ticker import Ticker
@@ -45,7 +46,6 @@ PUT_BYTES = 256 << 20
 """What the thread tells a buddy in one message, at most."""
 PUT_RECORDS = 4096
 _R = TypeVar("_R")
-_TOPIC = "/mirror"  # no model's name starts with a slash
 
 
 class Mirrors:
@@ -63,7 +63,7 @@ class Mirrors:
         self._lock = context.lock
         self._holdings = context.holdings
         self._peers = context.peers
-        self._waiters = context.waiters
+        self._notifier = context.notifier
         self._wire = context.wire
         self._life = restored.life
         self._history = history
@@ -87,23 +87,27 @@ class Mirrors:
 
     # ---- commits ----------------------------------------------------------------------------------------
 
-    async def secure(self, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: float) -> None:
+    async def secure(
+        self, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
+    ) -> None:
         """Wait until all buddies have these, which must be held here.
 
         Raises:
-            ShardUnavailableError: a buddy did not take them until `deadline`, on the monotonic clock.
+            ShardUnavailableError: a buddy did not take them until `deadline`.
             StoreFullError: a buddy has no room.
         """
         done: set[Link] = set()
+
+        def look() -> list[Link] | None:
+            if self._ready():
+                return [link for link in self._buddies.links if link not in done]
+            self._ticker.soon()
+            return None
+
         while True:
-            with self._lock:
-                waiter = None if self._ready() else self._waiters.join(_TOPIC)
-                left = [link for link in self._buddies.links if link not in done]
-            if waiter is not None:
-                self._ticker.soon()
-                if not await self._waiters.woken(_TOPIC, waiter, deadline):
-                    raise self._late()
-                continue
+            left = await self._notifier.until(Change.REPLICAS, look, deadline)
+            if left is None:
+                raise self._late()
             if not left:
                 return
             answers = await asyncio.gather(*(self._put(link, segments, records, deadline) for link in left))
@@ -116,20 +120,20 @@ class Mirrors:
         """
         return self._ready() and all(ref in link.records for link in self._buddies.links)
 
-    async def leave(self, deadline: float) -> None:
+    async def leave(self, deadline: Deadline) -> None:
         """Wait until no shard that is about to drain keeps the mirror; what is late is finished behind."""
-        while True:
-            with self._lock:
-                waiter = None if self._ready() and self._buddies.stay else self._waiters.join(_TOPIC)
-            if waiter is None:
-                return
+
+        def look() -> bool | None:
+            if self._ready() and self._buddies.stay:
+                return True
             self._ticker.soon()
-            if not await self._waiters.woken(_TOPIC, waiter, deadline):
-                log.warning("shard %d: a shard that drains keeps its mirror until another has it", self._index)
-                return
+            return None
+
+        if not await self._notifier.until(Change.REPLICAS, look, deadline):
+            log.warning("shard %d: a shard that drains keeps its mirror until another has it", self._index)
 
     async def _put(
-        self, link: Link, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: float
+        self, link: Link, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
     ) -> bool:
         """Send a buddy what it has not; False when it fell behind."""
         with self._lock:
@@ -139,7 +143,7 @@ class Mirrors:
             link.begun += 1
             shelf = link.shelf
         try:
-            left = max(deadline - time.monotonic(), 0.0)
+            left = deadline.left()
             of = ReplicaOf(self._index, self._life, shelf)
             put = ShardCalls.put_in_replica(of, new, records, self._wire, left)
             await self._peers.ask(link.shard, put, left)
@@ -213,7 +217,7 @@ class Mirrors:
         self._mark(link)
         with self._lock:
             link.synced, link.odd, link.seen, self._accepted = True, 0, (), True
-        self._waiters.wake(_TOPIC)
+        self._notifier.tell(Change.REPLICAS)
 
     def _open(self, shard: int) -> Opened:
         """Begin this life at a shard.

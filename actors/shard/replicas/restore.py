@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from ....store.shard import ShardState
 from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.mirror import NEVER, Kept, Stamp
+from ....store.waiting import Backoff
 from ..calls import ShardCalls
 from ..calls.copies import Original
 from ..calls.replicas import Offer
@@ -104,7 +104,7 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
 
 def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
     """Ask how good their mirrors are: shard -> (latest life, stamp)."""
-    began, pause = time.monotonic(), threading.Event()
+    began, pauses = time.monotonic(), Backoff(_PAUSE_S, _PAUSE_S)
     found: dict[int, tuple[int, Stamp]] = {}
     waiting = set(peers.others)
     while waiting:
@@ -122,7 +122,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
                 log.warning("shard %d: shard %d is not asked for a mirror any more: %s", index, shard, why)
                 waiting.discard(shard)
         if waiting:
-            pause.wait(_PAUSE_S)
+            pauses.wait()
     return found
 
 

@@ -8,7 +8,6 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ....store.refs import ModelRef
@@ -16,6 +15,7 @@ from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header
 from ....store.versions.mirror import Kept
 from ....store.versions.version import Draft
+from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
@@ -67,7 +67,7 @@ class Securing:
         """How many copies of this shard are missing, or not complete yet. Read it with the lock held."""
         return self._mirrors.behind if self._mirrors is not None else 0
 
-    async def version(self, draft: Draft, header: Header, deadline: float) -> None:
+    async def version(self, draft: Draft, header: Header, deadline: Deadline) -> None:
         """Have copies of a version before it exists: of its record, and of its bytes wherever they are."""
         if self._mirrors is None:
             return
@@ -75,7 +75,7 @@ class Securing:
             kept = Kept(header, draft.body, self._state.graphs.packed(draft.graph_key))
         by_shard = self._by_shard(draft.holds)
         own = by_shard.pop(self._index, [])
-        left = deadline - time.monotonic()
+        left = deadline.left()
         await asyncio.gather(
             self._mirrors.secure(own, {header.ref: kept}, deadline),
             *(self._peers.ask(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
@@ -84,7 +84,7 @@ class Securing:
     async def records(self, records: Mapping[ModelRef, Kept], timeout: float = PEER_TIMEOUT_S / 2) -> None:
         """Have copies of versions' records."""
         if self._mirrors is not None:
-            await self._mirrors.secure((), records, time.monotonic() + timeout)
+            await self._mirrors.secure((), records, Deadline.after(timeout))
 
     @answers(ReplicaCalls.secure)
     async def secure(self, segments: Sequence[SegmentId], timeout: float) -> None:
@@ -95,7 +95,7 @@ class Securing:
     async def segments(self, segments: Sequence[SegmentId], timeout: float = PEER_TIMEOUT_S / 2) -> None:
         """Have copies of segments of this shard."""
         if self._mirrors is not None:
-            await self._mirrors.secure(segments, {}, time.monotonic() + timeout)
+            await self._mirrors.secure(segments, {}, Deadline.after(timeout))
 
     async def before_it_leaves(self, ref: ModelRef) -> None:
         """Have copies of what versions that are not on disk yet have on disk by this version's manifest only."""
@@ -120,7 +120,7 @@ class Securing:
             awaited = self._state.awaited(needed)
         if not needed:
             return
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         # what of it is on disk only is read: after a restart the file would be nobody's
         views = await self._history.load(holder, awaited, self._room.taken) if awaited and self._history else []
         try:
@@ -131,7 +131,7 @@ class Securing:
     async def away_from_leaving(self) -> None:
         """Wait until no shard that is about to drain keeps the copies."""
         if self._mirrors is not None:
-            await self._mirrors.leave(time.monotonic() + PEER_TIMEOUT_S / 2)
+            await self._mirrors.leave(Deadline.after(PEER_TIMEOUT_S / 2))
 
     def _by_shard(self, segments: Iterable[SegmentId]) -> dict[int, list[SegmentId]]:
         by_shard: dict[int, list[SegmentId]] = {}

@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from ....store.errors import ModelLostError, OperationTimeoutError
 from ....store.segments.segment import GONE, Segment, SegmentId
+from ....store.waiting import Deadline
 from ...transport.frames import Digests, Served, Slots
 from ...transport.wire import WireServer
 from ..calls import ShardCalls
@@ -52,17 +52,17 @@ class Outlet:
             OperationTimeoutError: reading took longer than `timeout` seconds.
             StoreFullError: others push out again what is read.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         for _ in range(READ_ROUNDS):
             with self._lock:
                 served = self._served(slots)
             if served is not None:
                 return served
-            self._peers.call(self._index, ShardCalls.blocks(slots), deadline - time.monotonic())
+            self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
         raise self._holdings.crowded(f"segments {list(slots)} to be sent")
 
     def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         segments = list(slots)
         served = self.find(slots, timeout)
         if not hashed:
@@ -70,8 +70,8 @@ class Outlet:
         hashing = self._holdings.hashing(segments)
         return served, lambda: self._digests(hashing, segments, deadline)
 
-    def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: float) -> Digests:
-        _, late = wait(hashing, max(deadline - time.monotonic(), 0.0))
+    def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: Deadline) -> Digests:
+        _, late = wait(hashing, deadline.left())
         if late:
             raise OperationTimeoutError(f"segments {segments}: expected their hashes in time; {len(late)} are missing")
         with self._lock:
@@ -79,7 +79,7 @@ class Outlet:
         unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
         if not unknown:
             return known
-        return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline - time.monotonic())
+        return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline.left())
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""

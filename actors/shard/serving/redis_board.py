@@ -19,6 +19,7 @@ from ....planner.placement import home_of
 from ....store.errors import ModelNotFoundError, StorageError
 from ....store.refs import ModelRef
 from ....store.versions.manifest import Header
+from ....store.waiting import Backoff
 from ...rpc.messages import ShardConfig
 from ...rpc.redis_keys import Address, Keys, manifest_text
 from ...rpc.redis_link import BATCH, TIMEOUT_S, Command, RedisLink
@@ -127,11 +128,11 @@ class RedisBoard:
     # ---- the thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        pause, longest = RETRY_S
+        pauses = Backoff(*RETRY_S, closing=self._closing)
         while not self._closing.is_set():
             try:
                 self._learn()
-                pause = RETRY_S[0]
+                pauses.reset()
                 self._keep_up()
             except StorageError as exc:
                 if not self._away:
@@ -139,8 +140,7 @@ class RedisBoard:
                 self._away = True
             except Exception:
                 log.exception("shard %d: posting in Redis failed; it begins again", self._config.index)
-            self._closing.wait(pause)
-            pause = min(2 * pause, longest)
+            pauses.wait()
 
     def _learn(self) -> None:
         """Look what Redis has of this shard's, and note what has to change."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ....planner.runs.forking import ForkPlan, Message
 from ....store.errors import ForkError, OperationTimeoutError, PeerLostError
+from ....store.waiting import Deadline
 from ...collective.buffers import writable
 from ...collective.group import Group, Work
 from ..training import Training
@@ -44,7 +44,7 @@ class Intake:
         self._where = f"fork {order.id}: clone {clone} of {order.run!r}"
         order.check(training.specs(), self._where)
         self._connect = connect
-        self._deadline = time.monotonic() + order.timeout
+        self._deadline = Deadline.after(order.timeout)
         self._changed = threading.Condition()
         self._index = {spec.name: tensor for tensor, spec in enumerate(order.specs)}
         self._whole: set[int] = set()
@@ -72,7 +72,7 @@ class Intake:
             ForkError: the fork failed.
             OperationTimeoutError: it did not come in time.
         """
-        left = self._deadline - time.monotonic() if timeout is None else timeout
+        left = self._deadline.left() if timeout is None else timeout
         self._wait(lambda: self._open == 0, left, "the ranks' share of the state")
 
     def whole(self, timeout: float) -> None:
@@ -83,7 +83,7 @@ class Intake:
         """Wait until one tensor is whole; errors as in `received`."""
         tensor = self._index[name]
         if tensor not in self._whole or self._error is not None:
-            left = self._deadline - time.monotonic()
+            left = self._deadline.left()
             self._wait(lambda: tensor in self._whole, left, f"tensor {name!r}")
 
     def fail(self, error: BaseException) -> None:
@@ -118,7 +118,7 @@ class Intake:
         threading.Thread(target=run, name="tensorvine-clone", daemon=True).start()
 
     def _joined(self, name: str, rank: int, size: int) -> Group:
-        left = max(self._deadline - time.monotonic(), 0.0)
+        left = self._deadline.left()
         group = self._connect(name, rank, size, backend=self._order.transport, timeout=left)
         with self._changed:
             failed = self._error is not None
@@ -135,7 +135,7 @@ class Intake:
                 while len(asked) < AHEAD and place + len(asked) < len(messages):
                     coming = messages[place + len(asked)]
                     buffer = self._buffer(coming)
-                    asked.append((group.irecv(buffer, RANK, timeout=self._deadline - time.monotonic()), buffer))
+                    asked.append((group.irecv(buffer, RANK, timeout=self._deadline.left()), buffer))
                 work, buffer = asked.pop(0)
                 work.wait()
                 self._take(message, buffer)
@@ -168,9 +168,9 @@ class Intake:
 
     def _take_facts(self, group: Group) -> None:
         length = np.zeros(1, np.int64)
-        group.recv(length, RANK, timeout=self._deadline - time.monotonic())
+        group.recv(length, RANK, timeout=self._deadline.left())
         facts = np.zeros(int(length[0]), np.uint8)
-        group.recv(facts, RANK, timeout=self._deadline - time.monotonic())
+        group.recv(facts, RANK, timeout=self._deadline.left())
         self._training.restore(json.loads(facts.tobytes()))
 
     def _gather(self) -> None:
@@ -182,7 +182,7 @@ class Intake:
             while left:
                 for tensor in (chosen := self._chosen(group, left)):
                     self._await_part([tensor])
-                    bounds, timeout = self._plan.gathered[tensor], self._deadline - time.monotonic()
+                    bounds, timeout = self._plan.gathered[tensor], self._deadline.left()
                     group.all_gather(self._memory[tensor], bounds, timeout=timeout)
                     self._fill([tensor])
                 left = [tensor for tensor in left if tensor not in chosen]
@@ -194,12 +194,12 @@ class Intake:
             self._await_part(left)
             ready = [tensor for tensor in left if not self._missing[tensor]]
             words[: len(ready) + 1] = [len(ready), *ready]
-        group.broadcast(words, timeout=self._deadline - time.monotonic())
+        group.broadcast(words, timeout=self._deadline.left())
         return words[1 : words[0] + 1].tolist()
 
     def _await_part(self, tensors: Sequence[int]) -> None:
         """Wait until this clone's own part of one of some tensors is there."""
-        name, timeout = self._order.specs[tensors[0]].name, self._deadline - time.monotonic()
+        name, timeout = self._order.specs[tensors[0]].name, self._deadline.left()
         self._wait(lambda: not all(self._missing[tensor] for tensor in tensors), timeout, f"a part of tensor {name!r}")
 
     def _fill(self, tensors: Sequence[int]) -> None:

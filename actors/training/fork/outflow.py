@@ -23,6 +23,7 @@ import numpy as np
 
 from ....planner.runs.forking import Message, Piece
 from ....store.errors import ForkError, OperationTimeoutError
+from ....store.waiting import Deadline
 from ...collective.buffers import readable
 from ...collective.group import Group, Work
 from ..training import Facts
@@ -52,10 +53,10 @@ class Outflow:
         step: after which it takes place.
         rank: this rank.
         connect: joins a group.
-        deadline: of `time.monotonic`.
+        deadline: until when the fork may take.
     """
 
-    def __init__(self, order: ForkOrder, step: int, rank: int, connect: Connect, deadline: float) -> None:
+    def __init__(self, order: ForkOrder, step: int, rank: int, connect: Connect, deadline: Deadline) -> None:
         self._order = order
         self._deadline = deadline
         self.step = step
@@ -133,9 +134,9 @@ class Outflow:
                 for tensor in self._unstable:
                     self._set_aside(tensor)
                 self._unstable.clear()
-                deadline = min(began + SETTLE_S, self._deadline)
+                deadline = self._deadline.sooner(SETTLE_S)
                 while self._error is None and any(link.borrows for link in self._links):
-                    if not self._changed.wait(deadline - time.monotonic()):
+                    if not self._changed.wait(deadline.left()):
                         late = [link.clone for link in self._links if link.borrows]
                         raise ForkError(
                             f"{self._where}: expected clones {late} to take what is sent; they are too slow"
@@ -163,7 +164,7 @@ class Outflow:
 
     def _serve(self, link: _Link, name: str, connect: Connect) -> None:
         try:
-            left = max(self._deadline - time.monotonic(), 0.0)
+            left = self._deadline.left()
             with connect(name, RANK, 2, backend=self._order.transport, timeout=left) as group:
                 with self._changed:
                     if self._error is not None:
@@ -205,7 +206,7 @@ class Outflow:
             else:
                 payload = np.concatenate([self._bytes(piece) for piece in message.pieces])
                 borrowed = None
-            left = self._deadline - time.monotonic()
+            left = self._deadline.left()
             link.works.append((group.isend(payload, CLONE, timeout=left), payload, borrowed))
             for piece in message.pieces:
                 link.unsent[piece.tensor].remove(piece)
@@ -234,7 +235,7 @@ class Outflow:
         with self._changed:
             self._await(lambda: self._facts is not None)
             facts = self._facts or b""
-        left = self._deadline - time.monotonic()
+        left = self._deadline.left()
         group.send(np.array([len(facts)], np.int64), CLONE, timeout=left)
         group.send(np.frombuffer(facts, np.uint8), CLONE, timeout=left)
 
@@ -245,7 +246,7 @@ class Outflow:
             ForkError: the fork failed elsewhere.
             OperationTimeoutError: the step did not come in time.
         """
-        came = self._changed.wait_for(lambda: self._error is not None or ready(), self._deadline - time.monotonic())
+        came = self._changed.wait_for(lambda: self._error is not None or ready(), self._deadline.left())
         if self._error is not None:
             raise ForkError(str(self._error))
         if not came:

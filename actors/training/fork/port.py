@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ....store.errors import ForkError, PeerLostError
 from ....store.refs import ModelRef
+from ....store.waiting import Deadline
 from ..training import Training
 from .order import ForkOrder
 from .outflow import Connect, Outflow
@@ -61,7 +62,7 @@ class _Fork:
     step: int
     outflow: Outflow
     state: ForkState
-    deadline: float
+    deadline: Deadline
     """Of `time.monotonic`."""
     settled: bool = False
     told: threading.Event = field(default_factory=threading.Event)
@@ -122,7 +123,7 @@ class ForkPort:
             if taken is not None:
                 taken.step = taken.state.step = taken.outflow.step = step
                 return step == done
-            deadline = time.monotonic() + order.timeout
+            deadline = Deadline.after(order.timeout)
             outflow = Outflow(order, step, self._rank, self._connect, deadline)
             self._fork = _Fork(order, step, outflow, ForkState(step=step), deadline)
             self._states[order.id] = self._fork
@@ -220,7 +221,7 @@ class ForkPort:
         if fork is not None and fork.state.captured:
             if not fork.outflow.wait(0.0):
                 log.info("fork %s: rank %d of %r ends when its state is sent", fork.order.id, self._rank, self._run)
-                fork.outflow.wait(max(fork.deadline - time.monotonic(), 0.0))
+                fork.outflow.wait(fork.deadline.left())
             if not fork.told.wait(TOLD_S):
                 fork.told.set()  # nobody asks: a second call does not wait again
         self.close()

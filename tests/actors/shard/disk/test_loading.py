@@ -45,7 +45,7 @@ def run(life: Life, *loads: Coroutine[Any, Any, Any]) -> list[Any]:
     async def sweep() -> None:
         while True:
             await asyncio.sleep(0.01)
-            life.context.waiters.wake_all()
+            life.context.notifier.tell_all()
 
     async def all_of_them() -> list[Any]:
         sweeping = asyncio.create_task(sweep())
