@@ -14,8 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from dataclasses import dataclass
 from typing import IO
@@ -24,6 +22,7 @@ import psutil
 
 from ..actors.engine import embedded
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
+from ..store.waiting import Backoff, Deadline
 
 LABEL = "tensorvine-up"
 START_S = 60.0
@@ -92,7 +91,7 @@ def _free_port() -> int:
 
 
 def _await_address(process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
-    deadline = time.monotonic() + START_S
+    deadline, pauses = Deadline.after(START_S), Backoff(0.1, 0.1)
     while True:
         output.seek(0)
         text = output.read().decode(errors="replace")
@@ -102,9 +101,8 @@ def _await_address(process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
         if process.poll() is not None:
             said = [line.strip() for line in text.splitlines() if line.strip()]
             raise ShardUnavailableError(f"ray start --head: expected it to stay; it ended: {' / '.join(said[-3:])}")
-        if time.monotonic() > deadline:
+        if not pauses.wait(deadline):
             raise OperationTimeoutError(f"ray start --head: expected it to be up within {START_S:.0f} s; it was not")
-        threading.Event().wait(0.1)
 
 
 def _end(process: psutil.Process) -> None:

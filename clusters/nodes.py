@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ..actors.engine.ray import NAMESPACE
 from ..store.errors import OperationTimeoutError
+from ..store.waiting import Backoff, Deadline
 
 PLANNER = "/planner"
 
@@ -57,11 +56,10 @@ def await_nodes(count: int, timeout: float) -> None:
     Raises:
         OperationTimeoutError: it has fewer after `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
+    deadline, pauses = Deadline.after(timeout), Backoff(0.2, 0.2)
     while (found := len(machines())) < count:
-        if time.monotonic() > deadline:
+        if not pauses.wait(deadline):
             raise OperationTimeoutError(f"Ray: expected {count} nodes within {timeout:.0f} s; found {found}")
-        threading.Event().wait(0.2)
 
 
 def places() -> dict[str, str]:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, field
 from threading import Event
 
+from .errors import OperationTimeoutError
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
@@ -37,7 +39,21 @@ class Deadline:
 
     def left(self, most: float = math.inf) -> float:
         """Return the seconds until then, at least 0 and at most `most`."""
-        return min(max(self.at - time.monotonic(), 0.0), most)
+        left = self.at - time.monotonic()
+        if left <= 0.0:
+            return 0.0
+        return left if left < most else most
+
+    def left_for(self, what: str) -> float:
+        """Return the seconds until then, for a step that needs some.
+
+        Raises:
+            OperationTimeoutError: there are none; names `what`.
+        """
+        left = self.at - time.monotonic()
+        if left <= 0.0:
+            raise OperationTimeoutError(f"{what}: expected to finish within its timeout; it ran out")
+        return left
 
     @property
     def passed(self) -> bool:

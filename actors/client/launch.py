@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from ...store.archive.directory import without_credentials
 from ...store.codecs.codec import Codec
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
 from ...store.versions.retention import Retention
+from ...store.waiting import Backoff, Deadline
 from ..engine import embedded
 from ..engine.engine import Engine, Node
 from ..engine.ray import RayEngine
@@ -192,19 +191,17 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
 
 def _await_shards(engine: Engine, topology: Topology) -> None:
     """Wait until all shards answer; whoever joins may be here before the starter has named them all."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline, pauses = Deadline.after(START_TIMEOUT_S), Backoff(0.05, 0.05)
     shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
     for index in topology.shards:
         while True:
-            left = deadline - time.monotonic()
             try:
-                shards[index].call(ShardCalls.stats(), left)
+                shards[index].call(ShardCalls.stats(), deadline.left())
                 break
             except RepositoryNotFoundError as exc:
-                if left <= 0:
+                if not pauses.wait(deadline):
                     name = actor_name(topology.repository, index)
                     raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc
-                threading.Event().wait(0.05)
 
 
 def disk_options(

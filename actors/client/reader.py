@@ -14,9 +14,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +27,14 @@ from ...store.errors import ModelLostError, MovedError, TensorMismatchError, Ten
 from ...store.refs import ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
 from ...store.versions.manifest import TensorEntry, slots_of
+from ...store.waiting import NEVER, Deadline
 from ..rpc.messages import Fetched
 from ..shard.calls import ShardCalls
 from ..transport.frames import Slots
 from .catalog import Catalog
 from .fetch.carrier import Carrier, Wish
 from .fetch.ways import AUTO, SHARED, SharedMemoryWay, Way, far_ways
-from .session import Session, time_left
+from .session import Session
 
 PLANS = 256
 """Loads whose places are kept."""
@@ -177,7 +176,7 @@ class Reader:
         """
         held: _Held = {}
         needed = slots_of(entries.values())
-        self._lock_all(held, {segment: blocks[segment] for segment in needed if segment in blocks}, math.inf)
+        self._lock_all(held, {segment: blocks[segment] for segment in needed if segment in blocks}, NEVER)
         if _lacking(held, needed):
             return None
         offsets = {segment: block.offsets for segment, (block, _) in held.items()}
@@ -202,7 +201,7 @@ class Reader:
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
             return plan
-        wish = Wish(f"load of {model}", transport, verify, time.monotonic() + timeout)
+        wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
         while True:
             home = self._session.home(name)
             try:
@@ -210,7 +209,7 @@ class Reader:
             except MovedError as exc:
                 self._session.moved(name, home, exc, wish.deadline)
             except _NewerError:
-                time_left(wish.deadline, wish.what)
+                wish.deadline.left_for(wish.what)
 
     # ---- without a message ------------------------------------------------------------------------------
 
@@ -245,7 +244,7 @@ class Reader:
         held: _Held = {}
         found = self._ask(key, wish, held)
         while not found.complete:
-            time_left(wish.deadline, wish.what)
+            wish.deadline.left_for(wish.what)
             found = self._ask(key, wish, held)
         far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.near}
         with self._in_part(key, found.ref, wish):
@@ -290,14 +289,14 @@ class Reader:
                 missing.setdefault(shards[segment], {})[segment] = slots
         with self._in_part(key, ref, wish):
             requests = {shard: ShardCalls.blocks(part) for shard, part in missing.items()}
-            answers = self._session.call_each(requests, time_left(wish.deadline, wish.what)) if requests else []
+            answers = self._session.call_each(requests, wish.deadline.left_for(wish.what)) if requests else []
         for blocks in answers:
             self._lock_all(held, blocks, wish.deadline)
         near = {segment for segment in needed if segment not in lacking or shards[segment] in mapped_shards}
         complete = not any(_lacking(held, part) for part in missing.values())
         return _Found(ref, chosen, near, complete, home, fetched.epoch if mapped else None)
 
-    def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block], deadline: float) -> None:
+    def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block], deadline: Deadline) -> None:
         """Lock blocks, and add to what is `held` those that are what they were said to be."""
         for segment, block in blocks.items():
             array = self._shared.lock(segment, block, deadline)
@@ -315,7 +314,7 @@ class Reader:
         wish: Wish,
     ) -> Fetched:
         """Ask for manifest and blocks; again without a guess when `known` is no longer the latest version."""
-        client, left = self._session.client, time_left(wish.deadline, wish.what)
+        client, left = self._session.client, wish.deadline.left_for(wish.what)
         try:
             return self._session.call(home, ShardCalls.fetch(client, name, version, known, wanted, whole), left)
         except ModelLostError:
@@ -338,7 +337,7 @@ class Reader:
         except ModelLostError as exc:
             name, version, _ = key
             request = ShardCalls.header(self._session.client, name, version)
-            if self._session.at_home(name, request, time_left(wish.deadline, wish.what)).ref != ref:
+            if self._session.at_home(name, request, wish.deadline.left_for(wish.what)).ref != ref:
                 raise _NewerError from exc
             raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,6 +37,7 @@ from ...store.shard import ShardStats
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
+from ...store.waiting import Deadline
 from ..engine.embedded import default_engine
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
@@ -651,15 +651,15 @@ class Repository:
         Returns:
             The newest version, or None when none came within `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
+        deadline, grace = Deadline.after(timeout), Deadline.after(timeout + 1.0)
         check_name(name)
         while True:
-            left = max(deadline - time.monotonic(), 0.0)
+            left = deadline.left()
             home = self._session.home(name)
             try:
                 return self._session.call(home, ShardCalls.wait_newer(name, after, left), left + 1.0)
             except MovedError as exc:
-                self._session.moved(name, home, exc, deadline + 1.0)
+                self._session.moved(name, home, exc, grace)
             except OperationTimeoutError:
                 return None
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -35,6 +34,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
+from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
 from ..memory.memory import MemoryView
 from ..planner.calls import PlannerCalls
@@ -152,7 +152,7 @@ class Session:
         """Return the shard that made a segment of this serial number."""
         return self.topology.maker(serial)
 
-    def near(self, home: int, deadline: float = math.inf) -> int:
+    def near(self, home: int, deadline: Deadline = NEVER) -> int:
         """Return the shard that should hold bytes made here: the home if it is on this node, else one that is."""
         staying = self.staying
         if home in staying and self.connection(home, deadline).hello.node == self.node:
@@ -160,7 +160,7 @@ class Session:
         near = next((s for s in staying if self.connection(s, deadline).hello.node == self.node), None)
         return near if near is not None else home if home in staying else staying[0]
 
-    def moved(self, name: str, shard: int, error: MovedError, deadline: float) -> None:
+    def moved(self, name: str, shard: int, error: MovedError, deadline: Deadline) -> None:
         """Take note that a shard does not answer for a name, so that the next try goes elsewhere.
 
         Raises:
@@ -171,7 +171,7 @@ class Session:
         again = self._refused.get(name) == shard or (self.topology.version == before and not self.topology.former)
         if self.topology.former:
             self._refused[name] = shard
-        if again and (time.monotonic() + MOVE_S > deadline or self._closing.wait(MOVE_S)):  # neither has it just now
+        if again and not self._pause(MOVE_S, deadline):  # neither has it just now
             raise OperationTimeoutError(f"{name!r}: expected it to arrive at another shard in time; {error}")
 
     def refresh(self, version: int | None = None) -> None:
@@ -201,11 +201,11 @@ class Session:
 
     def at_home(self, name: str, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
         """Call the shard that is home to `name`, wherever that moves; else as `call`."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while True:
             shard = self.home(name)
             try:
-                return self.call(shard, request, deadline - time.monotonic())
+                return self.call(shard, request, deadline.left())
             except MovedError as exc:
                 self.moved(name, shard, exc, deadline)
 
@@ -215,16 +215,16 @@ class Session:
             known = self._connections.get(shard)
         return known if known is not None and known.is_of(known.hello) else None
 
-    def connection(self, shard: int, deadline: float = math.inf) -> Connection:
+    def connection(self, shard: int, deadline: Deadline = NEVER) -> Connection:
         """Return the connection to a shard's present life, made anew when its process has ended.
 
         Args:
             shard: its index.
-            deadline: by `time.monotonic`; it waits for no longer than `CONTROL_TIMEOUT_S` in any case.
+            deadline: until when; it waits for no longer than `CONTROL_TIMEOUT_S` in any case.
         """
         if (known := self.connected(shard)) is not None:
             return known
-        timeout = min(CONTROL_TIMEOUT_S, deadline - time.monotonic())
+        timeout = deadline.left(CONTROL_TIMEOUT_S)
         self._greeted.add(shard)
         hello = self.call(shard, ShardCalls.hello(self.client, self.node, os.getpid()), timeout)
         made = Connection(hello, self._view(hello))
@@ -270,10 +270,10 @@ class Session:
             MovedError: it drained, or does not answer for the name; nothing has happened.
             OperationTimeoutError: no answer came in time.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while True:
             try:
-                return self.send(shard, request).result(deadline - time.monotonic())
+                return self.send(shard, request).result(deadline.left())
             except EngineStoppedError:
                 raise
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
@@ -281,8 +281,7 @@ class Session:
                 self._check_left(shard, exc)
                 if isinstance(exc, RepositoryNotFoundError):
                     raise
-                repeatable = request.remote.repeatable and time.monotonic() + RETRY_S <= deadline
-                if not repeatable or self._closing.wait(RETRY_S):
+                if not request.remote.repeatable or not self._pause(RETRY_S, deadline):
                     raise
 
     def broadcast(
@@ -300,12 +299,12 @@ class Session:
             spoiled: told answers that do not count, for names were on their way.
             heard: told how things stood whenever all have answered.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while True:
             topology = self.topology
             try:
                 question = ShardCalls.gathered(request.remote.name, request.arguments)
-                told = self.call_each(dict.fromkeys(topology.alive, question), deadline - time.monotonic())
+                told = self.call_each(dict.fromkeys(topology.alive, question), deadline.left())
                 tags = [tag for tag, _ in told]
                 if heard is not None:
                     heard(tags)
@@ -317,33 +316,33 @@ class Session:
             except MovedError as exc:
                 newest = exc.version
             self.refresh(newest)
-            if time.monotonic() + MOVE_S > deadline or self._closing.wait(MOVE_S):
+            if not self._pause(MOVE_S, deadline):
                 raise OperationTimeoutError(
                     f"{request.remote.name}: expected all shards to answer while names move; none did so yet"
                 )
 
-    def _fits(self, topology: Topology, tags: list[Tag], deadline: float) -> bool:
+    def _fits(self, topology: Topology, tags: list[Tag], deadline: Deadline) -> bool:
         """Tell whether answers were given at one time, with all names in their places."""
         if any(tag.sending or tag.version > topology.version for tag in tags):
             return False
         if not topology.former:
             return True
-        return self.call_each(dict.fromkeys(topology.alive, ShardCalls.tag()), deadline - time.monotonic()) == tags
+        return self.call_each(dict.fromkeys(topology.alive, ShardCalls.tag()), deadline.left()) == tags
 
     def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]:
         """Call several shards at once, each as `call` does, and wait for all answers."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         sent = {shard: self.send(shard, request) for shard, request in requests.items()}
         answers: list[_R] = []
         for shard, answer in sent.items():
             try:
-                answers.append(answer.result(deadline - time.monotonic()))
+                answers.append(answer.result(deadline.left()))
             except EngineStoppedError:
                 raise
             except ShardUnavailableError as exc:
                 self.forget(shard)
                 self._check_left(shard, exc)
-                answers.append(self.call(shard, requests[shard], deadline - time.monotonic()))
+                answers.append(self.call(shard, requests[shard], deadline.left()))
         return answers
 
     def send(self, shard: int, request: Request[_R]) -> Answer[_R]:
@@ -428,6 +427,10 @@ class Session:
 
     # ---- within -----------------------------------------------------------------------------------------
 
+    def _pause(self, seconds: float, deadline: Deadline) -> bool:
+        """Pause before the next try; False: there is no time for one."""
+        return Backoff(seconds, seconds, self._closing).wait(deadline)
+
     def _check_left(self, shard: int, error: TensorVineError) -> None:
         """Tell a shard that drained from one that died.
 
@@ -446,18 +449,6 @@ class Session:
         except OSError as exc:
             log.warning("shard %d: its memory cannot be opened, its blocks are carried: %s", hello.index, exc)
             return None
-
-
-def time_left(deadline: float, what: str) -> float:
-    """Return the seconds until `deadline`.
-
-    Raises:
-        OperationTimeoutError: there are none; names `what`.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise OperationTimeoutError(f"{what}: expected to finish within its timeout; it ran out")
-    return left
 
 
 def _by_shard(leases: Sequence[str]) -> dict[int, list[str]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -32,6 +31,7 @@ from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef, check_name, split_ref
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import ModelInfo, slots_of
+from ...store.waiting import Backoff, Deadline
 from ..memory.buffers import Buffers
 from ..rpc.redis_keys import Address
 from ..rpc.redis_link import RedisLink
@@ -142,23 +142,23 @@ class EdgeConsumer:
             CorruptDataError: what arrived is not what was saved.
         """
         name, version = split_ref(model if model is not None else self.name)
-        deadline = time.monotonic() + (timeout if timeout is not None else self._timeout)
-        pause, longest = RETRY_S
+        deadline = Deadline.after(timeout if timeout is not None else self._timeout)
+        pauses = Backoff(*RETRY_S, closing=self._closing)
         tries = LOST_TRIES
         while True:
             ref = ModelRef(name, version if version is not None else self._newest_of(name))
             try:
                 return self._fetch(ref, deadline)[0]
-            except ShardUnavailableError:  # it may be starting again, and will then be elsewhere
-                if time.monotonic() + pause > deadline:
-                    raise
+            except ShardUnavailableError as exc:  # it may be starting again, and will then be elsewhere
+                failure: TensorVineError = exc
             except (ModelLostError, ModelNotFoundError) as exc:  # retired just now, maybe, and Redis may not know yet
                 if not tries or (version is not None and isinstance(exc, ModelNotFoundError)):
                     raise
-                tries -= 1
-            if self._closing.wait(pause):
-                raise ShardUnavailableError(f"load of {ref}: expected an open consumer; it was closed")
-            pause = min(2 * pause, longest)
+                failure, tries = exc, tries - 1
+            if not pauses.wait(deadline):
+                if self._closing.is_set():
+                    raise ShardUnavailableError(f"load of {ref}: expected an open consumer; it was closed")
+                raise failure
 
     def info(self, model: ModelRef | str | None = None) -> ModelInfo:
         """Return what is known of a version; arguments and errors as in `load`, but no shard is asked."""
@@ -239,15 +239,16 @@ class EdgeConsumer:
         serving = self._answering()
         last: Newest | None = None
         failed: ModelRef | None = None
-        pause, longest = RETRY_S
+        pauses = Backoff(*RETRY_S, closing=self._closing)
         while not self._closing.is_set():
             newest = self._listener.wait(lambda found, last=last: found.is_news(last), FOLLOW_S)
             if newest is None:
                 continue
             ref = ModelRef(self.name, newest.version)
             try:
-                serving.take(ref, *self._fetch(ref, time.monotonic() + self._timeout))
-                last, pause = newest, RETRY_S[0]
+                serving.take(ref, *self._fetch(ref, Deadline.after(self._timeout)))
+                last = newest
+                pauses.reset()
             except _UNFIT as exc:
                 last, self.refused[ref] = newest, str(exc)
                 log.warning("%s is refused, %s goes on answering: %s", ref, serving.ref, exc)
@@ -255,8 +256,7 @@ class EdgeConsumer:
                 if ref != failed:
                     log.warning("update to %s: %s; it is tried again", ref, exc)
                 failed = ref
-                self._closing.wait(pause)
-                pause = min(2 * pause, longest)
+                pauses.wait()
             except Exception as exc:  # a user's model may raise anything
                 last, self.refused[ref] = newest, repr(exc)
                 log.exception("%s is refused, %s goes on answering", ref, serving.ref)
@@ -269,7 +269,7 @@ class EdgeConsumer:
             )
         return version
 
-    def _fetch(self, ref: ModelRef, deadline: float) -> tuple[dict[str, np.ndarray], ModelGraph]:
+    def _fetch(self, ref: ModelRef, deadline: Deadline) -> tuple[dict[str, np.ndarray], ModelGraph]:
         """Bring a version's tensors and its architecture."""
         posted, shards = self._reader.posted(ref)
         graph = self._reader.graph(posted)
@@ -281,7 +281,7 @@ class EdgeConsumer:
         for shard, places in by_shard.items():
             if shard not in shards:
                 raise ShardUnavailableError(f"load of {ref}: expected shard {shard} in Redis; it is not there yet")
-            left = max(deadline - time.monotonic(), 0.0)
+            left = deadline.left()
             received |= self._client(shards[shard]).read(places, left, f"load of {ref}", digests=True)
         rows = posted.entries.items()
         check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"the wire for {ref}")

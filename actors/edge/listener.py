@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from ...store.errors import RepositoryNotFoundError, StorageError
+from ...store.waiting import Backoff, Deadline
 from .reader import Newest, RedisReader
 
 log = logging.getLogger(__name__)
@@ -62,25 +62,24 @@ class Listener:
         self._thread.join(30.0)
 
     def _work(self) -> None:
-        pause, longest = RETRY_S
+        pauses = Backoff(*RETRY_S, closing=self._closing)
         away = False
         while not self._closing.is_set():
             try:
                 with contextlib.closing(self._reader.updates(self._name)) as updates:
                     if away:
                         log.warning("updates of %r: Redis answers again", self._name)
-                    pause, away = RETRY_S[0], False
-                    due = 0.0
+                    pauses.reset()
+                    away, due = False, Deadline.after(0.0)
                     while not self._closing.is_set():
-                        if updates.heard(HEAR_S) or time.monotonic() > due:
+                        if updates.heard(HEAR_S) or due.passed:
                             self._compare()
-                            due = time.monotonic() + COMPARE_S
+                            due = Deadline.after(COMPARE_S)
             except StorageError as exc:
                 if not away:
                     log.warning("updates of %r: %s; what is known goes on counting", self._name, exc)
                 away = True
-            self._closing.wait(pause)
-            pause = min(2 * pause, longest)
+            pauses.wait()
 
     def _compare(self) -> None:
         try:

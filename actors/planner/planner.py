@@ -16,7 +16,6 @@ import asyncio
 import importlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -27,6 +26,7 @@ from ...store.archive.archive import LOCK_NAME, Archive
 from ...store.errors import MovedError, RepositoryNotFoundError, StorageError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
+from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..rpc.calls import answers
 from ..rpc.channel import Answer
@@ -110,14 +110,13 @@ class Planner:
 
     @answers(PlannerCalls.claim)
     async def claim(self) -> None:
-        deadline = time.monotonic() + CLAIM_S
+        deadline, pauses = Deadline.after(CLAIM_S), Backoff(0.1, 0.1)
         while True:
             try:
                 return self._take_path(sweep=True)
             except StorageError:
-                if time.monotonic() > deadline:
+                if not await pauses.wait_async(deadline):  # the one that was stopped just now may not have ended yet
                     raise
-            await asyncio.sleep(0.1)  # the one that was stopped just now may not have ended yet
 
     @answers(PlannerCalls.note)
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
@@ -211,31 +210,31 @@ class Planner:
             self._take_path(sweep=False)  # shards may be writing
         except TensorVineError as exc:
             log.error("planner started again: %s", exc)
-        pause = threading.Event()
+        pauses = Backoff(SAY_S, SAY_S)
         while True:
             try:
                 self._topology = self._registry.topology() or self._topology
-                self._gather(pause)
+                self._gather()
                 break
             except Exception:
                 log.exception("planner started again: it is not known yet how things stand; tried again")
-            pause.wait(SAY_S)
+            pauses.wait()
         self._resizing.resume_first()
         self._changing.submit(self._resume)
         self._begin()
 
-    def _gather(self, pause: threading.Event) -> None:
+    def _gather(self) -> None:
         """Hear every shard of the newest topology that anybody goes by."""
         heard: dict[int, Account | None] = {}
-        said = time.monotonic()
+        say, pauses = Deadline.after(SAY_S), Backoff(HEAR_PAUSE_S, HEAR_PAUSE_S)
         while missing := [shard for shard in self._topology.alive if shard not in heard]:
             heard |= self._hear(missing)
             for account in filter(None, heard.values()):
                 self._topology = max(self._topology, account.topology, key=lambda known: known.version)
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
+            if say.passed:
+                say = Deadline.after(SAY_S)
                 log.warning("planner started again: it waits for shards %s", [s for s in missing if s not in heard])
-            pause.wait(HEAR_PAUSE_S)
+            pauses.wait()
         accounts = {shard: account for shard, account in heard.items() if account is not None}
         lost = self._again & heard.keys() - accounts.keys()
         whole = any(account.whole for account in accounts.values()) and not lost & self._registry.owing()
@@ -262,10 +261,10 @@ class Planner:
             except RepositoryNotFoundError as exc:
                 log.error("planner started again: shard %d does not come any more: %s", shard, exc)
                 heard[shard] = None
-        deadline = time.monotonic() + HEAR_S
+        deadline = Deadline.after(HEAR_S)
         for shard, answer in asked.items():
             try:
-                heard[shard] = answer.result(deadline - time.monotonic())
+                heard[shard] = answer.result(deadline.left())
             except TensorVineError as exc:
                 log.info("planner started again: shard %d does not answer yet: %s", shard, exc)
                 with self._lock:

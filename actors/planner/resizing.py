@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 import time
@@ -25,6 +24,7 @@ from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
 from ...store.shard import ShardStats
 from ...store.versions.ledger import Told
+from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine, Node
 from ..rpc.calls import Request
 from ..rpc.messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
@@ -102,7 +102,6 @@ class Resizing:
         self._resumed = threading.Event()
         """No change of an earlier life of the planner is to be finished first."""
         self._resumed.set()
-        self._pause = threading.Event()
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
         """Change the number of shards to `shards`; a change that is under way ends first.
@@ -116,9 +115,8 @@ class Resizing:
         if shards < self._topology().replicas:
             least = self._topology().replicas
             raise ValueError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
-        began = time.monotonic()
-        deadline = began + timeout
-        if not self._resumed.wait(timeout) or not self._turn.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+        began, deadline = time.monotonic(), Deadline.after(timeout)
+        if not self._resumed.wait(deadline.left()) or not self._turn.acquire(timeout=deadline.left()):
             raise OperationTimeoutError(
                 f"scale to {shards} shards: another change is under way for longer than {timeout} s"
             )
@@ -146,11 +144,11 @@ class Resizing:
     def _finish(self) -> None:
         """Finish the change that is under way: the next one would forget whose names have not arrived yet."""
         for shard in self._topology().leaving:
-            self._drain(shard, time.monotonic() + RESUME_S)
+            self._drain(shard, Deadline.after(RESUME_S))
         if self._topology().former:
             self._complete()
 
-    def _scale(self, shards: int, began: float, deadline: float) -> ScaleReport:
+    def _scale(self, shards: int, began: float, deadline: Deadline) -> ScaleReport:
         self._finish()  # where `resume` could not
         before = self._topology()
         if shards < len(before.shards) and self._plan is not None and self._plan.redis is not None:
@@ -171,7 +169,7 @@ class Resizing:
 
     # ---- joining ----------------------------------------------------------------------------------------
 
-    def _join(self, count: int, deadline: float) -> None:
+    def _join(self, count: int, deadline: Deadline) -> None:
         """Start shards, and decide that they belong to the repository when all answer."""
         if self._plan is None:
             raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
@@ -193,7 +191,7 @@ class Resizing:
         self._tell(topology.former, ShardCalls.learn(topology))
         self._decide(topology)
 
-    def _spawn(self, plan: ShardPlan, topology: Topology, fresh: Sequence[int], deadline: float) -> None:
+    def _spawn(self, plan: ShardPlan, topology: Topology, fresh: Sequence[int], deadline: Deadline) -> None:
         from ..shard.shard import Shard  # it imports what imports this
 
         nodes = self._engine.nodes()
@@ -207,19 +205,19 @@ class Resizing:
             name = actor_name(topology.repository, shard)
             self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
         for shard in fresh:
-            self._shards[shard].call(ShardCalls.stats(), deadline - time.monotonic())
+            self._shards[shard].call(ShardCalls.stats(), deadline.left())
 
-    def _node_of(self, shard: int, deadline: float) -> str:
-        return self._shards[shard].call(ShardCalls.node(), deadline - time.monotonic())
+    def _node_of(self, shard: int, deadline: Deadline) -> str:
+        return self._shards[shard].call(ShardCalls.node(), deadline.left())
 
     # ---- draining ---------------------------------------------------------------------------------------
 
-    def _emptiest(self, deadline: float) -> int:
+    def _emptiest(self, deadline: Deadline) -> int:
         """Choose the shard with the fewest bytes; of several, the one that joined last."""
         stats = self._stats(self._topology(), deadline)
         return min(stats, key=lambda s: (s.bytes_memory + s.bytes_disk, -s.shard)).shard
 
-    def _drain(self, shard: int, deadline: float) -> int:
+    def _drain(self, shard: int, deadline: Deadline) -> int:
         """Have a shard's segments copied to its heirs, and decide that these hold them; gives the bytes."""
         warned = self._topology().warned([shard])
         after = warned.shrunk([shard])
@@ -227,7 +225,7 @@ class Resizing:
         self._decide(warned)
         try:
             self._tell(warned.alive, ShardCalls.learn(warned), deadline)
-            self._shards[shard].call(ShardCalls.copy_out(after), deadline - time.monotonic())
+            self._shards[shard].call(ShardCalls.copy_out(after), deadline.left())
         except BaseException:
             # it has, where an earlier life of the planner had it do so
             if not self._until_done(shard, ShardCalls.has_moved()):
@@ -246,10 +244,10 @@ class Resizing:
 
     def _dismiss(self, shard: int) -> None:
         """End a shard that has drained, when the saves that began there are done."""
-        deadline = time.monotonic() + LINGER_S
+        deadline, pauses = Deadline.after(LINGER_S), Backoff(RETRY_S, RETRY_S)
         try:
-            while self._shards[shard].call(ShardCalls.is_needed(), PEER_TIMEOUT_S) and time.monotonic() < deadline:
-                self._pause.wait(RETRY_S)
+            while self._shards[shard].call(ShardCalls.is_needed(), PEER_TIMEOUT_S) and pauses.wait(deadline):
+                pass
         except TensorVineError as exc:
             log.warning("drained shard %d does not answer: %s", shard, exc)
         self._end(shard)
@@ -275,22 +273,22 @@ class Resizing:
             self._dismiss(shard)
         return Moved(names, nbytes)
 
-    def _tell(self, shards: Sequence[int], request: Request[None], deadline: float = math.inf) -> None:
+    def _tell(self, shards: Sequence[int], request: Request[None], deadline: Deadline = NEVER) -> None:
         for shard in shards:
             self._until_done(shard, request, deadline)
 
     def _until_done(
-        self, shard: int, request: Request[_R], deadline: float = math.inf, longest: float = PEER_TIMEOUT_S
+        self, shard: int, request: Request[_R], deadline: Deadline = NEVER, longest: float = PEER_TIMEOUT_S
     ) -> _R:
         """Call a shard until it has answered, `longest` seconds each time; without a `deadline` there is no way back.
 
         Raises:
             OperationTimeoutError: it did not by then.
         """
-        what = request.remote.name
+        what, pauses = request.remote.name, Backoff(RETRY_S, RETRY_S)
         while True:
-            timeout = min(longest, deadline - time.monotonic())
-            if timeout <= 0:
+            timeout = deadline.left(longest)
+            if not timeout:
                 raise OperationTimeoutError(f"change of the shards: expected shard {shard} to answer {what} in time")
             try:
                 return self._shards[shard].call(request, timeout)
@@ -298,16 +296,17 @@ class Resizing:
                 raise  # the repository was closed meanwhile
             except TensorVineError as exc:
                 log.warning("change of the shards: shard %d: %s is repeated: %s", shard, what, exc)
-            self._pause.wait(RETRY_S)
+            pauses.wait(deadline)
 
     def _recorded(self, topology: Topology) -> None:
         """Record a topology: where it cannot be said whether it is, it must be."""
+        pauses = Backoff(RETRY_S, RETRY_S)
         while True:
             try:
                 return self._record(topology)
             except TensorVineError as exc:
                 log.warning("change of the shards: topology %d is recorded again: %s", topology.version, exc)
-            self._pause.wait(RETRY_S)
+            pauses.wait()
 
     # ---- within -----------------------------------------------------------------------------------------
 
@@ -316,5 +315,5 @@ class Resizing:
         self._engine.kill(actor_name(self._topology().repository, shard))
         self._shards.forget(shard)
 
-    def _stats(self, topology: Topology, deadline: float) -> list[ShardStats]:
-        return [self._shards[shard].call(ShardCalls.stats(), deadline - time.monotonic()) for shard in topology.shards]
+    def _stats(self, topology: Topology, deadline: Deadline) -> list[ShardStats]:
+        return [self._shards[shard].call(ShardCalls.stats(), deadline.left()) for shard in topology.shards]

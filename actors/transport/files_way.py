@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from ...store.archive.segmentfile import SegmentFile
 from ...store.arrays import as_bytes
 from ...store.errors import OperationTimeoutError, StorageError
 from ...store.segments.segment import SegmentId, layout
+from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
 from .frames import Received, Slots
 
@@ -50,11 +50,13 @@ class FilesWay:
         self._buffers = Buffers()
         self._lock = threading.Lock()
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether the repository has a path."""
         return self._path is not None
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Read slots of segments.
 
         Raises:
@@ -63,7 +65,7 @@ class FilesWay:
         """
         found: dict[SegmentId, Received] = {}
         for segment, slots in places.items():
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 raise OperationTimeoutError(f"{what}: expected {len(places)} segments from files; got {len(found)}")
             found[segment] = self._read(segment, slots)
         return found

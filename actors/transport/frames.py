@@ -27,6 +27,7 @@ from ...store import errors
 from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError, ModelLostError, ShardUnavailableError, TensorVineError
 from ...store.segments.segment import ALIGNMENT, SegmentId
+from ...store.waiting import Deadline
 
 MESSAGE_BYTES = 16 << 20
 """Longest message."""
@@ -250,7 +251,7 @@ def send(connection: socket.socket, parts: Sequence[bytes | memoryview], pace: P
             sent -= min(sent, len(first))
 
 
-def receive(connection: socket.socket, limit: int, deadline: float) -> dict[str, Any]:
+def receive(connection: socket.socket, limit: int, deadline: Deadline) -> dict[str, Any]:
     """Receive a message of at most `limit` bytes.
 
     Raises:
@@ -271,14 +272,14 @@ def receive(connection: socket.socket, limit: int, deadline: float) -> dict[str,
     return cast("dict[str, Any]", facts)
 
 
-def receive_bytes(connection: socket.socket, length: int, deadline: float) -> bytearray:
+def receive_bytes(connection: socket.socket, length: int, deadline: Deadline) -> bytearray:
     """Receive so many bytes; errors as in `fill`."""
     content = bytearray(length)
     fill(connection, memoryview(content), deadline)
     return content
 
 
-def fill(connection: socket.socket, memory: memoryview, deadline: float) -> None:
+def fill(connection: socket.socket, memory: memoryview, deadline: Deadline) -> None:
     """Receive as many bytes as `memory` takes.
 
     Raises:
@@ -287,7 +288,7 @@ def fill(connection: socket.socket, memory: memoryview, deadline: float) -> None
     """
     done = 0
     while done < len(memory):
-        left = deadline - time.monotonic()
+        left = deadline.left()
         if left <= 0:
             raise TimeoutError("the deadline has passed")
         connection.settimeout(left)

@@ -27,6 +27,7 @@ from typing import Any
 from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.segments.segment import SegmentId, layout
 from ...store.versions.manifest import digest_of
+from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
 from .frames import (
     MESSAGE_BYTES,
@@ -135,7 +136,7 @@ class WireServer:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._greet(connection, peer)
                 while True:
-                    request = receive(connection, MESSAGE_BYTES, time.monotonic() + IDLE_S)
+                    request = receive(connection, MESSAGE_BYTES, Deadline.after(IDLE_S))
                     connection.settimeout(STALL_S)
                     self._respond(connection, request)
         except OSError as exc:  # the errors of the tree that can occur here are such, too
@@ -145,7 +146,7 @@ class WireServer:
                 self._connections.pop(connection, None)
 
     def _greet(self, connection: socket.socket, peer: Any) -> None:
-        greeting = receive(connection, GREETING_BYTES, time.monotonic() + GREETING_S)
+        greeting = receive(connection, GREETING_BYTES, Deadline.after(GREETING_S))
         connection.settimeout(STALL_S)
         if hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), self.token.encode()):
             send(connection, [message({})])
@@ -224,7 +225,7 @@ class WireClient:
             CorruptDataError: what came is no answer.
             TensorVineError: what the server raised.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         if len(places) < LANES_FROM:
             return self._read(places, digests, deadline, what) if places else {}
         halves = [dict(list(places.items())[start::2]) for start in (0, 1)]
@@ -257,7 +258,7 @@ class WireClient:
         except IndexError:
             return None
 
-    def _read(self, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def _read(self, places: Slots, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
         while (connection := self._reusable()) is not None:
             try:
                 return self._ask(connection, places, digests, deadline, what)
@@ -265,8 +266,8 @@ class WireClient:
                 log.debug("%s: its connection had ended; the next is taken", self._where(what))
         return self._ask(self._connected(deadline, what), places, digests, deadline, what)
 
-    def _connected(self, deadline: float, what: str) -> socket.socket:
-        limit = max(min(self._timeout, deadline - time.monotonic()), 0.001)
+    def _connected(self, deadline: Deadline, what: str) -> socket.socket:
+        limit = max(deadline.left(self._timeout), 0.001)
         try:
             connection = socket.create_connection(self.address, limit)
         except OSError as exc:
@@ -275,15 +276,15 @@ class WireClient:
             with self._breaking(connection, what):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 send(connection, [message({"token": self._token})])
-                accepted(receive(connection, MESSAGE_BYTES, time.monotonic() + limit))
+                accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
         except OperationTimeoutError as exc:  # of the connection's own limit: the read has its time yet
             raise ShardUnavailableError(str(exc)) from exc
         return connection
 
     def _ask(
-        self, connection: socket.socket, places: Slots, digests: bool, deadline: float, what: str
+        self, connection: socket.socket, places: Slots, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
-        left = max(deadline - time.monotonic(), 0.001)
+        left = max(deadline.left(), 0.001)
         request = {"read": list(places.items()), "timeout": left, "digests": digests}
         with self._breaking(connection, what):
             connection.settimeout(left)
@@ -305,7 +306,7 @@ class WireClient:
         return found
 
     def _arrived(
-        self, connection: socket.socket, rows: Sequence[Row], deadline: float
+        self, connection: socket.socket, rows: Sequence[Row], deadline: Deadline
     ) -> Iterator[tuple[SegmentId, Received]]:
         """Receive segments into one buffer."""
         offsets, length = layout([layout(row.sizes)[1] for row in rows])

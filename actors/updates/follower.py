@@ -18,6 +18,7 @@ from statistics import median
 
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
 from ...store.refs import ModelRef
+from ...store.waiting import Backoff
 from ..client.fetch.ways import AUTO, SHARED
 from ..client.repository import Repository
 from ..planner.calls import PlannerCalls
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 30.0
 """How long one long poll lasts."""
-RETRY_S = 0.1
-LONGEST_PAUSE_S = 5.0
+RETRY_S = (0.1, 5.0)
+"""Shortest and longest pause between two tries to learn of a version."""
 FETCH_TIMEOUT_S = 120.0
 KEPT = 1024
 """Deliveries that are remembered."""
@@ -125,21 +126,22 @@ class Follower:
 
     def _follow(self) -> None:
         """Take versions until it is closed."""
-        after, failures = 0, 0
+        after, failed, pauses = 0, False, Backoff(*RETRY_S, closing=self._closing)
         while not self._closing.is_set():
             try:
                 newest = self._repo.wait_newer(self._name, after, POLL_S)
                 if newest is not None:
                     self._take(newest, after)
                     after = newest.version
-                failures = 0
+                failed = False
+                pauses.reset()
             except ModelNotFoundError as exc:
                 log.info("%s: it was retired before it was taken: %s", self._name, exc)
             except (TensorVineError, OSError) as exc:
-                if not failures and not self._closing.is_set():
+                if not failed and not self._closing.is_set():
                     log.warning("%s: no update can be had, answering goes on: %s", self._name, exc)
-                self._closing.wait(min(RETRY_S * 2**failures, LONGEST_PAUSE_S))
-                failures = min(failures + 1, 8)
+                failed = True
+                pauses.wait()
 
     def _take(self, ref: ModelRef, after: int) -> None:
         """Bring a version and let it answer, or refuse it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tensorvine.store.errors import OperationTimeoutError
 from tensorvine.store.waiting import Backoff, Deadline
 
 
@@ -21,6 +22,12 @@ def test_a_step_takes_no_longer_than_the_whole() -> None:
     assert deadline.sooner(100.0) == deadline
     assert not deadline.passed
     assert Deadline.after(-1.0).passed
+
+
+def test_a_step_for_which_no_time_is_left_is_named() -> None:
+    assert 0.0 < Deadline.after(60.0).left_for("load of 'm'") <= 60.0
+    with pytest.raises(OperationTimeoutError, match=r"load of 'm'.*ran out"):
+        Deadline.after(-1.0).left_for("load of 'm'")
 
 
 def test_pauses_grow_up_to_the_longest() -> None:

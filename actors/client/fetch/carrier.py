@@ -22,6 +22,7 @@ from ....planner.schedules.transfer import TransferSelector
 from ....store.errors import ShardUnavailableError
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import TensorEntry, slots_of
+from ....store.waiting import Deadline
 from ...transport.frames import Received, Slots
 from ...transport.wire import check_content
 from .ways import AUTO, Way
@@ -39,7 +40,7 @@ class Wish:
     """A way's name, or `"auto"`."""
     verify: bool
     """What travels is held against content hashes."""
-    deadline: float
+    deadline: Deadline
     """Of `time.monotonic`."""
 
 

@@ -27,6 +27,7 @@ from ....store.errors import (
     TensorVineError,
 )
 from ....store.segments.segment import SegmentId
+from ....store.waiting import Deadline
 from ...collective.group import Group
 from ...collective.rendezvous import Card, Cards
 from ...memory.buffers import Buffers
@@ -35,7 +36,7 @@ from ...transport.backends import TROUBLE, is_here, load, take_seat
 from ...transport.frames import Digests, Received, Slots
 from ...transport.group_sender import ALL, CONNECT_S, JOIN_S, PAIR
 from ...transport.parcels import GroupAnswer, GroupQuestion, check_parcels, cut, unpacked
-from ..session import Session, time_left
+from ..session import Session
 
 log = logging.getLogger(__name__)
 
@@ -72,18 +73,20 @@ class CollectiveWay:
         """Whether it has worked from here: otherwise a load would wait for libraries that nobody asked for."""
         return self._worked
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether what it needs is installed here."""
         return is_here(self.name)
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Ask the shard, and receive by the group that it names."""
         load(self.name, what)
         with self._lock:
             link = self._links.get(shard)
             if link is None:
                 link = self._links[shard] = _Link(self._session, shard, self.name, self._buffers)
-        if not link.turn.acquire(timeout=time_left(deadline, what)):
+        if not link.turn.acquire(timeout=deadline.left_for(what)):
             raise OperationTimeoutError(f"{what}: expected other loads from shard {shard} to end in time; they did not")
         try:
             found, together = link.read(places, digests, deadline, what)
@@ -122,7 +125,9 @@ class _Link:
         self._lock = threading.Lock()
         """Guards the groups."""
 
-    def read(self, places: Slots, digests: bool, deadline: float, what: str) -> tuple[dict[SegmentId, Received], bool]:
+    def read(
+        self, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> tuple[dict[SegmentId, Received], bool]:
         """Read slots of segments, and tell whether they came by a broadcast; errors as in `ways.Way.blocks`."""
         failed: list[Exception] = []
         while len(failed) < TRIES and not self._closed:
@@ -133,7 +138,7 @@ class _Link:
                 found = self._received(answer, deadline, what)
             except TROUBLE as exc:
                 self._part(answer)
-                time_left(deadline, what)
+                deadline.left_for(what)
                 log.info("%s: by %s it went wrong, and is asked for again: %s", what, _group_of(answer), exc)
                 failed.append(exc)
                 continue
@@ -143,7 +148,7 @@ class _Link:
             if answer.invited is not None:
                 self._join_soon(answer.life, answer.invited)
             if hashes is not None:
-                known = hashes.result(time_left(deadline, what))
+                known = hashes.result(deadline.left_for(what))
                 found = _with_digests(found, known, what)
             return found, answer.epoch is not None
         reason = str(failed[-1]) if failed else "this way is closed"
@@ -156,8 +161,8 @@ class _Link:
 
     # ---- one try ----------------------------------------------------------------------------------------
 
-    def _ask(self, places: Slots, alone: bool, deadline: float, what: str) -> GroupAnswer:
-        timeout = time_left(deadline, what)
+    def _ask(self, places: Slots, alone: bool, deadline: Deadline, what: str) -> GroupAnswer:
+        timeout = deadline.left_for(what)
         with self._lock:
             pair = self._asked_with = self._pair.epoch if self._pair is not None else None
             question = GroupQuestion(places, timeout, self._life, pair, tuple(self._epochs), alone)
@@ -175,11 +180,11 @@ class _Link:
             self._leave(epoch)
         return answer
 
-    def _received(self, answer: GroupAnswer, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def _received(self, answer: GroupAnswer, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
         group = self._group(answer, deadline, what)
         memories = [self._buffers.take(parcel.nbytes) for parcel in answer.parcels]
         parts = [part for m, parcel in zip(memories, answer.parcels, strict=True) for part in cut(m, parcel.lengths)]
-        left = time_left(deadline, what)
+        left = deadline.left_for(what)
         if answer.epoch is not None:
             works = [group.ibroadcast(part, 0, timeout=min(answer.seconds, left)) for part in parts]
         else:
@@ -193,7 +198,7 @@ class _Link:
 
     # ---- groups -----------------------------------------------------------------------------------------
 
-    def _group(self, answer: GroupAnswer, deadline: float, what: str) -> Group:
+    def _group(self, answer: GroupAnswer, deadline: Deadline, what: str) -> Group:
         """Return the group by which the bytes come; a pair that is not here yet is connected."""
         with self._lock:
             group = self._epochs.get(answer.epoch) if answer.epoch is not None else self._pair
@@ -207,7 +212,7 @@ class _Link:
         if group is not None:
             group.close()
         name = f"{answer.life}/{PAIR}/{self._member}"
-        made = self._connected(name, Seat(answer.pair, 1, 2), min(time_left(deadline, what), CONNECT_S))
+        made = self._connected(name, Seat(answer.pair, 1, 2), min(deadline.left_for(what), CONNECT_S))
         with self._lock:
             self._pair = made
         if self._closed:

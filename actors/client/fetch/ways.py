@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from ....store.errors import ModelLostError, ShardUnavailableError
 from ....store.segments.blockheader import header_of
 from ....store.segments.segment import Block, SegmentId, layout
+from ....store.waiting import NEVER, Deadline
 from ...memory.buffers import Buffers
 from ...memory.copying import copy_all
 from ...rpc.channel import Answer
@@ -30,7 +30,7 @@ from ...transport.backends import BACKENDS
 from ...transport.files_way import FilesWay
 from ...transport.frames import Digests, Received, Slots
 from ...transport.wire import WireClient
-from ..session import Session, time_left
+from ..session import Session
 from .collective_way import CollectiveWay
 
 AUTO = "auto"
@@ -52,18 +52,20 @@ class Way(Protocol):
         """Whether `transport="auto"` may take it."""
         ...
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether it can be used for a shard from here; who must ask the shard waits until `deadline`."""
         ...
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Bring slots of segments of a shard.
 
         Args:
             shard: its index.
             places: segment -> slots.
             digests: tell the content hashes, too; a way that `checks` need not.
-            deadline: of `time.monotonic`.
+            deadline: until when.
             what: names the read in errors.
 
         Raises:
@@ -96,21 +98,23 @@ class SharedMemoryWay:
         self._session = session
         self._mapped: weakref.WeakValueDictionary[tuple[SegmentId, int], np.ndarray] = weakref.WeakValueDictionary()
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether the memory is mapped."""
         return self._session.connection(shard, deadline).view is not None
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Lock the blocks in place, and ask again for those that were moved before they were locked."""
         found: dict[SegmentId, Received] = {}
         while missing := {segment: slots for segment, slots in places.items() if segment not in found}:
-            left = time_left(deadline, what)
+            left = deadline.left_for(what)
             blocks = self._session.call(shard, ShardCalls.blocks(missing), left)
             locked = {segment: self.lock(segment, block, deadline) for segment, block in blocks.items()}
             found |= {s: _received(blocks[s], places[s], array) for s, array in locked.items() if array is not None}
         return found
 
-    def lock(self, segment: SegmentId, block: Block, deadline: float = math.inf) -> np.ndarray | None:
+    def lock(self, segment: SegmentId, block: Block, deadline: Deadline = NEVER) -> np.ndarray | None:
         """Return a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
 
         Raises:
@@ -150,21 +154,23 @@ class SocketWay:
         self._clients: dict[int, tuple[tuple[str, int, str], WireClient]] = {}
         self._lock = threading.Lock()
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether the shard has an end of the wire."""
         return self._session.connection(shard, deadline).hello.wire is not None
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Read over the wire; once more where the shard has started again and listens elsewhere."""
         address = self._address(shard, deadline, what)
         try:
-            return self._client(shard, address).read(places, time_left(deadline, what), what, digests)
+            return self._client(shard, address).read(places, deadline.left_for(what), what, digests)
         except ShardUnavailableError:
             self._session.forget(shard)
             again = self._address(shard, deadline, what)
             if again == address:
                 raise
-        return self._client(shard, again).read(places, time_left(deadline, what), what, digests)
+        return self._client(shard, again).read(places, deadline.left_for(what), what, digests)
 
     def close(self) -> None:
         """End the connections."""
@@ -174,7 +180,7 @@ class SocketWay:
         for client in clients:
             client.close()
 
-    def _address(self, shard: int, deadline: float, what: str) -> tuple[str, int, str]:
+    def _address(self, shard: int, deadline: Deadline, what: str) -> tuple[str, int, str]:
         wire = self._session.connection(shard, deadline).hello.wire
         if wire is None:
             raise ShardUnavailableError(f"{what}: expected shard {shard} to have an end of the wire; it has none")
@@ -209,19 +215,21 @@ class ObjectStoreWay:
         self._session = session
         self._buffers = Buffers()
 
-    def brings(self, shard: int, deadline: float) -> bool:
+    def brings(self, shard: int, deadline: Deadline) -> bool:
         """Any shard's blocks come this way."""
         return True
 
-    def blocks(self, shard: int, places: Slots, digests: bool, deadline: float, what: str) -> dict[SegmentId, Received]:
+    def blocks(
+        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
         """Have the shard put blocks into the store, and copy what is asked for out of it."""
-        left = time_left(deadline, what)
+        left = deadline.left_for(what)
         blocks = self._session.call(shard, ShardCalls.carried(places), left)
         # content hashes are answered beside the bytes
         asked = self._session.send(shard, ShardCalls.digests(list(places))) if digests else None
         far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
         handles = [block.handle for block in far.values()]
-        came = self._session.engine.get(handles, time_left(deadline, what), what) if handles else []
+        came = self._session.engine.get(handles, deadline.left_for(what), what) if handles else []
         hashes: Digests = self._digests(asked, shard, blocks.keys(), deadline, what) if asked is not None else {}
         found: dict[SegmentId, Received] = {}
         for segment, block in blocks.items():
@@ -238,13 +246,13 @@ class ObjectStoreWay:
         """Do nothing: the engine owns the store."""
 
     def _digests(
-        self, asked: Answer[Digests], shard: int, blocks: AbstractSet[SegmentId], deadline: float, what: str
+        self, asked: Answer[Digests], shard: int, blocks: AbstractSet[SegmentId], deadline: Deadline, what: str
     ) -> Digests:
         """Wait for the content hashes that were asked for; a shard that died meanwhile is asked again."""
         try:
-            hashes = asked.result(time_left(deadline, what))
+            hashes = asked.result(deadline.left_for(what))
         except ShardUnavailableError:
-            left = time_left(deadline, what)
+            left = deadline.left_for(what)
             hashes = self._session.call(shard, ShardCalls.digests(list(blocks)), left)
         lost = sorted(blocks - hashes.keys())
         if lost:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -40,11 +39,12 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
 from ....store.versions.version import Draft
+from ....store.waiting import Deadline
 from ...rpc.messages import Beginning, Begun
 from ...shard.calls import ShardCalls
 from ..catalog import Catalog
 from ..reader import Reader
-from ..session import CONTROL_TIMEOUT_S, Session, time_left
+from ..session import CONTROL_TIMEOUT_S, Session
 from .request import Announced, Saved, SaveRequest, in_order, inherit_layers, same_bytes, to_write
 from .upload import Upload, announce
 
@@ -98,7 +98,7 @@ class Saver:
 
         May be called while another save is under way. Gives the request on the copies, and what `save` takes.
         """
-        arrays, deadline = to_write(request), time.monotonic() + request.timeout
+        arrays, deadline = to_write(request), Deadline.after(request.timeout)
         with self._reserving:
             reserved = self._reserved
             if reserved is None or reserved.lengths != announce(list(arrays.values())):
@@ -187,7 +187,7 @@ class Saver:
         self._session.keep_alive()
         save_id = f"{self._session.client}/s{next(self._serial)}"
         shard = self._session.home(parent[0] if parent is not None else name)
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        deadline = Deadline.after(CONTROL_TIMEOUT_S)
         lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
         asked = self._beginning(name, parent, False, save_id, shard, deadline, lengths)
         return Announced(save_id, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
@@ -214,7 +214,7 @@ class Saver:
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
         """
-        deadline = time.monotonic() + request.timeout
+        deadline = Deadline.after(request.timeout)
         try:
             return self._save(request, staged, upload, deadline)
         except ShardUnavailableError:
@@ -223,7 +223,9 @@ class Saver:
         # The shard has drained and ended. Its memory is mapped as long as the copies there are.
         return self._save(request, staged, None, deadline)
 
-    def _save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: float) -> Saved:
+    def _save(
+        self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: Deadline
+    ) -> Saved:
         if upload is not None:
             save_id = upload.save_id
         elif request.announced is not None:
@@ -262,7 +264,7 @@ class Saver:
         save_id: str,
         begun: Begun,
         granted: list[int],
-        deadline: float,
+        deadline: Deadline,
         asked: set[int],
     ) -> Upload:
         """Write what is to be written to the shard that should hold it; who answered may have `granted` memory.
@@ -288,28 +290,28 @@ class Saver:
                 )
                 upload.write(plan.written, home == near)
             except MovedError as exc:  # it drains
-                time_left(deadline, what)
+                deadline.left_for(what)
                 self._session.refresh(exc.version)
                 continue
             return upload
 
-    def _early(self, request: SaveRequest, deadline: float) -> Begun | None:
+    def _early(self, request: SaveRequest, deadline: Deadline) -> Begun | None:
         """Return the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
         announced = request.announced
         if announced is None:
             return None
         try:
-            return announced.begun.result(deadline - time.monotonic())
+            return announced.begun.result(deadline.left())
         except TensorVineError as exc:
             log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
             return None
 
-    def _begun(self, request: SaveRequest, home: int, deadline: float, save_id: str, lengths: list[int]) -> Begun:
+    def _begun(self, request: SaveRequest, home: int, deadline: Deadline, save_id: str, lengths: list[int]) -> Begun:
         """Have the parent pinned, and memory granted for blocks of `lengths` where its home is the save's, too."""
         name = request.parent[0] if request.parent is not None else request.name
         while True:
             shard = self._session.home(name)
-            left = time_left(deadline, f"save of {request.name!r}")
+            left = deadline.left_for(f"save of {request.name!r}")
             try:
                 inherits = request.inherit == "auto"
                 sizes = lengths if shard == home else []
@@ -325,7 +327,7 @@ class Saver:
         inherits: bool,
         save_id: str,
         shard: int,
-        deadline: float,
+        deadline: Deadline,
         sizes: list[int],
     ) -> Beginning:
         of, version = parent or (name, None)
@@ -339,7 +341,7 @@ class Saver:
             compares=self._is_mapped(shard, deadline),
             save_id=save_id,
             sizes=sizes,
-            timeout=deadline - time.monotonic(),
+            timeout=deadline.left(),
         )
 
     def _parent(
@@ -356,7 +358,7 @@ class Saver:
             return None, {}
         return begun.header, self._catalog.table(begun.header.ref, begun.body)
 
-    def _is_mapped(self, shard: int, deadline: float) -> bool:
+    def _is_mapped(self, shard: int, deadline: Deadline) -> bool:
         return self._session.connection(shard, deadline).view is not None
 
     def _plan(
@@ -365,7 +367,7 @@ class Saver:
         parent: Header | None,
         table: Mapping[str, TensorEntry],
         begun: Begun,
-        deadline: float,
+        deadline: Deadline,
     ) -> _Plan:
         graph = request.graph
         if graph is None:
@@ -388,7 +390,7 @@ class Saver:
         plan.written = in_order(plan.written, graph)
         return plan
 
-    def _lengths(self, request: SaveRequest, home: int, deadline: float) -> list[int]:
+    def _lengths(self, request: SaveRequest, home: int, deadline: Deadline) -> list[int]:
         """Return the lengths of the blocks that the save will probably need, to ask memory for them at once."""
         if request.announced is not None:
             return request.announced.lengths
@@ -404,7 +406,7 @@ class Saver:
         request: SaveRequest,
         table: Mapping[str, TensorEntry],
         begun: Begun,
-        deadline: float,
+        deadline: Deadline,
     ) -> dict[str, TensorEntry]:
         """Return the parent's rows of the tensors whose bytes are the parent's."""
         alike = {
@@ -416,7 +418,7 @@ class Saver:
         if begun.blocks is not None and begun.header is not None and alike:
             parent = self._reader.mapped(alike, begun.blocks)
             if parent is None:  # it was moved between the answer and now
-                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline - time.monotonic())
+                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline.left())
             return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}
         unknown = {entry.segment for entry in alike.values()} - begun.digests.keys()
         known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
@@ -426,7 +428,7 @@ class Saver:
             if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
         }
 
-    def _digests(self, segments: Set[SegmentId], deadline: float, what: str) -> dict[SegmentId, tuple[str, ...]]:
+    def _digests(self, segments: Set[SegmentId], deadline: Deadline, what: str) -> dict[SegmentId, tuple[str, ...]]:
         """Ask for the content hashes of segments, wherever they are."""
         known: dict[SegmentId, tuple[str, ...]] = {}
         while missing := segments - known.keys():
@@ -435,7 +437,7 @@ class Saver:
                 by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
             requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
             try:
-                for answer in self._session.call_each(requests, time_left(deadline, what)):
+                for answer in self._session.call_each(requests, deadline.left_for(what)):
                     known.update(answer)
                 break
             except MovedError as exc:
@@ -456,7 +458,7 @@ class Saver:
         plan: _Plan,
         upload: Upload,
         leases: list[str],
-        deadline: float,
+        deadline: Deadline,
     ) -> tuple[Saved, int]:
         """Make the version exist; gives the shard that did, too."""
         entries = {**plan.inherited, **upload.entries}
@@ -496,7 +498,7 @@ class Saver:
         return Saved(ref, written, inherited), home
 
     def _commit_at(
-        self, home: int, draft: Draft, upload: Upload, leases: list[str], durable: bool, deadline: float
+        self, home: int, draft: Draft, upload: Upload, leases: list[str], durable: bool, deadline: Deadline
     ) -> ModelRef:
         """Have a shard commit; what lies on another one is taken there first."""
         what = f"save of {draft.name!r}"
@@ -507,13 +509,13 @@ class Saver:
             try:
                 self._session.connection(shard, deadline)  # it must know this client
                 adopt = ShardCalls.adopt(upload.save_id, upload.life, blocks)
-                self._session.call(shard, adopt, time_left(deadline, what))
+                self._session.call(shard, adopt, deadline.left_for(what))
             except MovedError as exc:
                 if shard == upload.shard:
                     raise ShardUnavailableError(f"{what}: expected its tensors in shard {shard}; {exc}") from exc
                 raise
             upload.taken(shard, blocks)
-        left = time_left(deadline, what)
+        left = deadline.left_for(what)
         commit = ShardCalls.commit(draft, self._session.client, upload.life, upload.blocks, leases, durable, left)
         waits = self._session.path is not None or self._session.topology.replicas > 1
         grace = GRACE_S if waits else 0.0

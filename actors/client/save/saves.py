@@ -21,6 +21,7 @@ import numpy as np
 
 from ....store.arrays import as_numpy
 from ....store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
+from ....store.waiting import Deadline
 from ...rpc.closing import close_all
 from ..catalog import Catalog
 from ..reader import Reader
@@ -57,7 +58,8 @@ class Saves:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._ends = 0.0
+        self._ends = Deadline.after(0.0)
+        """When the last of the saves that wait or are carried out has run out of time."""
         """When the last queued save has ended, by the timeouts of all before it: on the monotonic clock."""
         self._closed = False
 
@@ -78,7 +80,7 @@ class Saves:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
                 self._thread.start()
-            self._ends = max(self._ends, time.monotonic()) + request.timeout
+            self._ends = Deadline(max(self._ends.at, time.monotonic()) + request.timeout)
             self._queue.put(work)
         return work.pending
 
@@ -87,7 +89,7 @@ class Saves:
         with self._lock:
             self._closed = True
             self._queue.put(None)
-            left = max(self._ends - time.monotonic(), 0.0) + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
+            left = self._ends.left() + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
 
     def _join(self, timeout: float) -> None:

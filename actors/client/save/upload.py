@@ -19,13 +19,14 @@ from ....store.errors import StoreFullError
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ....store.versions.manifest import TensorEntry
+from ....store.waiting import Deadline
 from ...engine.engine import Future
 from ...memory.copying import copy_all
 from ...memory.memory import MemoryView
 from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
 from ...shard.holdings import INLINE_BYTES
-from ..session import Session, time_left
+from ..session import Session
 
 IN_FLIGHT = 2
 
@@ -50,7 +51,7 @@ class Upload:
         session: the client's.
         shard: which shard.
         save_id: holds what arrives until the commit.
-        deadline: on the monotonic clock.
+        deadline: until when.
         what: names the save in errors.
         helper: runs half of the copying.
         granted: offsets of parts that the shard granted already, for blocks as `announce` gave them.
@@ -63,7 +64,7 @@ class Upload:
         shard: int,
         *,
         save_id: str,
-        deadline: float,
+        deadline: Deadline,
         what: str,
         helper: Executor,
         granted: Sequence[int] = (),
@@ -176,7 +177,7 @@ class Upload:
             self.blocks.append((block.id, part, block.sizes))
 
     def _grant(self, lengths: list[int]) -> list[int]:
-        left = time_left(self._deadline, self._what)
+        left = self._deadline.left_for(self._what)
         request = ShardCalls.grant(self._session.client, self.save_id, lengths, left)
         return self._session.call(self.shard, request, left + 1.0)
 
@@ -186,14 +187,14 @@ class Upload:
             if len(arrays) > 1:
                 copy_into(packed, arrays, self._helper)
             handle = self._session.engine.put(packed)
-            left = time_left(self._deadline, self._what)
+            left = self._deadline.left_for(self._what)
             request = ShardCalls.adopt_block(self.save_id, block.id, handle, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()
 
     def _wait(self) -> None:
-        left = time_left(self._deadline, self._what)
+        left = self._deadline.left_for(self._what)
         self._answers.pop(0).result(left)
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import time
 import weakref
 from collections import deque
 from typing import ClassVar, Generic, TypeVar
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError
+from ....store.waiting import Deadline
 from ..calls import Request
 from .framing import HEADER, WELCOME, SocketAddress, check_server, first_of, outcome_of, packed
 
@@ -94,7 +94,7 @@ class SocketAnswer(Generic[_R_co]):
 
     def _receive(self, connection: _Connection, timeout: float, who: str) -> None:
         try:
-            message = connection.receive(self._number, time.monotonic() + timeout)
+            message = connection.receive(self._number, Deadline.after(timeout))
         except TimeoutError as exc:
             raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
         except OSError as exc:
@@ -179,12 +179,12 @@ class _Connection:
         self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
         return self._sent
 
-    def receive(self, number: int, deadline: float) -> bytes:
+    def receive(self, number: int, deadline: Deadline) -> bytes:
         while True:
             while (found := first_of(self._buffer)) is not None:
                 if found[0] == number:
                     return found[1]
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.0))
+            self._socket.settimeout(deadline.left())
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:  # there is no time, and nothing has come

@@ -29,6 +29,7 @@ from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.overtaken import Overtaken
 from tensorvine.store.versions.version import Draft
+from tensorvine.store.waiting import Deadline
 
 from tests.support.contexts import context_of, with_memory
 
@@ -64,7 +65,7 @@ class GoneEngine:
 class QuietRoom:
     """Room for all."""
 
-    async def keep_pace(self, what: str, deadline: float) -> None:
+    async def keep_pace(self, what: str, deadline: Deadline) -> None:
         pass
 
 

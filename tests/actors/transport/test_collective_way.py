@@ -29,6 +29,7 @@ from tensorvine.planner.runs.gathering import IDLE_S, MISSES, STEADY
 from tensorvine.store.errors import CorruptDataError, ModelLostError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
+from tensorvine.store.waiting import Deadline
 
 WINDOW_S = 3.0
 """Long enough for threads of a loaded machine to be prompt."""
@@ -126,7 +127,7 @@ class Reader:
         self.way = CollectiveWay(self.calls, room.backend)  # type: ignore[arg-type]
 
     def read(self, places: Slots, timeout: float = 20.0, digests: bool = False) -> dict[SegmentId, Received]:
-        found = self.way.blocks(0, places, digests, time.monotonic() + timeout, f"load by {self.calls.client}")
+        found = self.way.blocks(0, places, digests, Deadline.after(timeout), f"load by {self.calls.client}")
         check(self.room, found, places)
         return found
 
@@ -233,7 +234,7 @@ class TestPair:
         assert not reader.way.automatic
         reader.read(room.add(1))
         assert reader.way.automatic
-        assert reader.way.brings(0, time.monotonic() + 5)
+        assert reader.way.brings(0, Deadline.after(5.0))
 
     def test_what_is_lost_is_lost_and_the_pair_stays(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")

@@ -76,7 +76,7 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
 def test_what_has_arrived_is_remembered_and_what_is_on_its_way_is_not(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic, "RETRY_S", 0.0)
+    monkeypatch.setattr(elastic, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(elastic, limit, value)
     others = Others()
     others.refusals = 2
