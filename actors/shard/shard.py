@@ -123,7 +123,7 @@ class Shard:
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         if history is not None:
             history.care.start(calm)
-        Sweep(context, settling, sessions=sessions, claims=claims, strays=strays, shelf=shelf)
+        Sweep(context, settling, sessions=sessions, claims=claims, strays=strays, shelf=shelf, senders=senders)
 
     @answers(ChangeCalls.gathered)
     async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:

@@ -7,6 +7,7 @@ from .handoff.claims import Claims
 from .handoff.strays import Strays
 from .parts.sessions import Sessions
 from .replicas.shelf import Shelf
+from .serving.senders import Senders
 from .settling import Settling
 from .ticker import Ticker
 
@@ -23,6 +24,7 @@ class Sweep:
         claims: what other homes name here, where they must still be asked.
         strays: holders here that may be no version's.
         shelf: copies of other shards, which may have drained.
+        senders: have groups that may be idle.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Sweep:
         claims: Claims | None,
         strays: Strays,
         shelf: Shelf,
+        senders: Senders,
     ) -> None:
         self._lock = context.lock
         self._holdings = context.holdings
@@ -43,6 +46,7 @@ class Sweep:
         self._claims = claims
         self._strays = strays
         self._shelf = shelf
+        self._senders = senders
         self._ticker = Ticker("sweep", context.index, lambda: SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
@@ -55,4 +59,5 @@ class Sweep:
         topology = self._peers.topology
         with self._lock:
             self._shelf.forget(topology.gone.keys() - set(topology.alive))
+            self._senders.close_idle()
         self._settling.settle_from_thread()

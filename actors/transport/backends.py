@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ...planner.runs.gathering import Seat
 from ...store.errors import ShardUnavailableError, TensorVineError
 from ..collective.group import Group
 from ..collective.rendezvous import Rendezvous
@@ -53,10 +52,8 @@ def is_here(backend: str) -> bool:
     return True
 
 
-def take_seat(name: str, seat: Seat, backend: str, timeout: float, rendezvous: Rendezvous) -> Group:
-    """Join a group that a shard told of, or as the shard; errors as in `collective.connect.connect`."""
+def connect_pair(name: str, rank: int, backend: str, timeout: float, rendezvous: Rendezvous) -> Group:
+    """Join a group of two, as the shard (rank 0) or its reader (1); errors as in `collective.connect.connect`."""
     from ..collective.connect import connect
 
-    return connect(
-        name, seat.rank, seat.size, epoch=seat.epoch, backend=backend, timeout=timeout, rendezvous=rendezvous
-    )
+    return connect(name, rank, 2, backend=backend, timeout=timeout, rendezvous=rendezvous)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...planner.runs.gathering import Seat
 from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError
 from ...store.segments.segment import SegmentId, layout
@@ -41,39 +40,23 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupQuestion:
-    """What a reader asks that gets bytes by groups."""
+class PairQuestion:
+    """What a reader asks of a shard with which it has, or will have, a group of two."""
 
     places: Slots
     timeout: float
     """Seconds."""
-    life: str | None
-    """Begins the names of the groups that it has; None: it has none."""
-    pair: int | None
-    """Number of its group with the shard alone."""
-    epochs: tuple[int, ...]
-    """Groups with others that it has joined."""
-    alone: bool
-    """The bytes must come by the pair: together it went wrong."""
+    pair: str | None
+    """Name of the group that the reader has; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAnswer:
+class PairAnswer:
     """How the bytes come; they are being sent."""
 
-    life: str
-    """Begins the names of the groups: where the shard started again, nothing of before counts."""
+    pair: str
+    """They come by the group of this name, to which the reader connects unless it has it."""
     parcels: tuple[Parcel, ...]
-    pair: int | None
-    """They come by the pair of this number, which the reader connects to unless it has it."""
-    epoch: int | None
-    """They come by a broadcast in this group."""
-    seconds: float
-    """How long a broadcast may take."""
-    invited: Seat | None
-    """The reader is to join this group when it has the bytes."""
-    over: tuple[int, ...]
-    """Groups of the question that have ended."""
 
 
 def packed(served: Mapping[SegmentId, Served]) -> tuple[tuple[Parcel, ...], list[Bytes]]:

@@ -8,7 +8,7 @@ from ...collective.rendezvous import Card, Cards
 from ...rpc.calls import remote
 from ...rpc.messages import Fetched
 from ...transport.frames import Slots
-from ...transport.parcels import GroupAnswer, GroupQuestion
+from ...transport.parcels import PairAnswer, PairQuestion
 
 
 class ReadCalls:
@@ -49,8 +49,8 @@ class ReadCalls:
         ...
 
     @remote("watch", repeatable=True)
-    def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
-        """Send slots of segments to a member, a client's reader, by a collective group; see `group_sender`."""
+    def send_by(self, backend: str, member: str, question: PairQuestion) -> PairAnswer:
+        """Send slots of segments to a member, a client's reader, by its pair, a group; see `pair_sender`."""
         ...
 
     @remote("watch")

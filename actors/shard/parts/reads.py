@@ -20,7 +20,7 @@ from ...collective.rendezvous import Card, Cards, LocalRendezvous
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched
 from ...transport.frames import Slots
-from ...transport.parcels import GroupAnswer, GroupQuestion
+from ...transport.parcels import PairAnswer, PairQuestion
 from ..calls.reads import ReadCalls
 from ..context import ShardContext
 from ..disk.history import History, required
@@ -102,7 +102,7 @@ class Reads:
         return await self._holdings.in_thread(self._holdings.exported, blocks, views)
 
     @answers(ReadCalls.send_by)
-    async def send_by(self, backend: str, member: str, question: GroupQuestion) -> GroupAnswer:
+    async def send_by(self, backend: str, member: str, question: PairQuestion) -> PairAnswer:
         with self._lock:
             sender = self._senders.by(backend)
         return await asyncio.wrap_future(sender.ask(member, question))

@@ -7,10 +7,12 @@ Rules
 
 from __future__ import annotations
 
+import time
+
 from ....store.errors import ShardUnavailableError
 from ...collective.rendezvous import LocalRendezvous
 from ...rpc.messages import ShardConfig
-from ...transport.group_sender import GroupSender
+from ...transport.pair_sender import PairSender
 from .outlet import Outlet
 
 
@@ -27,9 +29,9 @@ class Senders:
         self._config = config
         self._outlet = outlet
         self._rendezvous = rendezvous
-        self._senders: dict[str, GroupSender] = {}
+        self._senders: dict[str, PairSender] = {}
 
-    def by(self, backend: str) -> GroupSender:
+    def by(self, backend: str) -> PairSender:
         """Return the sender of a back end.
 
         Raises:
@@ -40,14 +42,19 @@ class Senders:
             sender = self._senders[backend] = self._open(backend)
         return sender
 
-    def left(self, member: str) -> None:
-        """Learn that a reader is gone."""
+    def left(self, client: str) -> None:
+        """Learn that a client is gone."""
         for sender in self._senders.values():
-            sender.left(member)
+            sender.left(client)
 
-    def _open(self, backend: str) -> GroupSender:
+    def close_idle(self) -> None:
+        """Close the groups that nobody has used for long."""
+        for sender in self._senders.values():
+            sender.close_idle(time.monotonic())
+
+    def _open(self, backend: str) -> PairSender:
         index = self._config.index
         if self._outlet is None:
             raise ShardUnavailableError(f"shard {index}: expected an address to listen at; it has none")
         label = f"{self._config.repository}/shard-{index}/{backend}"
-        return GroupSender(backend, label, self._outlet.find, self._rendezvous)
+        return PairSender(backend, label, self._outlet.find, self._rendezvous)

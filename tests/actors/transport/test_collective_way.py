@@ -1,4 +1,4 @@
-"""Groups as ways of updates: pairs, broadcasts, and who fails when. A shard and its readers in one process."""
+"""Groups as ways of updates: pairs, and who fails when. A shard and its readers in one process."""
 
 from __future__ import annotations
 
@@ -19,46 +19,31 @@ from tensorvine.actors.collective.rendezvous import LocalRendezvous
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import TRANSPORTS
 from tensorvine.actors.shard.calls import ShardCalls
-from tensorvine.actors.transport import group_sender
 from tensorvine.actors.transport.backends import BACKENDS, is_here, load
 from tensorvine.actors.transport.frames import Received, Row, Served, Slots
-from tensorvine.actors.transport.group_sender import GroupSender
-from tensorvine.actors.transport.parcels import COPIED_BYTES, GroupAnswer, Parcel, check_parcels, cut, packed, unpacked
+from tensorvine.actors.transport.pair_sender import IDLE_S, PairSender
+from tensorvine.actors.transport.parcels import COPIED_BYTES, PairAnswer, Parcel, check_parcels, cut, packed, unpacked
 from tensorvine.actors.transport.wire import SHARED_BYTES, check_content
-from tensorvine.planner.runs.gathering import IDLE_S, MISSES, STEADY
 from tensorvine.store.errors import CorruptDataError, ModelLostError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
 from tensorvine.store.waiting import Deadline
 
-WINDOW_S = 3.0
-"""Long enough for threads of a loaded machine to be prompt."""
-SHORT_S = 0.05
 SIZES = (3_000_000, 100, 0, 70_000)
 
 
 class Room:
     """A shard's side: segments, their hashes, a desk and a sender, and what happens at each answer."""
 
-    def __init__(self, backend: str, window_s: float = WINDOW_S) -> None:
+    def __init__(self, backend: str) -> None:
         self.backend = backend
         self.desk = LocalRendezvous()
         self.segments: dict[SegmentId, Served] = {}
-        self.window_s = window_s
         self.before_find: Callable[[], None] = lambda: None
         self.sender = self.start()
 
-    def start(self) -> GroupSender:
-        return GroupSender(self.backend, "room/0", self.find, self.desk, self.window_s)
-
-    def wait_for_others(self, seconds: float) -> None:
-        """Change how long members of a steady set are waited for."""
-        self.sender._gathering.window_s = seconds
-
-    def settle(self) -> None:
-        """Let the window pass."""
-        with self.sender._changed:
-            self.sender._carry_out(self.sender._gathering.passed(time.monotonic() + self.sender._gathering.window_s))
+    def start(self) -> PairSender:
+        return PairSender(self.backend, "room/0", self.find, self.desk)
 
     def add(self, serial: int, sizes: Sequence[int] = SIZES) -> dict[SegmentId, list[int]]:
         """Make a segment; give what a reader asks for it."""
@@ -95,8 +80,8 @@ class Calls:
     def __init__(self, room: Room, client: str) -> None:
         self.room = room
         self.client = client
-        self.answers: list[GroupAnswer] = []
-        self.event: Callable[[GroupAnswer], None] = lambda answer: None
+        self.answers: list[PairAnswer] = []
+        self.event: Callable[[PairAnswer], None] = lambda answer: None
 
     def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
         if request.remote is ShardCalls.meet:
@@ -130,16 +115,6 @@ class Reader:
         found = self.way.blocks(0, places, digests, Deadline.after(timeout), f"load by {self.calls.client}")
         check(self.room, found, places)
         return found
-
-    @property
-    def how(self) -> str:
-        """How the newest answer came."""
-        return "alone" if self.calls.answers[-1].epoch is None else "together"
-
-    @property
-    def epochs(self) -> list[int]:
-        """Groups with others that it is in."""
-        return [epoch for link in self.way._links.values() for epoch in link._epochs]
 
 
 def check(room: Room, found: Mapping[SegmentId, Received], places: Slots) -> None:
@@ -175,28 +150,6 @@ def enter(room: Room) -> Iterator[Callable[[str], Reader]]:
             return reader
 
         yield make
-
-
-@pytest.fixture
-def steady(room: Room, enter: Callable[[str], Reader]) -> Callable[[str], list[Reader]]:
-    """Readers that share a group with the shard."""
-
-    def make(names: str) -> list[Reader]:
-        readers = [enter(name) for name in names]
-        for serial in range(1000, 1001 + STEADY):
-            assert all_read(readers, room.add(serial)) == ["alone"] * len(readers)
-            room.settle()
-        until(lambda: all(reader.epochs for reader in readers) and room.sender._epochs)
-        return readers
-
-    return make
-
-
-def all_read(readers: Sequence[Reader], places: Slots, timeout: float = 20.0) -> list[str]:
-    """Let all read at once; give how the bytes came."""
-    with ThreadPoolExecutor(len(readers)) as pool:
-        list(pool.map(lambda reader: reader.read(places, timeout), readers))
-    return [reader.how for reader in readers]
 
 
 class TestPair:
@@ -256,14 +209,12 @@ class TestPair:
         reader = enter("a")
         reader.read(room.add(1))
 
-        def is_idle_and_closed() -> bool:
-            with room.sender._changed:
-                for pair in room.sender._pairs.values():
-                    pair.used = min(pair.used, time.monotonic() - IDLE_S)
-                room.sender._changed.notify_all()
-                return not room.sender._pairs
-
-        until(is_idle_and_closed)
+        (pair,) = room.sender._pairs.values()
+        until(lambda: pair.idle_since is not None)
+        room.sender.close_idle(time.monotonic() + IDLE_S / 2)
+        assert room.sender._pairs
+        room.sender.close_idle(time.monotonic() + IDLE_S)
+        assert not room.sender._pairs
         reader.read(room.add(2))
         assert len({answer.pair for answer in reader.calls.answers}) == 2
 
@@ -280,7 +231,7 @@ class TestTroubleWithAPair:
     def test_the_reader_is_gone_before_it_connects(self, room: Room, enter: Callable[[str], Reader]) -> None:
         gone, other = enter("a"), enter("b")
 
-        def vanish(answer: GroupAnswer) -> None:
+        def vanish(answer: PairAnswer) -> None:
             raise KeyboardInterrupt
 
         gone.calls.event = vanish
@@ -303,12 +254,12 @@ class TestTroubleWithAPair:
     def test_the_shards_end_breaks_and_the_pair_is_made_anew(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")
         reader.read(room.add(1))
-        breaks = iter([lambda: room.sender._part(*next(iter(room.sender._pairs.items())))])
-        room.before_find = lambda: next(breaks, lambda: None)()
-        held = next(iter(room.sender._pairs.values())).group
+        (pair,) = room.sender._pairs.values()
+        held = pair.group
         assert held is not None
         reader.calls.event = lambda answer: held.close()
         reader.read(room.add(2))
+        assert len({answer.pair for answer in reader.calls.answers}) == 2
 
     def test_the_shard_starts_again_before(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")
@@ -316,13 +267,13 @@ class TestTroubleWithAPair:
         room.sender.close()
         room.sender = room.start()
         reader.read(room.add(2))
-        assert len({answer.life for answer in reader.calls.answers}) == 2
+        assert len({answer.pair for answer in reader.calls.answers}) == 2
 
     def test_the_shard_ends_before_the_bytes_come(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")
         reader.read(room.add(1))
 
-        def end(answer: GroupAnswer) -> None:
+        def end(answer: PairAnswer) -> None:
             room.sender.close()
             raise ShardUnavailableError("the shard died")
 
@@ -346,10 +297,29 @@ class TestTroubleWithAPair:
     ) -> None:
         reader = enter("a")
         with monkeypatch.context() as patch:
-            patch.setattr(room.sender, "_connected", lambda pending, pair: pending.future and _never())
+            patch.setattr(room.sender, "_connected", lambda *pair: _never())
             with pytest.raises(OperationTimeoutError, match="load by a"):
                 reader.read(room.add(1), timeout=1.0)
         reader.read(room.add(2))
+
+    @pytest.mark.parametrize("event", ["leaves", "falls silent"])
+    def test_no_other_load_fails(self, event: str, room: Room, enter: Callable[[str], Reader]) -> None:
+        readers, again = [enter(name) for name in "abc"], threading.Event()
+        for reader in readers:
+            reader.read(room.add(1))
+        *others, gone = readers
+        gone.calls.event = lambda answer: gone.way.close() if event == "leaves" else again.wait(20) and None
+        places = room.add(2, [20_000_000])
+        with ThreadPoolExecutor(3) as pool:
+            last = pool.submit(gone.read, places)
+            for read in [pool.submit(reader.read, places) for reader in others]:
+                read.result(20)
+            again.set()
+            if event == "leaves":
+                with pytest.raises(ShardUnavailableError):
+                    last.result(20)
+            else:
+                last.result(20)
 
     def test_an_answer_that_is_none(self, room: Room, enter: Callable[[str], Reader]) -> None:
         reader = enter("a")
@@ -362,154 +332,6 @@ class TestTroubleWithAPair:
 
 def _never() -> Any:
     raise OperationTimeoutError("nobody comes")
-
-
-class TestBroadcast:
-    def test_a_steady_set_shares_broadcasts(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        readers = steady("abc")
-        for serial in range(3):
-            assert all_read(readers, room.add(serial)) == ["together"] * 3
-        until(lambda: room.sender.served_together == 3)
-
-    def test_one_that_joins_later_is_sent_to_alone_and_then_belongs(
-        self, room: Room, steady: Callable[[str], list[Reader]], enter: Callable[[str], Reader]
-    ) -> None:
-        readers = [*steady("ab"), enter("c")]
-        assert all_read(readers, room.add(0)) == ["together", "together", "alone"]
-        for serial in range(1, 1 + STEADY):
-            assert all_read(readers, room.add(serial)) == ["together", "together", "alone"]
-            room.settle()
-        until(lambda: all(2 in reader.epochs for reader in readers) and list(room.sender._epochs) == [2])
-        assert all_read(readers, room.add(100)) == ["together"] * 3
-        assert [reader.epochs for reader in readers] == [[2]] * 3
-
-    def test_one_that_comes_too_late_is_sent_to_alone(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        first, late = steady("ab")
-        places = room.add(0)
-        room.wait_for_others(SHORT_S)
-        first.read(places)
-        assert first.how == "alone"
-        late.read(places)
-        assert late.how == "alone"
-        room.wait_for_others(WINDOW_S)
-        assert all_read([first, late], room.add(1)) == ["together"] * 2
-
-    def test_two_versions_at_once(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        first, second = steady("ab")
-        old, new = room.add(0), room.add(1)
-        room.wait_for_others(SHORT_S)
-        with ThreadPoolExecutor(2) as pool:
-            reads = [pool.submit(first.read, old), pool.submit(second.read, new)]
-            for read in reads:
-                read.result(20)
-        assert [first.how, second.how] == ["alone", "alone"]
-        room.wait_for_others(WINDOW_S)
-        assert all_read([first, second], room.add(2)) == ["together"] * 2
-
-    def test_what_is_lost_is_lost_for_all_and_the_group_stays(
-        self, room: Room, steady: Callable[[str], list[Reader]]
-    ) -> None:
-        readers = steady("ab")
-        with ThreadPoolExecutor(2) as pool:
-            reads = [pool.submit(reader.read, {(0, 77): [0]}) for reader in readers]
-            for read in reads:
-                with pytest.raises(ModelLostError):
-                    read.result(20)
-        assert all_read(readers, room.add(1)) == ["together"] * 2
-
-
-class TestTroubleTogether:
-    """Phase x event. No load fails because another reader did."""
-
-    def test_a_member_leaves_before(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        *others, gone = steady("abc")
-        gone.way.close()
-        room.sender.left("c")
-        assert all_read(others, room.add(0)) == ["alone"] * 2
-
-    def test_a_member_left_and_nobody_knows_yet(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        *others, gone = steady("abc")
-        gone.way.close()
-        room.wait_for_others(SHORT_S)
-        for serial in range(MISSES):
-            assert all_read(others, room.add(serial)) == ["alone"] * 2
-        until(lambda: not room.sender._epochs)
-
-    def test_a_member_leaves_while_it_is_waited_for(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        first, second, _ = steady("abc")
-        room.wait_for_others(6.0)
-        places = room.add(0)
-        with ThreadPoolExecutor(2) as pool:
-            reads = [pool.submit(reader.read, places) for reader in (first, second)]
-            until(lambda: len(room.sender._pending) == 2)
-            began = time.monotonic()
-            room.sender.left("c")
-            for read in reads:
-                read.result(20)
-        assert time.monotonic() - began < 5
-        assert [first.how, second.how] == ["alone"] * 2
-
-    def test_a_member_leaves_during_a_broadcast(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        readers = steady("abc")
-        gone = readers[2]
-        gone.calls.event = lambda answer: gone.way.close()
-        places = room.add(0, [20_000_000])
-        with ThreadPoolExecutor(3) as pool:
-            reads = [pool.submit(reader.read, places, 20.0) for reader in readers]
-            with pytest.raises(ShardUnavailableError):
-                reads[2].result(20)
-            for read in reads[:2]:
-                read.result(20)
-        until(lambda: not room.sender._epochs)
-
-    def test_a_member_falls_silent_during_a_broadcast(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        readers, again = steady("abc"), threading.Event()
-        silent = readers[2]
-        silent.calls.event = lambda answer: again.wait(20) and None
-        places = room.add(0, [20_000_000])
-        with ThreadPoolExecutor(3) as pool:
-            last = pool.submit(silent.read, places, 20.0)
-            for read in [pool.submit(reader.read, places, 4.0) for reader in readers[:2]]:
-                read.result(20)
-            again.set()
-            last.result(20)
-        assert readers[0].how == "alone" or room.backend == "shared"
-
-    def test_the_next_steady_set_makes_the_next_epoch(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        *others, gone = steady("abc")
-        (first,) = gone.epochs
-        gone.way.close()
-        room.sender.left("c")
-        for serial in range(1 + STEADY):
-            assert all_read(others, room.add(serial)) == ["alone"] * 2
-            room.settle()
-        until(lambda: others[0].epochs == others[1].epochs == list(room.sender._epochs) == [first + 1])
-        assert all_read(others, room.add(50)) == ["together"] * 2
-
-    def test_a_member_that_never_joins(
-        self, room: Room, enter: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(group_sender, "JOIN_S", 0.5)
-        readers = [enter(name) for name in "abc"]
-        readers[2].calls.event = lambda answer: readers[2].way._links[0].__setattr__("_join_soon", lambda *seat: None)
-        for serial in range(STEADY + 1):
-            assert all_read(readers, room.add(serial)) == ["alone"] * 3
-            room.settle()
-        until(lambda: not room.sender._gathering._epochs)
-        assert all_read(readers, room.add(50)) == ["alone"] * 3
-
-    def test_the_shard_starts_again(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        readers = steady("ab")
-        room.sender.close()
-        room.sender = room.start()
-        assert all_read(readers, room.add(0)) == ["alone"] * 2
-        assert [reader.epochs for reader in readers] == [[], []]
-
-    def test_no_time_to_wait_for_others(self, room: Room, steady: Callable[[str], list[Reader]]) -> None:
-        first, _ = steady("ab")
-        room.wait_for_others(10.0)
-        first.read(room.add(0), timeout=15.0)
-        assert first.how == "alone"
 
 
 class TestParcels:
