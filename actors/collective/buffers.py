@@ -23,7 +23,7 @@ _CPU = 1
 _EXPECTED = "a contiguous array of numbers in the memory of the CPU"
 
 
-def readable(array: Any, where: str) -> Bytes:
+def readable(array: object, where: str) -> Bytes:
     """View an array's memory as bytes.
 
     Args:
@@ -37,27 +37,28 @@ def readable(array: Any, where: str) -> Bytes:
     >>> readable(np.array([[1, 2], [3, 4]], np.int16)[1], "tensor 'x'").tolist()
     [3, 0, 4, 0]
     """
-    return _flat(array, where).view(np.uint8)
+    return flat(array, where).view(np.uint8)
 
 
-def writable(array: Any, where: str) -> Bytes:
+def writable(array: object, where: str) -> Bytes:
     """View an array's memory as bytes that may be written to; arguments and errors as in `readable`."""
     return typed(array, where).view(np.uint8)
 
 
-def typed(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+def typed(array: object, where: str) -> Array:
     """View an array's memory as a writable 1-d array of its own dtype; arguments and errors as in `readable`.
 
     >>> typed(np.zeros((2, 3), np.float32), "gradient 'w'").shape
     (6,)
     """
-    flat = _flat(array, where)
-    if not flat.flags.writeable:
+    found = flat(array, where)
+    if not found.flags.writeable:
         raise TensorMismatchError(f"{where}: expected an array that can be written to; found one that is read-only")
-    return flat
+    return found
 
 
-def _flat(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+def flat(array: object, where: str) -> Array:
+    """View an array's memory as a 1-d array of its own dtype; arguments and errors as in `readable`."""
     # no matrix, no mask
     found = np.asarray(cast(Array, array)) if isinstance(array, np.ndarray) else _view(array, where)
     if not found.dtype.isnative:
@@ -68,13 +69,13 @@ def _flat(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
     return found.reshape(-1)
 
 
-def _view(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+def _view(array: Any, where: str) -> Array:
     """View an array that is not NumPy's."""
     origins = {base.__module__.partition(".")[0] for base in type(array).__mro__}
     if "torch" in origins:
         return _of_torch(array, where)
     if "keras" in origins and hasattr(array, "value"):
-        return _flat(array.value, where)
+        return flat(array.value, where)
     if "tensorflow" in origins:
         if "CPU" not in str(array.device):
             raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found one on {array.device}")
@@ -91,7 +92,7 @@ def _view(array: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {type(array).__name__}: {exc}") from exc
 
 
-def _of_torch(tensor: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+def _of_torch(tensor: Any, where: str) -> Array:
     if str(getattr(tensor, "device", "no")) != "cpu":
         found = getattr(tensor, "device", type(tensor).__name__)
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found one on {found}")

@@ -11,55 +11,22 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from ...store.waiting import Deadline
 from ..engine.embedded import default_engine
-from .group import TIMEOUT_S, Group
-from .member import label_of
-from .rendezvous import ActorRendezvous, Rendezvous
+from .backend import Backend, Offer
+from .group import Group
+from .member import Seat
+from .rendezvous import ActorRendezvous, Card, Cards, Rendezvous
+from .standing import label_of
+from .timeouts import TIMEOUTS
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
 BACKENDS = ("shared", "gloo", "nccl")
-
-
-class Offer(Protocol):
-    """What a member has opened for the others."""
-
-    card: dict[str, Any]
-    """Tells the others how to connect; JSON-like."""
-
-    def close(self) -> None:
-        """Close what no group has taken over; a second call does nothing."""
-        ...
-
-
-class Backend(Protocol):
-    """Makes groups whose bytes it carries."""
-
-    name: str
-
-    def offer(self) -> Any:
-        """Open what peers connect to; gives an `Offer`."""
-        ...
-
-    def join(
-        self,
-        offer: Any,
-        name: str,
-        *,
-        epoch: int,
-        rank: int,
-        size: int,
-        cards: Sequence[Mapping[str, Any]],
-        timeout: float,
-        rendezvous: Rendezvous,
-    ) -> Group:
-        """Connect to all others; errors as in `connect`."""
-        ...
 
 
 def connect(
@@ -69,7 +36,7 @@ def connect(
     *,
     epoch: int = 0,
     backend: str = AUTO,
-    timeout: float = TIMEOUT_S,
+    timeout: float = TIMEOUTS.operation,
     rendezvous: Rendezvous | None = None,
 ) -> Group:
     """Join a group; returns when all its members have.
@@ -105,7 +72,7 @@ def connect(
         expected = "expected a time above 0 that ends, and an epoch from 0"
         raise ValueError(f"{where}: {expected}; found {timeout} s, epoch {epoch}")
     place = rendezvous if rendezvous is not None else ActorRendezvous(default_engine())
-    return _Joining(name, epoch, rank, size, place, time.monotonic() + timeout, timeout).join(backend)
+    return _Joining(Seat(name, epoch, rank, size), place, timeout).join(backend)
 
 
 def renew(
@@ -138,13 +105,10 @@ def renew(
 class _Joining:
     """One member's way into a group."""
 
-    def __init__(
-        self, name: str, epoch: int, rank: int, size: int, place: Rendezvous, deadline: float, timeout: float
-    ) -> None:
-        self._name, self._epoch, self._rank, self._size = name, epoch, rank, size
-        self._label = label_of(name, epoch)
+    def __init__(self, seat: Seat, place: Rendezvous, timeout: float) -> None:
+        self._seat, self._label = seat, seat.label
         self._place = place
-        self._deadline, self._timeout = deadline, timeout
+        self._timeout, self._deadline = timeout, Deadline.after(timeout)
 
     def join(self, wanted: str) -> Group:
         """Join; errors as in `connect`."""
@@ -168,38 +132,33 @@ class _Joining:
         finally:
             offer.close()
 
-    def _readable(self, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> bool:
+    def _readable(self, offer: Offer, cards: Sequence[Card]) -> bool:
         """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
         from .shared.crossmemory import trouble
 
         found = self._met(": agree", {"trouble": trouble(offer.card, cards)})
         troubles = [f"rank {rank}: {card['trouble']}" for rank, card in enumerate(found) if card["trouble"]]
-        if troubles and self._rank == 0:
+        if troubles and self._seat.rank == 0:
             log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])
         return not troubles
 
-    def _met(self, what: str, card: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self._place.exchange(f"{self._label}{what}", self._rank, self._size, card, self._left())
+    def _met(self, what: str, card: Card) -> Cards:
+        seat = self._seat
+        return self._place.exchange(f"{self._label}{what}", seat.rank, seat.size, card, self._left())
 
-    def _connected(self, backend: Backend, offer: Offer, cards: Sequence[Mapping[str, Any]]) -> Group:
+    def _connected(self, backend: Backend[Any, Any], offer: Offer, cards: Sequence[Card]) -> Group:
+        seat = self._seat
         group = backend.join(
-            offer,
-            self._name,
-            epoch=self._epoch,
-            rank=self._rank,
-            size=self._size,
-            cards=cards,
-            timeout=self._left(),
-            rendezvous=self._place,
+            offer, seat.name, epoch=seat.epoch, rank=seat.rank, size=seat.size, cards=cards, timeout=self._left()
         )
         group.timeout = self._timeout
         return group
 
     def _left(self) -> float:
-        return max(self._deadline - time.monotonic(), 1e-3)
+        return max(self._deadline.left(), 1e-3)
 
 
-def backend_of(name: str) -> Backend:
+def backend_of(name: str) -> Backend[Any, Any]:
     """Make the back end of a name.
 
     Raises:

@@ -19,12 +19,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 Op = Literal["sum", "mean", "min", "max", "product"]
 OPS: tuple[Op, ...] = ("sum", "mean", "min", "max", "product")
-TIMEOUT_S = 30.0
-"""How long an operation waits for its peers, where nothing else is said."""
 
 
 class Work(Protocol):
@@ -64,7 +62,7 @@ class Group(ABC):
     """Seconds that an operation waits for its peers, where the call says nothing else."""
 
     @abstractmethod
-    def isend(self, array: Any, to: int, *, timeout: float | None = None) -> Work:
+    def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
         """Start to send an array's bytes to a rank.
 
         Raises:
@@ -74,15 +72,15 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def irecv(self, array: Any, source: int, *, timeout: float | None = None) -> Work:
+    def irecv(self, array: object, source: int, *, timeout: float | None = None) -> Work:
         """Start to receive a rank's next array into this one, which has as many bytes; errors as in `isend`."""
 
     @abstractmethod
-    def ibroadcast(self, array: Any, root: int = 0, *, timeout: float | None = None) -> Work:
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
         """Start to give all ranks what `root` has in the array; errors as in `isend`."""
 
     @abstractmethod
-    def iall_gather(self, array: Any, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
+    def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
         """Start to give all ranks all parts of an array, in place: each rank has its own part there already.
 
         Args:
@@ -93,7 +91,7 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def iall_reduce(self, array: Any, op: Op = "sum", *, timeout: float | None = None) -> Work:
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
         """Start to combine the ranks' arrays, in place, elementwise; all ranks get the same bits.
 
         The same arrays give the same bits each time, in groups of one size and back end.
@@ -107,23 +105,23 @@ class Group(ABC):
     def close(self) -> None:
         """Leave; what is under way fails, here and, as `PeerLostError`, at the peers. A second call does nothing."""
 
-    def send(self, array: Any, to: int, *, timeout: float | None = None) -> None:
+    def send(self, array: object, to: int, *, timeout: float | None = None) -> None:
         """Send an array's bytes to a rank; see `isend`."""
         self.isend(array, to, timeout=timeout).wait()
 
-    def recv(self, array: Any, source: int, *, timeout: float | None = None) -> None:
+    def recv(self, array: object, source: int, *, timeout: float | None = None) -> None:
         """Receive a rank's next array into this one; see `irecv`."""
         self.irecv(array, source, timeout=timeout).wait()
 
-    def broadcast(self, array: Any, root: int = 0, *, timeout: float | None = None) -> None:
+    def broadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> None:
         """Send what `root` has in the array to all ranks; see `ibroadcast`."""
         self.ibroadcast(array, root, timeout=timeout).wait()
 
-    def all_gather(self, array: Any, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
+    def all_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
         """Send all parts of an array to all ranks; see `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
-    def all_reduce(self, array: Any, op: Op = "sum", *, timeout: float | None = None) -> None:
+    def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> None:
         """Combine the ranks' arrays in place; see `iall_reduce`."""
         self.iall_reduce(array, op, timeout=timeout).wait()
 

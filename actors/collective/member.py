@@ -1,101 +1,143 @@
-"""What members of a group have in common whose bytes go by a foreign library: why the group broke, and by whom.
+"""One member's end of a group, whatever carries the bytes: what it checks, who is told, and how it breaks.
 
 Rules
-- Libraries say that a connection ended or that something took too long. The mesh says who died, who left and who gave
-  up: after an error it has `GRACE_S` to do so.
-- The first failure breaks the group: the others are told, and the connections are cut, so that those who wait for this
-  member fail at once and for the same reason, not at the end of their time.
-- A collective that took too long asks the others how far they are: those who have not begun it are named.
+- A back end knows how the bytes of one operation move, and nothing else: it gives the methods at the end of `Member`.
+- The first failure breaks the group: what may still be read here is made unreadable first, then the others are told,
+  then the connections of the back end are cut. So those who wait for this member fail at once and for the same reason.
+- Libraries say that a connection ended or that something took too long. The connections say who died, who left and who
+  gave up: after an error they have `Timeouts.grace` to do so.
+- A collective of a library that took too long asks the others how far they are: those who have not begun it are named.
 - A member that died or left harms nothing that goes on without it: what needs it fails, and nothing else.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from ...store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError, TensorVineError
-from .group import Group, even_bounds
-from .mesh import Link, Loss, Mesh
+from ...store.errors import OperationTimeoutError, PeerLostError, TensorVineError
+from .connections import Connections, Loss
+from .group import Group, Op, Work, even_bounds
+from .links import ASKED, BEGUN, GAVE_UP, OWN, PAYLOAD_BYTES, Frame, Link
+from .operation import Operation
+from .reduction import Numbers, Reduction
+from .standing import Standing, again, label_of, ranks, told
+from .timeouts import TIMEOUTS
 
-GRACE_S = 1.0
-"""How long the mesh has to tell who is behind an error."""
-ASK_S = 0.5
-"""How long the others have to tell how far they are."""
-_TOLD = {kind.__name__: kind for kind in (OperationTimeoutError, PeerLostError, TensorMismatchError)}
+Memory = TypeVar("Memory")
+"""What a back end sees an array as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which member of which group somebody is."""
+
+    name: str
+    epoch: int
+    rank: int
+    size: int
+
+    @property
+    def label(self) -> str:
+        """The group's name for messages."""
+        return label_of(self.name, self.epoch)
 
 
 class TimedOutError(Exception):
     """A library's wait ended before its operation did."""
 
 
-class Member(Group):
-    """One member's end of a group that a library carries. Subclasses start operations between `_enter` and `wait`.
+class Member(Group, Generic[Memory]):
+    """One member's end of a group; its subclasses are those of the back ends.
 
     Args:
-        name: of the group.
-        epoch: of the group.
-        rank: this member.
-        size: how many there are.
+        seat: which member it is.
         timeout: seconds; see `Group.timeout`.
-        links: to all others, from `mesh.Door`.
+        links: to all others, from `Listener.meet`.
     """
 
-    def __init__(self, name: str, epoch: int, rank: int, size: int, timeout: float, links: Mapping[int, Link]) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.rank = rank
-        self.size = size
+    def __init__(self, seat: Seat, timeout: float, links: Mapping[int, Link]) -> None:
+        self.name, self.epoch, self.rank, self.size = seat.name, seat.epoch, seat.rank, seat.size
         self.timeout = timeout
-        self.label = label_of(name, epoch)
-        self._changed = threading.Condition()
-        self._reason: TensorVineError | None = None
-        """Why the group is broken; the first reason stays."""
-        self._lost: dict[int, Loss] = {}
-        self._gave_up: dict[int, TensorVineError] = {}
+        self.label = seat.label
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.standing = Standing(self.label)
+        self._changed = self.standing.changed
         self._begun = 0
         """Collectives."""
         self._far: dict[int, int] = {}
         """Rank -> collectives that it has begun; the answers to a question."""
-        self._mesh = Mesh(links, self._told, self._gone)
+        self._connections = Connections(links, self._told, self._lost)
 
-    @abstractmethod
-    def _cut(self) -> None:
-        """End all connections, so that whoever waits here or there fails; called once, when the group breaks."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Give back what the library holds; called once, by `close`."""
+    def start(self) -> None:
+        """Listen to the others; called once, when the member is whole."""
+        self._connections.start()
 
     def close(self) -> None:
         """Leave."""
         with self._changed:
-            if isinstance(self._reason, _LeftError):
+            if self.standing.left:
                 return
-            broken = self._reason is not None
-            self._reason = _LeftError(str(self._reason) if broken else f"{self.label}: this member has left")
-            self._changed.notify_all()
-        self._mesh.close()
-        if not broken:
+            self.standing.left = True
+            self._freeze()
+            first = self.standing.reason is None
+            if first:
+                self.standing.reason = PeerLostError(f"{self.label}: this member has left")
+                self._end_all(self.standing.reason)
+                self._changed.notify_all()
+        self._connections.close()
+        if first:
             self._cut()
         self._release()
 
-    # ---- before an operation --------------------------------------------------------------------------------
+    # ---- operations -----------------------------------------------------------------------------------------
 
-    def _peer(self, rank: int) -> int:
-        """Check the other rank of a message."""
+    def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
+        """Start to send; see `Group`."""
+        self._check_peer(to)
+        return self._send(self._memory(array, f"{self.label}: send", writes=False), to, self._seconds(timeout))
+
+    def irecv(self, array: object, source: int, *, timeout: float | None = None) -> Work:
+        """Start to receive; see `Group`."""
+        self._check_peer(source)
+        return self._receive(self._memory(array, f"{self.label}: recv", writes=True), source, self._seconds(timeout))
+
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
+        """Start to give all what the root has; see `Group`."""
+        where = f"{self.label}: broadcast"
+        if not 0 <= root < self.size:
+            raise ValueError(f"{where}: expected a root from 0 to {self.size - 1}; found {root}")
+        return self._broadcast(self._memory(array, where, writes=root != self.rank), root, self._seconds(timeout))
+
+    def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
+        """Start to give all ranks all parts; see `Group`."""
+        where = f"{self.label}: all_gather"
+        memory = self._memory(array, where, writes=True)
+        length = self._numbers(memory).size
+        edges = even_bounds(length, self.size) if bounds is None else [int(edge) for edge in bounds]
+        if len(edges) != self.size + 1 or sorted(edges) != edges or edges[0] < 0 or edges[-1] > length:
+            expected = f"{self.size + 1} rising bounds from 0 to {length}"
+            raise ValueError(f"{where}: expected {expected}; found {edges}")
+        return self._all_gather(memory, edges, self._seconds(timeout))
+
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
+        """Start to combine the ranks' arrays; see `Group`."""
+        where = f"{self.label}: all_reduce"
+        memory = self._memory(array, where, writes=True)
+        reduction = Reduction(op, self._numbers(memory).dtype, where)
+        return self._all_reduce(memory, reduction, self._seconds(timeout))
+
+    def ibarrier(self, *, timeout: float | None = None) -> Work:
+        """Start to wait for all; see `Group`."""
+        return self._barrier(self._seconds(timeout))
+
+    def _check_peer(self, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
             found = "this rank" if rank == self.rank else "it"
             raise ValueError(f"{self.label}: expected another rank from 0 to {self.size - 1}; found {found}, {rank}")
-        return rank
-
-    def _root(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{self.label}: expected a root from 0 to {self.size - 1}; found {rank}")
-        return rank
 
     def _seconds(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else timeout
@@ -103,215 +145,161 @@ class Member(Group):
             raise ValueError(f"{self.label}: expected a timeout above 0 s that ends; found {seconds}")
         return seconds
 
-    def _bounds(self, length: int, bounds: Sequence[int] | None) -> list[int]:
-        """Check where the parts of an all-gather begin and end."""
-        edges = even_bounds(length, self.size) if bounds is None else list(bounds)
-        if len(edges) != self.size + 1 or sorted(edges) != edges or edges[0] < 0 or edges[-1] > length:
-            expected = f"{self.size + 1} rising bounds from 0 to {length}"
-            raise ValueError(f"{self.label}: all_gather: expected {expected}; found {edges}")
-        return edges
-
     def _enter(self, what: str, peers: Collection[int]) -> None:
         """Refuse an operation of a broken group, and one that needs who is lost."""
         with self._changed:
-            if self._reason is not None:
-                raise again(self._reason)
-            known = self._known(peers)
-        if known:
-            raise self.failed(what, peers, None, RuntimeError("lost"))
+            self.standing.check()
+            error = self.standing.blame(what, peers)
+        if error is not None:
+            raise self._break(error)
 
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank]
+    # ---- failures -------------------------------------------------------------------------------------------
 
-    # ---- after one failed -----------------------------------------------------------------------------------
+    def late(self, operation: Operation) -> None:
+        """Break the group because of an operation that takes too long."""
+        silent = operation.peers if operation.number is None else self._behind(operation.number, operation.peers)
+        with self._changed:
+            if operation.ended:
+                return
+            error = self.standing.blame(operation.what, operation.peers) or OperationTimeoutError(
+                f"{self.label}: {operation.what}: expected {ranks(silent)} to take part in time; found none"
+            )
+        self._break(error)
 
-    def failed(self, what: str, peers: Collection[int], begun: int | None, cause: Exception) -> TensorVineError:
-        """Break the group because of an operation, and give the error to raise.
+    def finish(self, operation: Operation) -> None:
+        """End an operation that nothing touches any more: well, unless the group broke meanwhile."""
+        with self._changed:
+            operation.end(self.standing.reason)
+
+    def fail(self, operation: Operation, cause: Exception) -> TensorVineError:
+        """End an operation that nothing touches any more, and break the group because of it.
 
         Args:
-            what: the operation, in words.
-            peers: ranks that it needs.
-            begun: which collective it was; None: it was none.
-            cause: what the library said; `TimedOutError`: nothing. An error of ours is the reason itself.
+            operation: what failed.
+            cause: an error of ours is the reason itself; otherwise what the library, or the system, said.
+
+        Returns:
+            The reason that stands.
         """
-        if isinstance(cause, TensorVineError):
-            return self._break(cause)
-        late = isinstance(cause, TimedOutError)
         with self._changed:
-            if not late:
-                self._changed.wait_for(lambda: self._reason is not None or self._known(peers), GRACE_S)
-            if self._reason is not None:
-                return again(self._reason)
-            error = self._blame(what, peers)
-        if error is None and late:
-            waited = self._behind(begun) if begun is not None else list(peers)
-            error = OperationTimeoutError(
-                f"{self.label}: {what}: expected {_ranks(waited)} to take part in time; found none"
-            )
-        elif error is None:
-            error = PeerLostError(f"{self.label}: {what}: the connection to {_ranks(peers)} ended ({cause})")
-        return self._break(error)
-
-    @property
-    def broken(self) -> bool:
-        """Whether it refuses all that comes."""
-        return self._reason is not None
-
-    def lacks(self, peers: Collection[int]) -> bool:
-        """Tell whether one of these died, left or gave up."""
+            error = cause if isinstance(cause, TensorVineError) else self._explained(operation, cause)
+        reason = self._break(error)
         with self._changed:
-            return self._known(peers)
+            operation.end(reason)
+        return reason
 
-    def await_news(self, reached: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `reached` is true; it is asked after each piece of news, and holds up others meanwhile."""
-        with self._changed:
-            return self._changed.wait_for(reached, max(timeout, 0.0))
+    def _explained(self, operation: Operation, cause: Exception) -> TensorVineError:
+        """Say who is behind an error, as soon as that is known; the lock is held."""
+        standing, peers = self.standing, operation.peers
+        self._changed.wait_for(lambda: standing.reason is not None or standing.lacks(peers), TIMEOUTS.grace)
+        text = f"{self.label}: {operation.what}: lost {ranks(peers)} ({cause})"
+        return standing.blame(operation.what, peers) or PeerLostError(text)
 
-    def _known(self, peers: Collection[int]) -> bool:
-        return any(peer in self._lost or peer in self._gave_up for peer in peers)
-
-    def _blame(self, what: str, peers: Collection[int]) -> TensorVineError | None:
-        """Name who is behind it: who died comes first, then the reason of who gave up, then who left."""
-        found = [peer for peer in self._lost if peer in peers and peer not in self._gave_up]
-        died = [peer for peer in found if self._lost[peer] == "died"]
-        gave_up = [peer for peer in self._gave_up if peer in peers]
-        if gave_up and not died:
-            theirs = self._gave_up[gave_up[0]]
-            return type(theirs)(f"{theirs} (told by rank {gave_up[0]})")
-        if not found:
-            return None
-        peer = (died or found)[0]
-        return PeerLostError(f"{self.label}: {what}: rank {peer} {self._lost[peer]}")
-
-    def _behind(self, begun: int) -> list[int]:
+    def _behind(self, number: int, peers: Sequence[int]) -> Sequence[int]:
         """Find out which members have not begun a collective."""
+        standing = self.standing
         with self._changed:
+            if standing.reason is not None or standing.lacks(peers):
+                return peers
             self._far = {}
-        self._mesh.tell_all({"asked": True})
-        others = self._others()
+        self._connections.post_all(Frame(ASKED))
         with self._changed:
-            self._changed.wait_for(lambda: all(peer in self._far for peer in others), ASK_S)
-            return [peer for peer in others if self._far.get(peer, 0) < begun] or others
+            self._changed.wait_for(lambda: all(peer in self._far for peer in peers), TIMEOUTS.ask)
+            return [peer for peer in peers if self._far.get(peer, 0) < number] or peers
 
     def _break(self, error: TensorVineError) -> TensorVineError:
-        """Break the group, unless it is; give the reason that stands."""
+        """Break the group, unless it is; gives the reason that stands."""
         with self._changed:
-            if self._reason is not None:
-                return again(self._reason)
-            self._reason = error
+            first = self.standing.reason is None
+            reason = self._broken(error)
+        if first:
+            self._cut()
+        return reason
+
+    def _broken(self, error: TensorVineError) -> TensorVineError:
+        """Do all of `_break` but to cut; the lock is held."""
+        standing = self.standing
+        if standing.reason is None:
+            standing.reason = error
+            self._freeze()
+            self._connections.post_all(Frame(GAVE_UP, payload=told(error)[:PAYLOAD_BYTES]))
+            self._end_all(error)
             self._changed.notify_all()
-        self._mesh.tell_all({"gave_up": type(error).__name__, "text": str(error)})
-        self._cut()
-        return error
+        return again(standing.reason)
 
-    # ---- what the mesh tells --------------------------------------------------------------------------------
+    # ---- what the connections tell, in their thread ---------------------------------------------------------
 
-    def _told(self, peer: int, message: Mapping[str, Any]) -> None:
-        if "asked" in message:
-            self._mesh.tell(peer, {"begun": self._begun})
-            return
+    def _told(self, peer: int, frame: Frame) -> None:
+        if frame.kind >= OWN:
+            self._take(peer, frame)
+        elif frame.kind == ASKED:
+            self._connections.post(peer, Frame(BEGUN, self._begun))
+        elif frame.kind == BEGUN:
+            with self._changed:
+                self._far[peer] = frame.number
+                self._changed.notify_all()
+        elif frame.kind == GAVE_UP:
+            with self._changed:
+                self.standing.give_up(peer, frame.payload)
+                self._without(peer)
+
+    def _lost(self, peer: int, loss: Loss) -> None:
         with self._changed:
-            if "begun" in message:
-                self._far[peer] = int(message["begun"])
-            elif "gave_up" in message:
-                kind = _TOLD.get(str(message["gave_up"]), PeerLostError)
-                self._gave_up.setdefault(peer, kind(str(message["text"])))
-            self._changed.notify_all()
+            self.standing.lose(peer, loss)
+            self._without(peer)
 
-    def _gone(self, peer: int, loss: Loss) -> None:
-        with self._changed:
-            self._lost[peer] = loss
-            self._changed.notify_all()
-
-
-class Operation(ABC):
-    """An operation under way; it is a `Work`.
-
-    Args:
-        member: who takes part in it.
-        what: it, in words.
-        peers: ranks that it needs.
-        seconds: how long it may take, from now.
-        begun: which collective it is; None: it is none.
-    """
-
-    def __init__(
-        self, member: Member, what: str, peers: Collection[int], seconds: float, begun: int | None = None
-    ) -> None:
-        self._member = member
-        self._what = what
-        self._peers = peers
-        self._deadline = time.monotonic() + seconds
-        self._begun = begun
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._error: TensorVineError | None = None
-        self._asked = threading.Lock()
-        """Taken for good by the first who asks a question that only a wait can answer."""
+    # ---- what a back end gives ------------------------------------------------------------------------------
 
     @abstractmethod
-    def _finish(self, deadline: float) -> None:
-        """Wait for its end; called once.
+    def _memory(self, array: object, where: str, *, writes: bool) -> Memory:
+        """View an array, which is to be written to or not.
 
         Raises:
-            TimedOutError: the deadline (of `time.monotonic`) has passed.
-            RuntimeError: it failed.
+            TensorMismatchError: it is none, or none such; `where` says what it is.
         """
 
     @abstractmethod
-    def _complete(self) -> bool | None:
-        """Tell whether it has ended, well or not; None: only a wait can tell."""
+    def _numbers(self, memory: Memory) -> Numbers:
+        """Say what numbers an array holds, and how many."""
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait for its end; see `Work`."""
-        if not self._ended.is_set():
-            self._settle(self._deadline if timeout is None else time.monotonic() + timeout)
-        if self._error is not None:
-            raise again(self._error)
+    @abstractmethod
+    def _send(self, memory: Memory, to: int, seconds: float) -> Work:
+        """Start to send to a rank."""
 
-    def done(self) -> bool:
-        """Tell whether it has ended. Where only a wait can tell, a thread waits from the first question on."""
-        if self._ended.is_set():
-            return True
-        complete = self._complete()
-        if complete is None and not self._asked.locked() and self._asked.acquire(blocking=False):
-            threading.Thread(target=self._settle, args=(self._deadline,), name="collective-wait", daemon=True).start()
-        return bool(complete) or self._ended.is_set()
+    @abstractmethod
+    def _receive(self, memory: Memory, source: int, seconds: float) -> Work:
+        """Start to receive from a rank."""
 
-    def _settle(self, deadline: float) -> None:
-        """Let it end, well or not; one thread at a time does this."""
-        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-            self._error = self._failed(TimedOutError())
-            return
-        try:
-            if not self._ended.is_set():
-                try:
-                    self._finish(deadline)
-                except (TimedOutError, RuntimeError) as exc:
-                    self._error = self._failed(exc)
-                self._ended.set()
-        finally:
-            self._lock.release()
+    @abstractmethod
+    def _broadcast(self, memory: Memory, root: int, seconds: float) -> Work:
+        """Start to give all what the root has."""
 
-    def _failed(self, cause: Exception) -> TensorVineError:
-        return self._member.failed(self._what, self._peers, self._begun, cause)
+    @abstractmethod
+    def _all_gather(self, memory: Memory, bounds: Sequence[int], seconds: float) -> Work:
+        """Start to give all ranks all parts."""
 
+    @abstractmethod
+    def _all_reduce(self, memory: Memory, reduction: Reduction, seconds: float) -> Work:
+        """Start to combine the ranks' arrays."""
 
-class _LeftError(PeerLostError):
-    """This member has left."""
+    @abstractmethod
+    def _barrier(self, seconds: float) -> Work:
+        """Start to wait for all."""
 
+    def _take(self, peer: int, frame: Frame) -> None:
+        """Take a frame of the back end's own, in the thread of the connections."""
 
-def label_of(name: str, epoch: int) -> str:
-    """Write a group's name for messages."""
-    return f"group {name!r}, epoch {epoch}"
+    def _without(self, peer: int) -> None:
+        """Fail at once what needs a member that is gone, where no library does; the lock is held."""
 
+    def _freeze(self) -> None:
+        """Let nobody read memory of this process any more; the lock is held."""
 
-def again(error: TensorVineError) -> TensorVineError:
-    """Return an error that can be raised once more; raised twice, one would show the traces of both."""
-    kind = PeerLostError if isinstance(error, _LeftError) else type(error)
-    return kind(str(error))
+    def _end_all(self, reason: TensorVineError) -> None:
+        """End what nothing touches any more, for the group is broken; the lock is held."""
 
+    def _cut(self) -> None:
+        """End all connections of a library, so that whoever waits here or there fails; called once."""
 
-def _ranks(ranks: Sequence[int] | Collection[int]) -> str:
-    names = [str(rank) for rank in ranks]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+    def _release(self) -> None:
+        """Give back what the back end holds; called once, by `close`."""

@@ -10,17 +10,18 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...store.arrays import dtype_name
+from ...store.arrays import Array, dtype_name
 from ...store.errors import TensorMismatchError
 from .group import OPS, Op
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Number = np.dtype[Any]
+"""A dtype."""
 
-_UFUNCS: dict[Op, Any] = {
+_UFUNCS: dict[Op, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
     "min": np.minimum,
@@ -29,13 +30,19 @@ _UFUNCS: dict[Op, Any] = {
 }
 
 
+class Numbers(NamedTuple):
+    """What an array holds."""
+
+    dtype: Number
+    size: int
+
+
 class Reduction:
-    """Combines blocks of arrays.
+    """How arrays are combined.
 
     Args:
         op: how.
         dtype: of the arrays.
-        length: elements of a block, at most.
         where: for errors.
 
     Raises:
@@ -43,23 +50,38 @@ class Reduction:
         TensorMismatchError: a mean of whole numbers.
 
     >>> out = np.zeros(2, np.float16)
-    >>> Reduction("mean", out.dtype, 2, "x").combine([np.float16([1, 2]), np.float16([3, 6])], out)
+    >>> blocks = Reduction("mean", out.dtype, "x").blocks(2)
+    >>> blocks.combine([np.float16([1, 2]), np.float16([3, 6])], out)
     >>> out.tolist()
     [2.0, 4.0]
     """
 
-    def __init__(self, op: Op, dtype: np.dtype[Any], length: int, where: str) -> None:
+    def __init__(self, op: Op, dtype: Number, where: str) -> None:
         if op not in OPS:
             raise ValueError(f"{where}: expected one of {', '.join(OPS)}; found {op!r}")
         name = dtype_name(dtype)
         real = name.startswith(("float", "bfloat"))
         if op == "mean" and not real and "complex" not in name:
             raise TensorMismatchError(f"{where}: expected floating-point or complex numbers for a mean; found {name}")
-        wide = _wide(dtype, name)
-        self._mean = op == "mean"
-        self._combine = _UFUNCS[op]
+        self.op: Op = op
+        self.dtype = dtype
+        self.name = name
+        """Of the dtype."""
+
+    def blocks(self, length: int) -> Blocks:
+        """Make what combines blocks of up to so many elements."""
+        return Blocks(self, length)
+
+
+class Blocks:
+    """Combines blocks of arrays; `Reduction.blocks` makes it."""
+
+    def __init__(self, reduction: Reduction, length: int) -> None:
+        wide = _wide(reduction.dtype, reduction.name)
+        self._mean = reduction.op == "mean"
+        self._combine = _UFUNCS[reduction.op]
         self._total = np.empty(length, wide)
-        self._next = np.empty(length if wide != dtype else 0, wide)
+        self._next = np.empty(length if wide != reduction.dtype else 0, wide)
 
     def combine(self, blocks: Iterable[Array], out: Array) -> None:
         """Combine one block of each rank.
@@ -84,7 +106,7 @@ class Reduction:
             np.copyto(out, total, casting="unsafe")
 
 
-def _wide(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
+def _wide(dtype: Number, name: str) -> Number:
     """Return the dtype in which numbers are combined; NumPy knows little of those that are not its own."""
     if dtype.kind in "biufc" and name != "float16":
         return dtype

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from ...store.errors import OperationTimeoutError
+from ...store.waiting import Deadline
 from ..engine.engine import Engine
 from ..rpc.calls import answers, remote
 from ..rpc.channel import Channel
+from .timeouts import TIMEOUTS
 
 ACTOR = "rendezvous"
-ANSWER_S = 10.0
-"""How much longer than the meeting the answer may take."""
 
 Card = Mapping[str, Any]
 Cards = list[dict[str, Any]]
@@ -118,9 +117,9 @@ class LocalRendezvous:
 
     def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
         """Meet, from a thread; see `Rendezvous.exchange`."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         meeting, complete = self._come(key, rank, size, card)
-        wait([complete], max(deadline - time.monotonic(), 0.0))
+        wait([complete], deadline.left())
         return self._left(key, rank, meeting, complete, timeout)
 
     async def met(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
@@ -191,6 +190,6 @@ class ActorRendezvous:
             actor = self._engine.spawn(RendezvousActor, ACTOR, {})
         request = RendezvousCalls.exchange(key, rank, size, dict(card), timeout)
         try:
-            return Channel(self._engine, f"{key}: rendezvous", actor=actor).call(request, timeout + ANSWER_S)
+            return Channel(self._engine, f"{key}: rendezvous", actor=actor).call(request, timeout + TIMEOUTS.answer)
         except ValueError as exc:  # the engine's tells how it came here, too
             raise ValueError(str(getattr(exc, "cause", exc))) from None

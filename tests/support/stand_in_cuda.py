@@ -1,4 +1,4 @@
-"""Stands in for CUDA and NCCL where there is no GPU: the calls of `cuda.Cuda`, carried out by threads of one process.
+"""Stands in for CUDA and NCCL where there is no GPU: a `Device` made of threads.
 
 Rules
 - It is as unkind as the real ones: a communicator waits for its members for ever, and so does what is launched, but for
@@ -13,13 +13,17 @@ import itertools
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from tensorvine.actors.collective.buffers import readable, typed
-from tensorvine.actors.collective.nccl import cuda
+from tensorvine.actors.collective.nccl import backend
+from tensorvine.actors.collective.nccl.cuda import _device_array
+from tensorvine.actors.collective.nccl.device import Memory
 from tensorvine.store.arrays import dtype_name, dtype_of
 
 TYPES = {"int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
@@ -90,12 +94,21 @@ class StandIn:
         self.world.meet(shared, size)
         return StandInChannel(self.world, size, shared, rank)
 
-    def memory(self, array: Any, where: str, *, writes: bool) -> cuda.Memory:
-        found = cuda._device_array(array, where, writes=writes, cupy=None)
+    def memory(self, array: Any, where: str, *, writes: bool) -> Memory:
+        found = _device_array(array, where, writes=writes, cupy=None)
         if found is None:
             host = typed(array, where) if writes else readable(array, where)
-            return cuda.Memory(host.nbytes, dtype_name(host.dtype), host=host.view(np.uint8), keep=array)
-        return cuda.Memory(found.nbytes, found.dtype, found.pointer, ready=array.ready, keep=array)
+            return Memory(host.nbytes, dtype_name(host.dtype), host=host.view(np.uint8), keep=array)
+        return Memory(found.nbytes, found.dtype, found.pointer, ready=array.ready, keep=array)
+
+
+@contextmanager
+def stand_in_gpus() -> Iterator[None]:
+    """Let each member that joins by NCCL find a "GPU" of its own, all of one world."""
+    world, serial = World(), itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Cuda", lambda: StandIn(world, f"gpu-{next(serial)}"))
+        yield
 
 
 class Mark:
@@ -118,7 +131,8 @@ class StandInChannel:
         self._world, self._size, self._shared, self._rank = world, size, shared, rank
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._aborted = threading.Event()
-        threading.Thread(target=self._stream, name="stand-in-stream", daemon=True).start()
+        self._thread = threading.Thread(target=self._stream, name="stand-in-stream", daemon=True)
+        self._thread.start()
 
     def after(self, event: threading.Event) -> None:
         self._jobs.put(lambda: self._until(event.is_set))
@@ -143,14 +157,14 @@ class StandInChannel:
         self._jobs.put(made.passed.set)
         return made
 
-    def scratch(self, nbytes: int) -> cuda.Memory:
+    def scratch(self, nbytes: int) -> Memory:
         made = np.full(nbytes, 0xAA, np.uint8)
-        return cuda.Memory(nbytes, "uint8", made.ctypes.data, keep=made)
+        return Memory(nbytes, "uint8", made.ctypes.data, keep=made)
 
-    def load(self, target: cuda.Memory, source: np.ndarray) -> None:
+    def load(self, target: Memory, source: np.ndarray) -> None:
         at(target.pointer, target.nbytes)[:] = source
 
-    def store(self, target: np.ndarray, source: cuda.Memory) -> None:
+    def store(self, target: np.ndarray, source: Memory) -> None:
         target[:] = at(source.pointer, source.nbytes)
 
     def check(self) -> None:
@@ -160,6 +174,7 @@ class StandInChannel:
     def abort(self) -> None:
         self._aborted.set()
         self._jobs.put(None)
+        self._thread.join()
 
     # ---- the stream -----------------------------------------------------------------------------------------
 
@@ -201,7 +216,8 @@ class StandInChannel:
                 rows[peer] = memory
             else:
                 self._fetch(rows[peer].view(np.uint8), peer)
-        memory[:] = _COMBINE[op](rows).astype(memory.dtype)
+        with np.errstate(all="ignore"):
+            memory[:] = _COMBINE[op](rows).astype(memory.dtype)
 
 
 def at(pointer: int, nbytes: int) -> np.ndarray:

@@ -15,13 +15,13 @@ import math
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
+from ....store.waiting import Deadline
 from ..member import TimedOutError
 
 NATIVE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -58,7 +58,7 @@ def load() -> None:
 
 
 def connected(
-    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[Any], deadline: float
+    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[Any], deadline: Deadline
 ) -> Library:
     """Connect the members, who find each other in rank 0's store.
 
@@ -69,7 +69,7 @@ def connected(
         host: address of this machine.
         listener: what the store answers at; used on rank 0 only, and then no more the caller's.
         store: host and port of rank 0's.
-        deadline: of `time.monotonic`.
+        deadline: until when all must be there.
 
     Raises:
         RuntimeError: PyTorch's, also where the deadline has passed.
@@ -134,11 +134,11 @@ def barrier(library: Library, seconds: float) -> Handle:
     return library.barrier(options)
 
 
-def wait(handle: Handle, deadline: float) -> None:
+def wait(handle: Handle, deadline: Deadline) -> None:
     """Wait for the end of what is under way. A message must be waited for once only.
 
     Raises:
-        TimedOutError: the deadline (of `time.monotonic`) has passed.
+        TimedOutError: the deadline has passed.
         RuntimeError: it failed.
     """
     try:
@@ -190,8 +190,8 @@ class _Memory:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _limit(deadline: float) -> timedelta:
-    return _whole(deadline - time.monotonic())
+def _limit(deadline: Deadline) -> timedelta:
+    return _whole(deadline.left())
 
 
 def _whole(seconds: float) -> timedelta:

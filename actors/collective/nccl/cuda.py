@@ -1,7 +1,6 @@
-"""What NCCL's groups need of CUDA, through CuPy: arrays in device memory, and communicators.
+"""CUDA and NCCL through CuPy: a `Device`, and its communicators.
 
 Rules
-- This is the seam: nothing else of the groups calls CuPy, and the group's logic is tested on whatever has these calls.
 - Each communicator has a stream of its own, which waits for nothing but what `Memory.ready` says.
 - An array's contents are ready when what its own stream was told to do by now is done. Where that stream is unknown
   (TensorFlow's), everything on the device is waited for.
@@ -20,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ....store.arrays import dtype_name
+from ....store.arrays import Array, dtype_name
 from ....store.errors import TensorMismatchError
-from ..buffers import readable, typed
+from ..buffers import flat, typed
+from .device import Memory, Part
 
 PIECE_BYTES = 16 << 20
 """Of an array in host memory, this much is pinned at a time."""
@@ -31,25 +31,6 @@ _UINT8 = 1
 """NCCL's number of bytes as a dtype."""
 _LEGACY_STREAM = 1
 """CUDA's name of the default stream, with which arrays without a stream come about."""
-
-Part = tuple[int, int, int]
-"""Where a part starts, how many bytes it has, and which rank has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What an operation reads or writes."""
-
-    nbytes: int
-    dtype: str
-    pointer: int = 0
-    """In device memory."""
-    host: np.ndarray[Any, Any] | None = None
-    """The bytes, where the array is in host memory."""
-    ready: Any = None
-    """An event: when the contents are there; None: they are."""
-    keep: Any = None
-    """What the memory belongs to."""
 
 
 class Cuda:
@@ -92,32 +73,17 @@ class Cuda:
         return made if isinstance(made, bytes) else bytes(value & 0xFF for value in made)
 
     def channel(self, size: int, shared: bytes, rank: int) -> Channel:
-        """Make a communicator; returns when all its members do.
-
-        Args:
-            size: how many members it has.
-            shared: what one of them got from `new_id`.
-            rank: this one.
-        """
+        """Make a communicator; see `Device`."""
         given: Any = shared
         if int(self._cupy.__version__.split(".")[0]) < 14:  # which took a tuple of chars
             given = tuple(value - 256 if value > 127 else value for value in shared)
         return Channel(self._cupy, self._nccl.NcclCommunicator(size, given, rank))
 
-    def memory(self, array: Any, where: str, *, writes: bool) -> Memory:
-        """View an array of the device or of the host; nothing is copied.
-
-        Args:
-            array: contiguous, of NumPy, PyTorch, TensorFlow or CuPy.
-            where: what it is, for errors.
-            writes: it is to be written to.
-
-        Raises:
-            TensorMismatchError: it is none such, is on another device, or is read-only.
-        """
+    def memory(self, array: object, where: str, *, writes: bool) -> Memory:
+        """View an array of the device or of the host; see `Device`."""
         found = _device_array(array, where, writes=writes, cupy=self._cupy)
         if found is None:
-            host = typed(array, where) if writes else readable(array, where)
+            host = typed(array, where) if writes else flat(array, where)
             return Memory(host.nbytes, dtype_name(host.dtype), host=host.view(np.uint8), keep=array)
         runtime = self._cupy.cuda.runtime
         with self._device:
@@ -134,7 +100,7 @@ class Cuda:
 
 
 class Channel:
-    """A communicator and its stream. One thread uses it, but for `abort`, which any may call.
+    """A communicator and its stream; see `device.Communicator`.
 
     Args:
         cupy: the package.
@@ -187,7 +153,7 @@ class Channel:
         made = self._cupy.cuda.alloc(nbytes)
         return Memory(nbytes, "uint8", int(made.ptr), keep=made)
 
-    def load(self, target: Memory, source: np.ndarray[Any, Any]) -> None:
+    def load(self, target: Memory, source: Array) -> None:
         """Copy bytes of the host into device memory; returns when they are there."""
         for first in range(0, source.size, PIECE_BYTES):
             piece = source[first : first + PIECE_BYTES]
@@ -195,7 +161,7 @@ class Channel:
             view[: piece.size] = piece
             self._copy(target.pointer + first, pinned, piece.size, self._runtime.memcpyHostToDevice)
 
-    def store(self, target: np.ndarray[Any, Any], source: Memory) -> None:
+    def store(self, target: Array, source: Memory) -> None:
         """Copy device memory into bytes of the host; returns when they are there."""
         for first in range(0, target.size, PIECE_BYTES):
             piece = target[first : first + PIECE_BYTES]
@@ -207,7 +173,7 @@ class Channel:
         self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
         self._stream.synchronize()
 
-    def _pinned_piece(self) -> tuple[int, np.ndarray[Any, Any]]:
+    def _pinned_piece(self) -> tuple[int, Array]:
         if self._pinned is None:
             self._pinned = self._cupy.cuda.alloc_pinned_memory(PIECE_BYTES)
         return int(self._pinned.ptr), np.frombuffer(self._pinned, np.uint8, PIECE_BYTES)

@@ -3,35 +3,63 @@
 Rules
 - NCCL's calls may block; nobody waits for them but this thread. What takes too long, or lacks a member, is aborted.
   Making a communicator cannot be: a thread that waits for who has died then is left behind.
+- An operation that has not been launched touches no memory: it ends when the group breaks. What has been launched is
+  ended by its thread, or where NCCL keeps that, by who waits.
 - The communicator is made with the first operation: its rank 0 makes the id that the others need, and tells them.
-- NCCL notices few deaths: `GRACE_S` after the mesh called a member lost, what needs it has failed.
+- NCCL notices few deaths: `Timeouts.grace` after a member was lost, what needs it has failed.
 """
 
 from __future__ import annotations
 
 import queue
+import struct
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 from ....store.errors import TensorVineError
-from ..member import GRACE_S, Member, Operation, TimedOutError
-from .cuda import Cuda, Memory
+from ....store.waiting import Backoff, Deadline
+from ..links import OWN, Frame
+from ..member import TimedOutError
+from ..operation import Operation, Owner
+from ..standing import Standing
+from ..timeouts import TIMEOUTS
+from .device import Communicator, Device, Memory
 
 POLL_S = 20e-6
 """Between two looks at an event, at first."""
 POLL_MOST_S = 1e-3
-LOOK_S = 0.05
-"""Who waits for an operation looks this often whether its thread can still end it."""
-COLLECTIVE = (-1, -1)
-"""The route of collectives; all others are (sender, receiver)."""
+ID, SIZE = range(OWN, OWN + 2)
+"""Kinds of frames: a communicator's id; a message's size. Their payload begins with the route."""
 
-Tell = Callable[[Collection[int], Mapping[str, Any]], None]
-"""Sends a message to some members."""
+Route = tuple[int, int]
+COLLECTIVE: Route = (-1, -1)
+"""The route of collectives; all others are (sender, receiver)."""
+_ROUTE = struct.Struct("<ii")
+
 Act = Callable[["Lane", "Call"], None]
 """Does an operation, in the lane's thread."""
+
+
+class Carrier(Owner, Protocol):
+    """The member whose lane it is."""
+
+    standing: Standing
+
+    def lacks(self, peers: Sequence[int]) -> bool:
+        """Tell whether one of these died, left or gave up."""
+        ...
+
+    def tell(self, peers: Sequence[int], frame: Frame) -> None:
+        """Send members a frame."""
+        ...
+
+
+def route_of(frame: Frame) -> Route:
+    """Say which lane a frame is about."""
+    sender, receiver = _ROUTE.unpack_from(frame.payload)
+    return sender, receiver
 
 
 class Lane:
@@ -40,35 +68,34 @@ class Lane:
     Args:
         member: this process in the group that it belongs to.
         cuda: the device.
-        tell: sends a message to other members.
-        route: names it: (sender, receiver), or `COLLECTIVE`.
+        route: names it.
         peers: the other members.
         rank: this one, in the communicator.
     """
 
-    def __init__(
-        self, member: Member, cuda: Cuda, tell: Tell, route: tuple[int, int], peers: Sequence[int], rank: int
-    ) -> None:
+    def __init__(self, member: Carrier, cuda: Device, route: Route, peers: Sequence[int], rank: int) -> None:
         self._member = member
         self._cuda = cuda
-        self._send = tell
-        self._route = route
+        self._route = _ROUTE.pack(*route)
         self._peers = peers
         self._rank = rank
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._open: deque[Call] = deque()
+        """Those that have not ended."""
         self._thread = threading.Thread(target=self._main, name="collective-nccl", daemon=True)
         self._shared: bytes | None = None
         """The communicator's id."""
         self._sizes: deque[int] = deque()
         """Of messages that their sender has begun."""
-        self._channel: Any = None
+        self._channel: Communicator | None = None
         self._aborted = False
         self._lock = threading.Lock()
 
     def put(self, call: Call) -> None:
-        """Let the thread do an operation after those before."""
+        """Let the thread do an operation after those before; the member's lock is held."""
         if self._thread.ident is None:
             self._thread.start()
+        self._open.append(call)
         self._calls.put(call)
 
     def close(self) -> threading.Thread:
@@ -76,35 +103,41 @@ class Lane:
         self._calls.put(None)
         return self._thread
 
+    def end_all(self, reason: TensorVineError) -> None:
+        """End what has not been launched; the member's lock is held."""
+        for call in self._open:
+            if not call.launched:
+                call.end(reason)
+
     def abort(self) -> None:
         """End what is under way; any thread may."""
         with self._lock:
-            self._aborted = True
-            if self._channel is not None:
+            if self._channel is not None and not self._aborted:
                 self._channel.abort()
+            self._aborted = True
 
-    def told(self, message: Mapping[str, Any]) -> None:
-        """Take what the other members say."""
-        if "id" in message:
-            self._shared = bytes.fromhex(message["id"])
+    def take(self, frame: Frame) -> None:
+        """Take what the other members say; the member's lock is held."""
+        if frame.kind == ID:
+            self._shared = frame.payload[_ROUTE.size :]
         else:
-            self._sizes.append(int(message["nbytes"]))
+            self._sizes.append(frame.nbytes)
 
     def announce(self, nbytes: int) -> None:
         """Tell the receiver a message's size."""
-        self._tell({"nbytes": nbytes})
+        self._member.tell(self._peers, Frame(SIZE, nbytes=nbytes, payload=self._route))
 
     def announced(self, call: Call) -> int:
         """Return the size of the sender's next message; waits for it."""
         self._await(lambda: bool(self._sizes), call)
         return self._sizes.popleft()
 
-    def channel(self, call: Call) -> Any:
+    def channel(self, call: Call) -> Communicator:
         """Return the communicator; the first time this waits for the other members."""
         if self._channel is None:
             if self._rank == 0:
                 self._shared = shared = self._cuda.new_id()
-                self._tell({"id": shared.hex()})
+                self._member.tell(self._peers, Frame(ID, payload=self._route + shared))
             self._await(lambda: self._shared is not None, call)
             made = self._cuda.channel(1 + len(self._peers), cast(bytes, self._shared), self._rank)
             with self._lock:
@@ -117,7 +150,7 @@ class Lane:
         self,
         call: Call,
         memory: Memory,
-        launch: Callable[[Any, int], None],
+        launch: Callable[[Communicator, int], None],
         *,
         reads: bool = False,
         writes: bool = False,
@@ -132,6 +165,9 @@ class Lane:
             writes: and to be brought back after.
         """
         channel = self.channel(call)
+        with self._member.standing.changed:
+            self._member.standing.check()
+            call.launched = True
         if memory.host is None:
             if memory.ready is not None:
                 channel.after(memory.ready)
@@ -146,38 +182,35 @@ class Lane:
         if writes:
             channel.store(memory.host, staged)
 
-    def _poll(self, channel: Any, call: Call) -> None:
+    def _poll(self, channel: Communicator, call: Call) -> None:
         event = channel.mark()
-        pause, lost_at = POLL_S, None
+        pauses, patience = Backoff(POLL_S, POLL_MOST_S), _Patience(self._member, call, TIMEOUTS.grace)
         while not event.done:
-            now = time.monotonic()
-            if now >= call.deadline:
-                raise TimedOutError
-            if self._member.broken:
-                raise RuntimeError("the group is broken")
+            self._member.standing.check()
             channel.check()
-            if self._member.lacks(call.peers):
-                lost_at = lost_at or now
-                if now - lost_at > GRACE_S:
-                    raise RuntimeError("a member is lost")
-            time.sleep(pause)
-            pause = min(2 * pause, POLL_MOST_S)
+            if patience.over:
+                raise RuntimeError("a member is lost")
+            if not pauses.wait(call.deadline):
+                raise TimedOutError
 
     def _await(self, reached: Callable[[], bool], call: Call) -> None:
-        """Wait for what the mesh brings; what a member said comes before the news that it is lost."""
-        member, left = self._member, call.deadline - time.monotonic()
-        member.await_news(lambda: reached() or member.broken or member.lacks(call.peers), left)
-        if not reached():
-            late = not (member.broken or member.lacks(call.peers))
-            raise TimedOutError if late else RuntimeError("a member is lost")
-
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        self._send(self._peers, {"lane": self._route, **message})
+        """Wait for what the connections bring; what a member said comes before the news that it is lost."""
+        standing = self._member.standing
+        with standing.changed:
+            standing.changed.wait_for(
+                lambda: reached() or standing.reason is not None or standing.lacks(call.peers), call.deadline.left()
+            )
+            if reached():
+                return
+            standing.check()
+            raise standing.blame(call.what, call.peers) or TimedOutError
 
     def _main(self) -> None:
         self._cuda.bind()
         while (call := self._calls.get()) is not None:
             call.run(self)
+            with self._member.standing.changed:
+                self._open.remove(call)
             del call  # what it keeps is not to live until the next comes
 
 
@@ -185,50 +218,63 @@ class Call(Operation):
     """An operation of a lane.
 
     Args:
+        member: as in `Operation`.
+        what: as in `Operation`.
+        peers: as in `Operation`.
+        seconds: as in `Operation`.
+        number: as in `Operation`.
         act: does it, in the lane's thread.
-        others: as in `Operation`.
     """
 
     def __init__(
-        self, member: Member, what: str, peers: Collection[int], seconds: float, begun: int | None, act: Act
+        self, member: Carrier, what: str, peers: Sequence[int], seconds: float, number: int | None, act: Act
     ) -> None:
-        super().__init__(member, what, peers, seconds, begun)
+        super().__init__(member, what, peers, seconds, number)
+        self.launched = False
+        """Whether NCCL may touch its memory; guarded by the member's lock."""
+        self._carrier = member
         self._act = act
-        self._over = threading.Event()
-        self._trouble: Exception | None = None
 
     def run(self, lane: Lane) -> None:
         """Do it; a failure breaks the group at once."""
         try:
-            self._act(lane, self)
-        except (RuntimeError, TimedOutError, TensorVineError, OSError, MemoryError) as exc:
-            self._trouble = self._failed(exc)
-        self._over.set()
+            if not self.ended:
+                self._act(lane, self)
+        except TimedOutError:
+            self._carrier.late(self)
+        except (RuntimeError, TensorVineError, OSError, MemoryError) as exc:
+            self._abandon(lane, exc)
+        except Exception as exc:  # noqa: BLE001  a mistake of ours, or of CuPy's: who waits is told
+            self._abandon(lane, TensorVineError(f"{self._carrier.standing.label}: {self.what}: {exc!r}"))
+        self._carrier.finish(self)
 
-    def _finish(self, deadline: float) -> None:
-        lost_at = None
-        while not self._over.wait(min(max(deadline - time.monotonic(), 0.0), LOOK_S)):
-            now = time.monotonic()
-            if now >= deadline:
-                raise TimedOutError
-            if self._member.broken:
-                raise RuntimeError("the group is broken")
-            if self._member.lacks(self._peers):
-                lost_at = lost_at or now
-                if now - lost_at > GRACE_S + LOOK_S:
-                    raise RuntimeError("a member is lost, and NCCL does not return")
-        if self._trouble is not None:
-            raise RuntimeError from self._trouble
+    def _abandon(self, lane: Lane, cause: Exception) -> None:
+        if self._carrier.standing.reason is not None:
+            lane.abort()  # who broke the group may not have come to it yet
+        self._carrier.fail(self, cause)
 
-    def _complete(self) -> bool:
-        return self._over.is_set()
+    def _finished(self, deadline: Deadline) -> bool:
+        patience = _Patience(self._carrier, self, TIMEOUTS.grace + TIMEOUTS.look)
+        while not self._over.wait(deadline.left(TIMEOUTS.look)):
+            if patience.over:
+                self._carrier.fail(self, RuntimeError("NCCL does not return"))
+            elif deadline.passed:
+                return False
+        return True
+
+
+class _Patience:
+    """How much longer an operation may take whose group is broken, or that lacks a member."""
+
+    def __init__(self, member: Carrier, call: Call, seconds: float) -> None:
+        self._member, self._call, self._seconds = member, call, seconds
+        self._end: Deadline | None = None
 
     @property
-    def deadline(self) -> float:
-        """Of `time.monotonic`."""
-        return self._deadline
-
-    @property
-    def peers(self) -> Collection[int]:
-        """Ranks that it needs."""
-        return self._peers
+    def over(self) -> bool:
+        """Whether it is at its end."""
+        if self._end is None:
+            if self._member.standing.reason is None and not self._member.lacks(self._call.peers):
+                return False
+            self._end = Deadline.after(self._seconds)
+        return self._end.passed

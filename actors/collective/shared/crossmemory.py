@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from ....store.arrays import Array
+
 CHUNK = 16 << 20
 """Bytes of a read at most, so that a reader that is to stop does so soon."""
 SEAL_BYTES = 16
@@ -89,7 +91,7 @@ class Memory:
         self._process, self._seal_at = int(card["process"]), int(card["seal_at"])
         self._seal = bytes.fromhex(card["seal"])
 
-    def read(self, address: int, target: np.ndarray[Any, Any]) -> None:
+    def read(self, address: int, target: Array) -> None:
         """Copy bytes from there, `CHUNK` at most.
 
         Args:

@@ -1,151 +1,254 @@
-"""One member's standing in a group on one machine: what is under way with whom, and why the group broke.
+"""Groups within one machine: a receiver copies straight out of the sender's memory.
 
 Rules
-- The first failure breaks the group: its seal first, so that nobody takes bytes that may change now, and then the
-  others are told. Who died or left harms nothing that goes on without it.
-- An operation ends when nothing touches its memory any more.
-- What is shared by threads is guarded by one lock, held for moments only.
+- A sender says where the bytes lie; the receiver copies them, once, and says so. The sender does nothing else. Small
+  messages go with what is said: they are sent when they are posted, up to `UNREAD` that nobody asked for yet.
+- Up to `HERE_BYTES` are copied by whoever notices that both ends are there, more by a thread of its own, so that
+  neither the caller nor other messages wait. Collectives have one thread, in the order of the calls.
+- Who breaks a group breaks its seal first, so that nobody takes bytes that may change now.
+- Messages carry addresses: members trust each other as threads of one process do.
 """
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from itertools import pairwise
+from typing import ClassVar
+from zlib import crc32
 
-from ....store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError, TensorVineError
-from ..buffers import Bytes
-from ..group import Group
-from ..member import again, label_of
+import numpy as np
+
+from ....store.arrays import Array
+from ....store.errors import TensorMismatchError, TensorVineError
+from ..backend import Card
+from ..buffers import Bytes, flat, typed
+from ..links import OWN, PAYLOAD_BYTES, Frame, Link
+from ..member import Member, Seat, TimedOutError
+from ..operation import Operation
+from ..reduction import Numbers, Reduction
+from . import pulling
 from .crossmemory import CHUNK, Memory, Seal, UnreadableError
-from .wires import AT, GAVE_UP, INLINE, INLINE_BYTES, PART, REFUSED, TOOK, Frame, Loss, Wires
-from .works import SharedWork
 
-GRACE_S = 1.0
-"""How long a peer's end may take to be known after its memory could not be read."""
-_ERRORS = {kind.__name__: kind for kind in (OperationTimeoutError, PeerLostError, TensorMismatchError)}
+HERE_BYTES = 1 << 20
+UNREAD = 64
+"""Small messages to one rank that it has not asked for; further ones wait until it does."""
+INLINE, AT, TOOK, REFUSED, PART = range(OWN, OWN + 5)
+"""Kinds of frames: a small message; where one lies; it was taken; it has another size; a turn of a collective."""
 
 
 class Peer:
     """What is under way with another member."""
 
-    def __init__(self, card: Mapping[str, Any]) -> None:
+    def __init__(self, card: Card) -> None:
         self.memory = Memory(card)
         self.sent = 0
         """Messages."""
         self.unread = 0
         """Small ones that it has not asked for."""
-        self.sends: dict[int, SharedWork] = {}
+        self.sends: dict[int, Operation] = {}
         """Number -> what waits for it."""
-        self.receives: deque[SharedWork] = deque()
+        self.receives: deque[Operation] = deque()
         """What waits for its next messages."""
         self.early: deque[Frame] = deque()
         """Its messages that wait to be asked for."""
         self.parts: deque[Frame] = deque()
         """What it told in collectives."""
-        self.gave_up: TensorVineError | None = None
-        self.loss: Loss | None = None
-
-    @property
-    def gone(self) -> bool:
-        """Whether nothing can come of it any more."""
-        return self.loss is not None or self.gave_up is not None
 
 
-class SharedMember(Group):
-    """A group on one machine, without its operations.
+class SharedGroup(Member[Array]):
+    """One member's end of a group within one machine; `SharedBackend.join` makes it.
 
     Args:
-        name: of the group.
-        epoch: of the group.
-        rank: this member.
-        size: how many there are.
-        timeout: seconds; see `Group.timeout`.
+        seat: as in `Member`.
+        timeout: as in `Member`.
+        links: as in `Member`.
         seal: this member's.
-        sockets: to all others, from `wires.Door`.
         cards: all members', by rank.
     """
 
+    backend: ClassVar[str] = "shared"
+
     def __init__(
-        self,
-        name: str,
-        epoch: int,
-        *,
-        rank: int,
-        size: int,
-        timeout: float,
-        seal: Seal,
-        sockets: Mapping[int, socket.socket],
-        cards: Sequence[Mapping[str, Any]],
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], seal: Seal, cards: Sequence[Card]
     ) -> None:
-        self.name, self.epoch, self.rank, self.size, self.timeout = name, epoch, rank, size, timeout
-        self.label = label_of(name, epoch)
+        super().__init__(seat, timeout, links)
         self._seal = seal
-        self._peers = {peer: Peer(cards[peer]) for peer in range(size) if peer != rank}
-        self._changed = threading.Condition(threading.Lock())
-        """Guards all that follows, and what peers hold. Held for moments only."""
-        self._reason: TensorVineError | None = None
-        self._closed = False
-        self._begun = 0
-        """Collectives."""
-        self._queue: deque[tuple[SharedWork, Callable[[], None]]] = deque()
+        self._peers = {peer: Peer(cards[peer]) for peer in self.others}
+        self._queue: deque[tuple[Operation, Callable[[], None]]] = deque()
+        """Collectives that have not begun."""
         self._collector: threading.Thread | None = None
-        self._copiers = ThreadPoolExecutor(max(size - 1, 1), "collective-copy")
-        self._wires = Wires(sockets, [card["process"] for card in cards], self._told, self._lost)
+        self._copiers = ThreadPoolExecutor(max(self.size - 1, 1), "collective-copy")
 
-    @abstractmethod
-    def _deliver(self, source: int, frame: Frame, work: SharedWork) -> None:
+    def _memory(self, array: object, where: str, *, writes: bool) -> Array:
+        return typed(array, where) if writes else flat(array, where)
+
+    def _numbers(self, memory: Array) -> Numbers:
+        return Numbers(memory.dtype, memory.size)
+
+    # ---- messages -------------------------------------------------------------------------------------------
+
+    def _send(self, memory: Array, to: int, seconds: float) -> Operation:
+        nbytes, peer = memory.nbytes, self._peers[to]
+        work = Operation(self, f"send of {nbytes} bytes to rank {to}", (to,), seconds, memory=memory)
+        with self._changed:
+            self._admit(work)
+            number, peer.sent = peer.sent, peer.sent + 1
+            if nbytes <= PAYLOAD_BYTES and peer.unread < UNREAD:
+                peer.unread += 1
+                self._connections.post(to, Frame(INLINE, number, nbytes, payload=memory.tobytes()))
+                work.end()
+            else:
+                peer.sends[number] = work
+                self._connections.post(to, Frame(AT, number, nbytes, memory.ctypes.data))
+        return work
+
+    def _receive(self, memory: Array, source: int, seconds: float) -> Operation:
+        into, peer = memory.view(np.uint8), self._peers[source]
+        work = Operation(self, f"recv of {into.nbytes} bytes from rank {source}", (source,), seconds, memory=into)
+        with self._changed:
+            if not peer.early:
+                self._admit(work)
+                peer.receives.append(work)
+                return work
+            self.standing.check()
+            frame = peer.early.popleft()
+        self._deliver(source, frame, work, into)
+        return work
+
+    def _admit(self, work: Operation) -> None:
+        """Refuse an operation of a broken group, and one that needs who is lost; the lock is held."""
+        self.standing.check()
+        error = self.standing.blame(work.what, work.peers)
+        if error is not None:
+            raise self._broken(error)
+
+    def _deliver(self, source: int, frame: Frame, work: Operation, into: Bytes) -> None:
         """Receive a message that both ends are there for."""
+        if frame.nbytes != into.nbytes:
+            told = f"expected as many bytes there as the {frame.nbytes} sent; found room for {into.nbytes}"
+            self._connections.post(source, Frame(REFUSED, frame.number, payload=told.encode()))
+            text = f"{self.label}: {work.what}: expected as many from it; found {frame.nbytes} bytes"
+            self.fail(work, TensorMismatchError(text))
+        elif frame.kind == INLINE:
+            into[:] = np.frombuffer(frame.payload, np.uint8)
+            self._delivered(source, frame, work)
+        elif frame.nbytes <= HERE_BYTES:
+            self._copy(source, frame, work, into)
+        else:
+            self._copied_apart(work, lambda: self._copy(source, frame, work, into))
 
-    def _peer(self, rank: int) -> Peer:
-        if rank not in self._peers:
-            found = "this rank" if rank == self.rank else "it"
-            raise ValueError(f"{self.label}: expected another rank from 0 to {self.size - 1}; found {found}, {rank}")
-        return self._peers[rank]
+    def _copy(self, source: int, frame: Frame, work: Operation, into: Bytes) -> None:
+        try:
+            self._pull(source, frame.address, into)
+        except UnreadableError as exc:
+            reason = exc  # kept: Python forgets `exc` at the end of this block
+            self._copied_apart(work, lambda: self.fail(work, reason))
+        except TensorVineError as exc:
+            self.fail(work, exc)
+        else:
+            self._delivered(source, frame, work)
 
-    def _seconds(self, timeout: float | None) -> float:
-        seconds = self.timeout if timeout is None else timeout
-        if not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ValueError(f"{self.label}: expected a timeout above 0 s that ends; found {seconds}")
-        return seconds
+    def _copied_apart(self, work: Operation, job: Callable[[], object]) -> None:
+        """Have a thread of its own do what ends an operation."""
+        with self._changed:
+            if self.standing.reason is None:
+                self._copiers.submit(job)
+            else:
+                work.end(self.standing.reason)
+
+    def _delivered(self, source: int, frame: Frame, work: Operation) -> None:
+        with self._changed:
+            if self.standing.reason is None:
+                self._connections.post(source, Frame(TOOK, frame.number))
+            work.end(self.standing.reason)
 
     def _pull(self, source: int, address: int, into: Bytes) -> None:
         """Copy from a peer's memory.
 
         Raises:
-            UnreadableError: the peer ended, or broke its seal; its wire tells why, soon.
+            UnreadableError: the peer ended, or broke its seal; its connection tells why, soon.
             TensorVineError: why this group is broken.
         """
         memory = self._peers[source].memory
         for at in range(0, into.nbytes, CHUNK):
-            if self._reason is not None:
-                raise again(self._reason)
+            self.standing.check()
             memory.read(address + at, into[at : at + CHUNK])
 
-    def coming(
-        self, work: SharedWork, peers: Iterable[int], number: int, signature: int
+    # ---- collectives ----------------------------------------------------------------------------------------
+
+    def _broadcast(self, memory: Array, root: int, seconds: float) -> Operation:
+        run = pulling.broadcast(memory.view(np.uint8), root)
+        return self._collective(f"broadcast of rank {root}", run, seconds, memory)
+
+    def _all_gather(self, memory: Array, bounds: Sequence[int], seconds: float) -> Operation:
+        parts = [memory[first:end].view(np.uint8) for first, end in pairwise(bounds)]
+        return self._collective("all_gather", pulling.all_gather(parts), seconds, memory)
+
+    def _all_reduce(self, memory: Array, reduction: Reduction, seconds: float) -> Operation:
+        what = f"all_reduce ({reduction.op} of {reduction.name})"
+        return self._collective(what, pulling.all_reduce(memory, reduction), seconds, memory)
+
+    def _barrier(self, seconds: float) -> Operation:
+        return self._collective("barrier", pulling.barrier, seconds, None)
+
+    def _collective(self, what: str, run: pulling.Collective, seconds: float, memory: Array | None) -> Operation:
+        work = Operation(self, what, self.others, seconds, memory=memory)
+        with self._changed:
+            self.standing.check()
+            turn = _Turn(self, work, self._begun)
+            self._begun += 1
+            if not self.others:
+                run(turn)
+                work.end()
+                return work
+            self._queue.append((work, lambda: run(turn)))
+            if self._collector is None:
+                self._collector = threading.Thread(target=self._collect, name="collective-work", daemon=True)
+                self._collector.start()
+            self._changed.notify_all()
+        return work
+
+    def _collect(self) -> None:
+        """Carry out collectives, until the group is broken."""
+        standing = self.standing
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or standing.reason is not None)
+                if standing.reason is not None:
+                    return
+                work, run = self._queue.popleft()
+            try:
+                run()
+            except TimedOutError:
+                self.late(work)
+            except (UnreadableError, TensorVineError) as exc:
+                self.fail(work, exc)
+            except Exception as exc:  # noqa: BLE001  such as a lack of memory: who waits is told
+                self.fail(work, TensorVineError(f"{self.label}: {work.what}: {exc!r}"))
+            self.finish(work)
+
+    def _coming(
+        self, work: Operation, peers: Iterable[int], number: int, signature: int
     ) -> Iterator[tuple[int, Frame]]:
         """Wait for what peers tell in a collective; see `pulling.Turn`."""
-        missing = list(peers)
+        standing, missing = self.standing, list(peers)
+
+        def ready() -> list[int]:
+            return [peer for peer in missing if self._peers[peer].parts]
+
         while missing:
             with self._changed:
                 work.peers = list(missing)
-
-                def ready() -> list[int]:
-                    return [peer for peer in missing if self._peers[peer].parts]
-
-                def stuck() -> bool:
-                    return self._reason is not None or any(self._peers[peer].gone for peer in missing)
-
-                self._changed.wait_for(lambda: ready() or stuck(), max(work.deadline - time.monotonic(), 0.0))
+                self._changed.wait_for(
+                    lambda: ready() or standing.reason is not None or standing.lacks(missing), work.deadline.left()
+                )
                 found = [(peer, self._peers[peer].parts.popleft()) for peer in ready()]
                 if not found:
-                    raise again(self._reason) if self._reason is not None else self._blame(work)
+                    standing.check()
+                    raise standing.blame(work.what, missing) or TimedOutError
             for peer, frame in found:
                 if (frame.number, frame.signature) != (number, signature):
                     text = f"{self.label}: {work.what}: expected it at rank {peer}, too; it does something else"
@@ -153,20 +256,20 @@ class SharedMember(Group):
                 missing.remove(peer)
                 yield peer, frame
 
-    # ---- what the wires tell, in their thread ---------------------------------------------------------------
+    # ---- what the connections tell --------------------------------------------------------------------------
 
-    def _told(self, source: int, frame: Frame) -> None:
-        peer = self._peers[source]
+    def _take(self, peer: int, frame: Frame) -> None:
         with self._changed:
-            if frame.kind in (INLINE, AT):
-                work = peer.receives.popleft() if peer.receives else None
-                if work is None:
-                    peer.early.append(frame)
-                    return
-            else:
-                self._answered(source, peer, frame)
+            known = self._peers[peer]
+            if frame.kind not in (INLINE, AT):
+                self._answered(peer, known, frame)
                 return
-        self._deliver(source, frame, work)
+            if not known.receives:
+                known.early.append(frame)
+                return
+            work = known.receives.popleft()
+            into: Bytes = work.memory
+        self._deliver(peer, frame, work, into)
 
     def _answered(self, source: int, peer: Peer, frame: Frame) -> None:
         """Take note of what is no message; the lock is held."""
@@ -180,106 +283,58 @@ class SharedMember(Group):
             else:
                 peer.unread -= 1
         elif frame.kind == REFUSED:
-            self._break(TensorMismatchError(f"{self.label}: send to rank {source}: {frame.payload.decode()}"))
-        elif frame.kind == GAVE_UP:
-            kind, _, text = frame.payload.decode(errors="replace").partition(" ")
-            peer.gave_up = _ERRORS.get(kind, PeerLostError)(text)
-            self._without(peer)
+            self._broken(TensorMismatchError(f"{self.label}: send to rank {source}: {frame.payload.decode()}"))
 
-    def _lost(self, source: int, loss: Loss) -> None:
-        peer = self._peers[source]
-        with self._changed:
-            peer.loss = loss
-            self._without(peer)
+    def _without(self, peer: int) -> None:
+        needed = [*self._peers[peer].sends.values(), *self._peers[peer].receives]
+        error = self.standing.blame(needed[0].what, [peer]) if needed else None
+        if error is not None:
+            self._broken(error)
 
-    def _without(self, peer: Peer) -> None:
-        """Fail what needs a peer that is gone; the lock is held."""
-        needed = [*peer.sends.values(), *peer.receives]
-        if needed:
-            self._break(self._blame(needed[0]))
-        self._changed.notify_all()
+    # ---- the end --------------------------------------------------------------------------------------------
 
-    # ---- failures -------------------------------------------------------------------------------------------
+    def _freeze(self) -> None:
+        self._seal.break_()
 
-    def _check(self, work: SharedWork, lost: bool) -> None:
-        """Refuse an operation of a broken group, and one that needs who is lost; the lock is held."""
-        if self._reason is not None:
-            raise again(self._reason)
-        if lost:
-            raise self._break(self._blame(work))
-
-    def _blame(self, work: SharedWork) -> TensorVineError:
-        """Say why an operation fails: who died, who gave up, who left, or who is late; the lock is held."""
-        gone = {rank: self._peers[rank] for rank in work.peers if self._peers[rank].gone}
-        for rank, peer in gone.items():
-            if peer.loss == "died" and peer.gave_up is None:
-                return PeerLostError(f"{self.label}: {work.what}: rank {rank} died")
-        for rank, peer in gone.items():
-            if peer.gave_up is not None:
-                text = str(peer.gave_up)
-                return type(peer.gave_up)(text if "(told by" in text else f"{text} (told by rank {rank})")
-        if gone:
-            return PeerLostError(f"{self.label}: {work.what}: rank {next(iter(gone))} left")
-        ranks = f"rank{'s' * (len(work.peers) > 1)} {', '.join(map(str, work.peers))}"
-        return OperationTimeoutError(f"{self.label}: {work.what}: expected {ranks} to take part; not in time")
-
-    def _unread(self, work: SharedWork, cause: UnreadableError) -> None:
-        """Fail an operation whose bytes could not be read, with what the wires tell about the peer soon."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._reason is not None or any(self._peers[rank].gone for rank in work.peers), GRACE_S
-            )
-            known = any(self._peers[rank].gone for rank in work.peers)
-            error = (
-                self._blame(work)
-                if known
-                else PeerLostError(f"{self.label}: {work.what}: rank {work.peers[0]}, {cause}")
-            )
-        self._fail(work, error)
-
-    def _fail(self, work: SharedWork, error: TensorVineError) -> None:
-        """Break the group because of an operation that nothing touches any more."""
-        with self._changed:
-            work.end(self._break(error))
-
-    def _late(self, work: SharedWork) -> None:
-        """Break the group because of an operation that takes too long."""
-        with self._changed:
-            if not work.ended:
-                self._break(self._blame(work))
-
-    def _break(self, error: TensorVineError) -> TensorVineError:
-        """Break the group, unless it is; gives the reason that stands. The lock is held."""
-        if self._reason is None:
-            self._reason = error
-            self._seal.break_()
-            self._wires.post_all(Frame(GAVE_UP, 0, payload=f"{type(error).__name__} {error}".encode()[:INLINE_BYTES]))
-            self._end_all()
-        return again(self._reason)
-
-    def _end_all(self) -> None:
+    def _end_all(self, reason: TensorVineError) -> None:
         """End what waits for its peers; what copies ends itself. The lock is held."""
         for peer in self._peers.values():
             for work in [*peer.sends.values(), *peer.receives]:
-                work.end(self._reason)
+                work.end(reason)
             peer.sends.clear()
             peer.receives.clear()
         for work, _ in self._queue:
-            work.end(self._reason)
+            work.end(reason)
         self._queue.clear()
-        self._changed.notify_all()
 
-    def close(self) -> None:
-        """Leave."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._seal.break_()
-            if self._reason is None:
-                self._reason = PeerLostError(f"{self.label}: this member has left")
-                self._end_all()
-        self._wires.close()
+    def _release(self) -> None:
         self._copiers.shutdown()
         if self._collector is not None:
             self._collector.join()
+
+
+class _Turn:
+    """This member's part in one collective; a `pulling.Turn`."""
+
+    def __init__(self, group: SharedGroup, work: Operation, number: int) -> None:
+        self.rank = group.rank
+        self.others: Sequence[int] = group.others
+        self.where = f"{group.label}: {work.what}"
+        self._group, self._work, self._number = group, work, number
+        self._signature = crc32(work.what.encode())
+
+    def tell(self, peers: Iterable[int], memory: Array | None = None) -> None:
+        """Tell members where memory lies."""
+        address, nbytes = (0, 0) if memory is None else (memory.ctypes.data, memory.nbytes)
+        frame = Frame(PART, self._number, nbytes, address, self._signature)
+        for peer in peers:
+            self._group._connections.post(peer, frame)
+
+    def coming(self, peers: Iterable[int]) -> Iterator[tuple[int, Frame]]:
+        """Wait for what members tell."""
+        return self._group._coming(self._work, peers, self._number, self._signature)
+
+    def pull(self, peer: int, address: int, into: Bytes) -> None:
+        """Copy from a member's memory."""
+        self._work.peers = [peer]
+        self._group._pull(peer, address, into)

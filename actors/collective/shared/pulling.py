@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from ....store.arrays import Array
 from ....store.errors import TensorMismatchError
 from ..buffers import Bytes
 from ..group import even_bounds
+from ..links import Frame
 from ..reduction import Reduction
-from .wires import Frame
 
 BLOCK_BYTES = 512 << 10
 """Of an array, that are combined at once: they stay in a processor's cache."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Turn(Protocol):
@@ -95,12 +94,12 @@ def all_gather(parts: Sequence[Bytes]) -> Collective:
     return run
 
 
-def all_reduce(flat: Array, reduction: Callable[[int], Reduction]) -> Collective:
+def all_reduce(flat: Array, reduction: Reduction) -> Collective:
     """Combine the arrays of all ranks, in place.
 
     Args:
         flat: this rank's.
-        reduction: makes one for blocks of so many elements.
+        reduction: how.
     """
 
     def run(turn: Turn) -> None:
@@ -120,7 +119,7 @@ def all_reduce(flat: Array, reduction: Callable[[int], Reduction]) -> Collective
     return run
 
 
-def _reduce(turn: Turn, own: Array, starts: Mapping[int, int], reduction: Callable[[int], Reduction]) -> None:
+def _reduce(turn: Turn, own: Array, starts: Mapping[int, int], reduction: Reduction) -> None:
     """Combine this rank's part of all arrays, block by block.
 
     Args:
@@ -130,7 +129,7 @@ def _reduce(turn: Turn, own: Array, starts: Mapping[int, int], reduction: Callab
         reduction: as in `all_reduce`.
     """
     length = min(max(BLOCK_BYTES // own.itemsize, 1), own.size)
-    combined, theirs = reduction(length), np.empty(length, own.dtype)
+    combined, theirs = reduction.blocks(length), np.empty(length, own.dtype)
 
     def blocks(at: int, block: Array) -> Iterator[Array]:
         for rank in range(len(turn.others) + 1):

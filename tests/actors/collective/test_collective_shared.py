@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tensorvine.actors.collective.group import Group
-from tensorvine.actors.collective.shared import backend as shared
-from tensorvine.actors.collective.shared import crossmemory, wires
+from tensorvine.actors.collective.shared import crossmemory
+from tensorvine.actors.collective.shared import member as shared
 from tensorvine.actors.collective.shared.crossmemory import Memory, Seal, UnreadableError, trouble
-from tensorvine.actors.collective.shared.wires import Door, Frame, Wires
-from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError
+from tensorvine.store.errors import OperationTimeoutError, TensorMismatchError
 
-from tests.support.ranks import at_once, joined, outcomes, processes, together, wait_until
+from tests.support.ranks import joined, outcomes, processes, together, wait_until
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
@@ -67,78 +64,6 @@ def test_what_cannot_be_read_is_told() -> None:
     assert "rank 1 cannot be read" in str(trouble(own, [own, own | {"process": 2**22 - 1}]))
     other = trouble(own, [own, own | {"seal": "00" * crossmemory.SEAL_BYTES}])
     assert "another process now" in str(other)
-
-
-# ---- wires -----------------------------------------------------------------------------------------------------------
-
-
-def _pair(told: list[Frame], lost: list[str]) -> tuple[Wires, Wires]:
-    doors = [Door(), Door()]
-    cards = [door.card for door in doors]
-    deadline = time.monotonic() + 10
-    first, second = at_once([lambda k=k: doors[k].meet("g", k, cards, deadline) for k in range(2)])
-    for door in doors:
-        door.close()
-    here = Wires(first, [os.getpid()] * 2, lambda *_: None, lambda *_: None)
-    there = Wires(second, [os.getpid()] * 2, lambda _, frame: told.append(frame), lambda _, loss: lost.append(loss))
-    return here, there
-
-
-def test_frames_come_whole_and_in_order_however_slowly_they_are_read() -> None:
-    told: list[Frame] = []
-    lost: list[str] = []
-    gate = threading.Event()
-    here, there = _pair(told, lost)
-    there._told = lambda _, frame: (gate.wait(10), told.append(frame))  # type: ignore[assignment]
-    frames = [Frame(wires.INLINE, k, nbytes=k, payload=bytes([k % 256]) * (k % 7 * 1000)) for k in range(2000)]
-    for frame in frames:  # many more than the socket takes: who posts does not wait
-        here.post(1, frame)
-    gate.set()
-    wait_until(lambda: len(told) == len(frames), "all frames")
-    assert told == frames
-    here.close()
-    wait_until(lambda: lost == ["left"], "word of the end")
-    there.close()
-
-
-def test_what_was_posted_last_arrives_before_the_end() -> None:
-    told: list[Frame] = []
-    lost: list[str] = []
-    here, there = _pair(told, lost)
-    for k in range(1000):
-        here.post(1, Frame(wires.TOOK, k))
-    here.close()
-    wait_until(lambda: bool(lost), "word of the end")
-    assert (len(told), lost) == (1000, ["left"])
-    there.close()
-
-
-def test_strangers_are_sent_away() -> None:
-    doors = [Door(), Door()]
-    cards: list[Any] = [door.card for door in doors]
-    stranger = wires._connected("g", 1, 0, cards[0] | {"token": "0" * 32})
-    silent = wires._socket()
-    silent.connect(f"\0{cards[0]['socket']}")
-    silent.close()
-    deadline = time.monotonic() + 10
-    met = at_once([lambda k=k: doors[k].meet("g", k, cards, deadline) for k in range(2)])
-    assert stranger.recv(10) == b""
-    stranger.close()
-    for links in met:
-        for link in links.values():
-            link.close()
-    for door in doors:
-        door.close()
-
-
-def test_a_door_that_is_closed_is_a_peer_that_is_lost() -> None:
-    gone, door = Door(), Door()
-    gone.close()
-    with pytest.raises(PeerLostError, match="rank 0"):
-        door.meet("g", 1, [gone.card, door.card], time.monotonic() + 1)
-    with pytest.raises(OperationTimeoutError, match="rank 1"):
-        door.meet("g", 0, [door.card, gone.card], time.monotonic() + 0.05)
-    door.close()
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -230,7 +155,7 @@ def test_nothing_writes_to_an_array_after_its_receive_has_failed(monkeypatch: py
         assert reached.wait(10)
         waiting = threading.Thread(target=lambda: outcomes([groups[1]], lambda _: work.wait(0.01)))
         waiting.start()
-        wait_until(lambda: groups[1]._reason is not None, "the group to be broken")  # type: ignore[attr-defined]
+        wait_until(lambda: groups[1].standing.reason is not None, "the group to be broken")  # type: ignore[attr-defined]
         assert waiting.is_alive()  # a copy is under way
         go_on.set()
         waiting.join(10)

@@ -23,6 +23,7 @@ from tensorvine.actors.collective.nccl import cuda
 from tensorvine.actors.collective.nccl.backend import NcclBackend, NcclGroup
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError, TensorVineError
 
+from tests.support.groups import gpus
 from tests.support.stand_in_cuda import TYPES, DeviceArray, StandIn, World
 
 HOST = "127.0.0.1"
@@ -69,7 +70,7 @@ def each(members: list[NcclGroup], act: Callable[[NcclGroup], Any]) -> list[Any]
 
 def die(group: NcclGroup) -> None:
     """End a member's connections as the end of its process would."""
-    for link in group._mesh._links.values():
+    for link in group._connections._links.values():
         link.socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -367,15 +368,6 @@ def test_closing_ends_waits_and_threads() -> None:
 
 
 # ---- GPUs -----------------------------------------------------------------------------------------------
-
-
-def gpus() -> int:
-    try:
-        import cupy
-
-        return cupy.cuda.runtime.getDeviceCount()
-    except (ImportError, RuntimeError):
-        return 0
 
 
 def real(size: int) -> list[NcclBackend]:

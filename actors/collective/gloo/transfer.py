@@ -1,0 +1,128 @@
+"""What is under way in Gloo, and who keeps it: a group does, whether or not somebody waits.
+
+Rules
+- Only a wait makes Gloo tell how a message ended. So whoever waits for the operation waits for Gloo, one at a time.
+- Gloo gives up a message whose handle is forgotten. So handles stay until somebody has waited for them, or for a later
+  message of the same direction between the same ranks; those of collectives until Gloo says that they have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from ....store.waiting import Deadline
+from ..member import TimedOutError
+from ..operation import Operation, Owner
+from . import library as gloo_library
+from .library import Handle
+
+FEW = 16
+"""So many that have ended may be kept, without their memory where somebody waited for them."""
+
+
+class Transfer(Operation):
+    """Something under way in Gloo.
+
+    Args:
+        member: as in `Operation`.
+        what: as in `Operation`.
+        peers: as in `Operation`.
+        seconds: as in `Operation`.
+        number: as in `Operation`.
+        then: what is to be done when it has ended well.
+    """
+
+    def __init__(
+        self,
+        member: Owner,
+        what: str,
+        peers: Sequence[int],
+        seconds: float,
+        number: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(member, what, peers, seconds, number)
+        self.handles: Sequence[Handle] = ()
+        """PyTorch's ends of all its parts."""
+        self._then = then
+        self._waiting = threading.Lock()
+        self._asked = threading.Lock()
+        """Taken for good by the first who asks a question that only a wait can answer."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended. Where only a wait can tell, a thread waits from the first question on."""
+        over = self.over
+        if not over and self._asked.acquire(blocking=False):
+            waiting = threading.Thread(
+                target=self._finished, args=(self.deadline,), name="collective-wait", daemon=True
+            )
+            waiting.start()
+        return over
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it can be under way."""
+        # What a message's handle tells is of no use until it was waited for.
+        return self.ended or all(handle.is_completed() for handle in self.handles)
+
+    def _finished(self, deadline: Deadline) -> bool:
+        if not self._waiting.acquire(timeout=deadline.left()):
+            self._give_up()
+            return True
+        try:
+            if not self.ended:
+                self._settle(deadline)
+        finally:
+            self._waiting.release()
+        return True
+
+    def _settle(self, deadline: Deadline) -> None:
+        """Let it end, well or not."""
+        try:
+            for handle in self.handles:
+                gloo_library.wait(handle, deadline)
+            if self._then is not None:
+                self._then()
+        except TimedOutError:
+            self._give_up()
+        except RuntimeError as exc:
+            self._member.fail(self, exc)
+        else:
+            self._member.finish(self)
+            self.handles, self._then = (), None  # which keep the memory
+
+    def _give_up(self) -> None:
+        self._member.late(self)
+        self._member.finish(self)
+
+
+class Kept:
+    """What may be under way. What has ended is forgotten when the number of all has doubled, which costs little.
+
+    Args:
+        ordered: they end in the order in which they began, as messages between two ranks do.
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.number = 0
+        """How many have begun."""
+        self._ordered = ordered
+        self._open: list[Transfer] = []
+        self._most = FEW
+
+    def add(self, transfer: Transfer) -> None:
+        """Keep one that has begun."""
+        if len(self._open) >= self._most:
+            over = [place for place, one in enumerate(self._open) if one.over]
+            if self._ordered:
+                over = range(over[-1] + 1) if over else ()
+            gone = set(over)
+            self._open = [one for place, one in enumerate(self._open) if place not in gone]
+            self._most = max(FEW, 2 * len(self._open))
+        self.number += 1
+        self._open.append(transfer)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._open.clear()

@@ -1,0 +1,167 @@
+"""Where a member is reached by those who are to be of its group, until it is there.
+
+Rules
+- Within one machine it is a Unix-domain socket of an abstract name, which ends with it; otherwise TCP.
+- It takes whoever knows the token of its card, and the group's label; others are sent away.
+- A machine that vanished is noticed by keep-alive probes of TCP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...store.errors import OperationTimeoutError, PeerLostError
+from ...store.waiting import Deadline
+from .links import Link
+from .standing import ranks
+from .timeouts import TIMEOUTS
+
+_BACKLOG = 1024
+_HELLO = struct.Struct("<I32s32s")
+"""Who connects: its rank, the token, and what the group is called, hashed."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def address() -> str:
+    """Return the address by which other machines reach this one; no packet is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route is looked up
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def listen(host: str) -> socket.socket:
+    """Listen on a port of this machine that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+
+
+class Listener:
+    """A member's open ear.
+
+    Args:
+        host: address of this machine, as the others reach it; None: they run on it.
+
+    Raises:
+        OSError: the host is no address of this machine, or the system has no such sockets.
+    """
+
+    def __init__(self, host: str | None = None) -> None:
+        token = secrets.token_hex(16)
+        self.card: dict[str, Any]
+        """What the others need to connect."""
+        if host is None:
+            name = f"tensorvine-{secrets.token_hex(16)}"
+            self._server = _listen_here(name)
+            self.card = {"socket": name, "process": os.getpid(), "token": token}
+        else:
+            self._server = listen(host)
+            self.card = {"host": host, "port": self._server.getsockname()[1], "token": token}
+
+    def meet(self, label: str, rank: int, cards: Sequence[Mapping[str, Any]], deadline: Deadline) -> dict[int, Link]:
+        """Connect to the lower ranks, and be connected to by the higher ones.
+
+        Raises:
+            OperationTimeoutError: some did not come in time; names them.
+            PeerLostError: one of them is not there any more; names it.
+        """
+        met: dict[int, socket.socket] = {}
+        try:
+            for peer in range(rank):
+                met[peer] = _connected(label, rank, peer, cards[peer], deadline)
+            while missing := [peer for peer in range(rank + 1, len(cards)) if peer not in met]:
+                self._server.settimeout(max(deadline.left(), 1e-3))
+                try:
+                    connection, _ = self._server.accept()
+                except TimeoutError as exc:
+                    text = f"{label}: expected {ranks(missing)} to connect in time; found none"
+                    raise OperationTimeoutError(text) from exc
+                peer = self._welcomed(connection, label, deadline.sooner(TIMEOUTS.hello))
+                if peer in missing:
+                    met[peer] = connection
+                else:
+                    connection.close()
+        except BaseException:
+            for connection in met.values():
+                connection.close()
+            raise
+        return {peer: Link(_kept_alive(one), cards[peer].get("process")) for peer, one in met.items()}
+
+    def _welcomed(self, connection: socket.socket, label: str, deadline: Deadline) -> int | None:
+        """Read who has connected; None: a stranger."""
+        hello = b""
+        try:
+            while len(hello) < _HELLO.size:
+                connection.settimeout(max(deadline.left(), 1e-3))
+                part = connection.recv(_HELLO.size - len(hello))
+                if not part:
+                    return None
+                hello += part
+        except OSError:
+            return None
+        rank, token, called = _HELLO.unpack(hello)
+        known = hmac.compare_digest(token, str(self.card["token"]).encode())
+        return rank if known and called == _hashed(label) else None
+
+    def close(self) -> None:
+        """Listen no more; a second call does nothing."""
+        self._server.close()
+
+
+def hello_of(label: str, rank: int, card: Mapping[str, Any]) -> bytes:
+    """Write what a member says first to a listener of this card."""
+    return _HELLO.pack(rank, str(card["token"]).encode(), _hashed(label))
+
+
+def _connected(label: str, rank: int, peer: int, card: Mapping[str, Any], deadline: Deadline) -> socket.socket:
+    """Connect to a lower rank and say who this is."""
+    local = "socket" in card
+    family = socket.AF_UNIX if local else socket.AF_INET6 if ":" in card["host"] else socket.AF_INET
+    connection = socket.socket(family)
+    connection.settimeout(max(deadline.left(), 1e-3))
+    try:
+        connection.connect(f"\0{card['socket']}" if local else (card["host"], card["port"]))
+        connection.sendall(hello_of(label, rank, card))
+    except TimeoutError as exc:
+        connection.close()
+        raise OperationTimeoutError(f"{label}: expected rank {peer} to answer in time; it did not") from exc
+    except OSError as exc:
+        connection.close()
+        where = card["socket"] if local else f"{card['host']}:{card['port']}"
+        raise PeerLostError(f"{label}: expected rank {peer} at {where}; found {exc}") from exc
+    return connection
+
+
+def _kept_alive(connection: socket.socket) -> socket.socket:
+    """Have TCP send short frames at once, and notice a machine that vanished."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            if hasattr(socket, option):  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return connection
+
+
+def _listen_here(name: str) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(f"\0{name}")
+        server.listen(_BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _hashed(label: str) -> bytes:
+    return hashlib.sha256(label.encode()).digest()
