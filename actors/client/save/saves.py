@@ -1,7 +1,7 @@
 """The saves of one client: checked, staged where the caller does not wait, and carried out one at a time.
 
 Rules
-- A save that does not wait is copied before it is queued: into memory of the shard where some is reserved (`saver`),
+- A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries saves out, in the order in which they were asked for. It starts with the first.
 - `close` waits for as long as the saves that are queued may take by their own timeouts.
@@ -99,7 +99,7 @@ class Saves:
 
     def _stage(self, work: _Work) -> None:
         """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""
-        placed = self.saver.stage(work.request)
+        placed = self.saver.reserved.take(work.request)
         if placed is not None:
             work.request, work.upload = placed
             self._staging.let_go()
@@ -123,7 +123,7 @@ class Saves:
     def _reserve(self, request: SaveRequest) -> None:
         """Have memory wait for the next save like this one; a failure costs that save a copy, and no more."""
         try:
-            self.saver.reserve(request)
+            self.saver.reserved.renew(request)
         except TensorVineError as exc:
             log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
 
