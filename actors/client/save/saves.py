@@ -13,14 +13,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-
-from ....store.arrays import as_numpy
-from ....store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
+from ....store.errors import OperationTimeoutError, TensorVineError
 from ...rpc.closing import close_all
 from ..catalog import Catalog
 from ..reader import Reader
@@ -126,30 +121,3 @@ class Saves:
             self.saver.reserved.renew(request)
         except TensorVineError as exc:
             log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
-
-
-def arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Return a caller's tensors as NumPy arrays, without a copy where that can be.
-
-    Raises:
-        TensorMismatchError: they are none, or their names are no Unicode text; `where` begins the message.
-    """
-    if not isinstance(tensors, Mapping):
-        raise TensorMismatchError(
-            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for name, value in tensors.items():
-        if not isinstance(name, str) or not name or not _is_text(name):
-            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
-        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
-    return arrays
-
-
-def _is_text(name: str) -> bool:
-    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
