@@ -11,9 +11,10 @@ from ..store.lazy import lazy
 
 if TYPE_CHECKING:
     from .client.match import PrefixMatch
-    from .client.repository import Repository, RepositoryStats
+    from .client.repository import Repository
     from .client.save.pending import PendingSave
     from .client.save.request import Saved
+    from .client.stats import RepositoryStats
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
@@ -104,7 +105,7 @@ _MODULES = {
     "RankContext": "training.training",
     "RankReport": "training.report",
     "Repository": "client.repository",
-    "RepositoryStats": "client.repository",
+    "RepositoryStats": "client.stats",
     "Saved": "client.save.request",
     "ScaleReport": "planner.resizing",
     "Servable": "updates.serving",

@@ -12,9 +12,8 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -30,13 +29,10 @@ from ...store.errors import (
     TensorVineError,
 )
 from ...store.graphs.graph import ModelGraph
-from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import ModelRef, check_name, split_ref
-from ...store.shard import ShardStats
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.versions.retention import Retention
-from ...store.versions.version import Match
 from ...store.waiting import Deadline
 from ..engine.embedded import default_engine
 from ..engine.engine import Engine
@@ -44,17 +40,19 @@ from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
 from ..rpc.lives import Lives
-from ..rpc.messages import Matches
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
 from .launch import Launched, disk_options, launch, running
+from .lineage import Lineage
 from .match import PrefixMatch
+from .prefixes import Prefixes
 from .reader import Reader
 from .save.pending import PendingSave
-from .save.request import Announced, Inherit, Saved, SaveRequest, metadata_text
-from .save.saves import Saves, arrays_of
+from .save.request import Inherit, Saved, SaveOptions, requested
+from .save.saves import Saves
 from .session import CONTROL_TIMEOUT_S, Session
+from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
 log = logging.getLogger(__name__)
@@ -65,21 +63,6 @@ FLUSH_TIMEOUT_S = 600.0
 """How long `close` waits for the disk."""
 Model = ModelRef | str
 """A version: a reference, `"name@3"`, or `"name"` for the latest version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryStats:
-    """What a repository holds, in all and per shard."""
-
-    models: int
-    """Live versions."""
-    tensors: int
-    """Stored tensors, each once however many versions share it."""
-    bytes_memory: int
-    """Bytes of those tensors that are in memory."""
-    bytes_disk: int
-    """Bytes of the files that hold tensors."""
-    shards: tuple[ShardStats, ...]
 
 
 class Repository:
@@ -99,7 +82,9 @@ class Repository:
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
         self._saves = Saves(self._session, self._catalog, self._reader)
-        self._verifier = Verifier(self._session)
+        self._lineage = Lineage(self._session)
+        self._prefixes = Prefixes(self._session, self._catalog, self._reader)
+        self._verifier = Verifier(self._session, self._lineage)
         self._disk = self._session.path is not None
         self._lock = threading.Lock()
         self._closed = False
@@ -279,7 +264,6 @@ class Repository:
             name,
             tensors,
             graph,
-            recipe=None,
             parent=parent,
             inherit=inherit,
             quality=quality,
@@ -311,7 +295,6 @@ class Repository:
             name,
             tensors,
             graph,
-            recipe=None,
             parent=parent,
             inherit=inherit,
             quality=quality,
@@ -334,9 +317,8 @@ class Repository:
         tensors = adapter.tensors_of(model)
         if optimizer:
             tensors.update(frameworks.optimizer_tensors_of(model))
-        return self._submit(
-            name, tensors, adapter.graph_of(model), recipe=frameworks.recipe_of(model), **as_save
-        ).committed()
+        graph, recipe = adapter.graph_of(model), frameworks.recipe_of(model)
+        return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
     # ---- loading ----------------------------------------------------------------------------------------
 
@@ -426,13 +408,7 @@ class Repository:
 
     def lineage(self, model: Model) -> list[ModelRef]:
         """Return the version itself, its parent, and so on to the root; retired ancestors are named too."""
-        chain = [self._header(model).ref]
-        while True:
-            last = chain[-1]
-            more = self._session.at_home(last.name, ShardCalls.chain(last))
-            if len(more) <= 1:
-                return chain
-            chain += more[1:]
+        return self._lineage.to_root(self._header(model).ref)
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
         """Return the qualities that versions were saved with, those of retired ones too.
@@ -445,26 +421,11 @@ class Repository:
         Returns:
             Version -> quality; without those that had none or are not known.
         """
-        versions: dict[str, list[int]] = {}
-        for ref in refs:
-            versions.setdefault(ref.name, []).append(ref.version)
-        found: dict[ModelRef, float] = {}
-        for name, numbers in versions.items():
-            found |= self._session.at_home(name, ShardCalls.qualities(name, numbers))
-        return found
+        return self._lineage.qualities(refs)
 
     def descendants(self, model: Model) -> list[ModelRef]:
         """Return all live versions that derive from this one, through however many generations, sorted."""
-        seen: dict[ModelRef, bool] = {}
-        frontier = [self._header(model).ref]
-        while frontier:
-            found = [pair for part in self._session.broadcast(ShardCalls.offspring(frontier)) for pair in part]
-            frontier = [ref for ref, _ in found if ref not in seen]
-            for ref, live in found:  # its home knows, others perhaps not
-                seen[ref] = live or seen.get(ref, False)
-            if len(self._session.shards) == 1:
-                break
-        return sorted(ref for ref, live in seen.items() if live)
+        return self._lineage.descendants(self._header(model).ref)
 
     def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
         """Return the most recent version that both derive from, or that is one of them; None if there is none."""
@@ -504,38 +465,11 @@ class Repository:
         for graph in graphs:
             if not isinstance(graph, ModelGraph):
                 raise GraphError(f"longest_prefix: expected a ModelGraph; found {type(graph).__name__}")
-        if not graphs:
-            return []
-        self._session.keep_alive()
-        self._session.connect_all()  # so that each watches this process, which it will hold pins for
-        queries = [PrefixQuery.of(graph) for graph in graphs]
-        topology, one = self._session.topology, len(graphs) == 1
-        request = ShardCalls.match(self._session.client, queries, places=one)
-        answers = self._session.broadcast(request, spoiled=self._unmatch)
-        texts = {key: text for answer in answers for key, text in answer.graphs.items()}
-        results: list[PrefixMatch | None] = []
-        losers: list[str] = []
-        for position, graph in enumerate(graphs):
-            found = [match for answer in answers if (match := answer.found[position]) is not None]
-            best = max(found, key=lambda match: match.rank, default=None)
-            losers += [match.lease for match in found if match is not best]
-            results.append(self._match(graph, best, texts) if best is not None else None)
-            if best is not None and one:
-                told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
-                self._reader.expect(told, topology)
-        self._session.unpin_behind(losers)
-        return results
+        return self._prefixes.longest(graphs) if graphs else []
 
     def stats(self) -> RepositoryStats:
         """Sum up what the repository holds."""
-        shards = self._session.broadcast(ShardCalls.stats())
-        return RepositoryStats(
-            models=sum(s.models for s in shards),
-            tensors=sum(s.tensors for s in shards),
-            bytes_memory=sum(s.bytes_memory for s in shards),
-            bytes_disk=sum(s.bytes_disk for s in shards),
-            shards=tuple(shards),
-        )
+        return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
 
     # ---- changes ----------------------------------------------------------------------------------------
 
@@ -671,40 +605,14 @@ class Repository:
         tensors: Mapping[str, Any],
         graph: ModelGraph | None,
         *,
-        recipe: str | None,
-        parent: Model | None = None,
-        inherit: Inherit = "auto",
-        quality: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        durability: str = "memory",
-        timeout: float = 60.0,
         copy: bool = False,
-        announced: Announced | None = None,
+        **options: Unpack[SaveOptions],
     ) -> PendingSave:
-        where = f"save of {check_name(name)!r}"
-        if graph is not None and not isinstance(graph, ModelGraph):
-            raise GraphError(f"{where}: graph: expected a ModelGraph; found {type(graph).__name__}")
-        if not (inherit is None or inherit == "auto" or isinstance(inherit, Mapping)):
-            raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
-        if isinstance(inherit, Mapping) and graph is None and inherit:
-            raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
-        if durability not in ("memory", "disk"):
-            raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
-        if durability == "disk" and not self._disk:
-            raise StorageError(f"{where}: durability 'disk': expected a repository with path=; {self.name!r} has none")
-        request = SaveRequest(
-            name=name,
-            arrays=arrays_of(tensors, where),
-            graph=graph,
-            parent=split_ref(parent) if parent is not None else None,
-            inherit=inherit,
-            quality=float(quality) if quality is not None else None,
-            metadata=metadata_text(name, metadata),
-            recipe=recipe,
-            timeout=timeout,
-            durable=durability == "disk",
-            announced=announced,
-        )
+        """Check a save, and queue it; with `copy`, the tensors are the caller's again when this returns."""
+        request = requested(name, tensors, graph, **options)
+        if request.durable and not self._disk:
+            expected = "durability 'disk': expected a repository with path="
+            raise StorageError(f"save of {name!r}: {expected}; {self.name!r} has none")
         return self._saves.submit(request, copy=copy)
 
     def _flush_last(self) -> None:
@@ -718,21 +626,6 @@ class Repository:
     def _stop_launched(self) -> None:
         if self._launched is not None:
             self._launched.stop()
-
-    def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
-        key, text = best.graph_key, texts[best.graph_key]
-        return PrefixMatch(
-            self._session,
-            graph,
-            best.ref,
-            best.quality,
-            best.lease,
-            lambda: self._catalog.graph_from(key, text),
-        )
-
-    def _unmatch(self, answers: list[Matches]) -> None:
-        """Let go of what was pinned for nothing."""
-        self._session.unpin([match.lease for answer in answers for match in answer.found if match is not None])
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)

@@ -1,11 +1,9 @@
-"""A client's session: its connections to the shards, its heartbeat, and what it lets go.
+"""A client's session: its calls of the shards, its heartbeat, and what it lets go.
 
 Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
 - A session lasts as long as its heartbeat. One thread per client renews it and lets go of the pins of collected
   matches; it starts with the first save or prefix query and ends with `close`.
-- A connection maps the shard's memory when both are on one node: see `memory`. It is closed when another one takes its
-  place, and with the session.
 - A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
   asks again, by turns where the name was and where it is to be, while it is on its way.
 - What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
@@ -21,8 +19,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from ...planner.topology import Topology
@@ -36,14 +32,14 @@ from ...store.errors import (
 )
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
-from ..memory.memory import MemoryView
 from ..planner.calls import PlannerCalls
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
-from ..rpc.messages import Hello, Tag, planner_name
+from ..rpc.messages import Tag, planner_name
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
+from .connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 
@@ -58,28 +54,6 @@ LOOK_S = 0.1
 LOOK_TIMEOUT_S = 5.0
 
 _R = TypeVar("_R")
-
-
-@dataclass(slots=True)
-class Connection:
-    """What a client knows of one life of a shard."""
-
-    hello: Hello
-    view: MemoryView | None
-    """Its memory; None when the shard is on another node."""
-
-    def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its board cannot be seen or its process has ended."""
-        return self.view.epoch() if self.view is not None else None
-
-    def is_of(self, hello: Hello) -> bool:
-        """Tell whether it is to the life of a shard that said this, and that has not ended as far as can be seen."""
-        return self.hello.pid == hello.pid and (self.view is None or self.view.epoch() is not None)
-
-    def close(self) -> None:
-        """Let go of it."""
-        if self.view is not None:
-            self.view.close()
 
 
 class Session:
@@ -116,7 +90,7 @@ class Session:
         self._heard = True
         """The planner answered last time."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
-        self._connections: dict[int, Connection] = {}
+        self.connections = Connections(self._channels)
         self._greeted: set[int] = set()
         """Shards that may know this client, whether there still is a connection or not."""
         self._lock = threading.Lock()
@@ -195,9 +169,7 @@ class Session:
                 return
             self.topology = newest
             self._refused.clear()
-            gone = [shard for shard in self._connections if shard not in newest.alive]
-        for shard in gone:
-            self.forget(shard)
+        self.connections.keep_only(newest.alive)
 
     def at_home(self, name: str, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
         """Call the shard that is home to `name`, wherever that moves; else as `call`."""
@@ -209,12 +181,6 @@ class Session:
             except MovedError as exc:
                 self.moved(name, shard, exc, deadline)
 
-    def connected(self, shard: int) -> Connection | None:
-        """Return the connection to a shard's present life, if there is one. Does not wait."""
-        with self._lock:
-            known = self._connections.get(shard)
-        return known if known is not None and known.is_of(known.hello) else None
-
     def connection(self, shard: int, deadline: Deadline = NEVER) -> Connection:
         """Return the connection to a shard's present life, made anew when its process has ended.
 
@@ -222,23 +188,12 @@ class Session:
             shard: its index.
             deadline: until when; it waits for no longer than `CONTROL_TIMEOUT_S` in any case.
         """
-        if (known := self.connected(shard)) is not None:
+        if (known := self.connections.present(shard)) is not None:
             return known
         timeout = deadline.left(CONTROL_TIMEOUT_S)
         self._greeted.add(shard)
         hello = self.call(shard, ShardCalls.hello(self.client, self.node, os.getpid()), timeout)
-        made = Connection(hello, self._view(hello))
-        with self._lock:
-            known = self._connections.get(shard)
-            again = known is not None and known.is_of(hello)  # another thread was faster
-            if not again:
-                self._connections[shard] = made
-                self._channels[shard].open(hello.socket)
-        if known is None:
-            return made
-        spare, kept = (made, known) if again else (known, made)
-        spare.close()
-        return kept
+        return self.connections.add(hello, near=hello.node == self.node)
 
     def connect_all(self) -> None:
         """Have a connection to every shard."""
@@ -247,14 +202,6 @@ class Session:
                 self.connection(shard)
             except MovedError:
                 log.debug("shard %d has drained just now", shard)
-
-    def forget(self, shard: int) -> None:
-        """Drop the connection to a shard that did not answer; the next use makes a new one."""
-        with self._lock:
-            gone = self._connections.pop(shard, None)
-            self._channels[shard].open(None)
-        if gone is not None:
-            gone.close()
 
     def call(self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
         """Call a shard and wait; a request that may be repeated is, while the shard is restarting.
@@ -277,7 +224,7 @@ class Session:
             except EngineStoppedError:
                 raise
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
-                self.forget(shard)
+                self.connections.drop(shard)
                 self._check_left(shard, exc)
                 if isinstance(exc, RepositoryNotFoundError):
                     raise
@@ -340,7 +287,7 @@ class Session:
             except EngineStoppedError:
                 raise
             except ShardUnavailableError as exc:
-                self.forget(shard)
+                self.connections.drop(shard)
                 self._check_left(shard, exc)
                 answers.append(self.call(shard, requests[shard], deadline.left()))
         return answers
@@ -404,8 +351,7 @@ class Session:
                 farewell.result(2.0)
             except TensorVineError as exc:
                 log.debug("shard %d did not hear goodbye: %s", shard, exc)
-        closes = [partial(self.forget, shard) for shard in list(self._connections)]
-        close_all(f"client {self.client}", *closes, self.planner.close)
+        close_all(f"client {self.client}", lambda: self.connections.keep_only(()), self.planner.close)
 
     def _housekeep(self) -> None:
         renewed, quiet = time.monotonic(), False
@@ -440,15 +386,6 @@ class Session:
         self.refresh()
         if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
-
-    def _view(self, hello: Hello) -> MemoryView | None:
-        if hello.node != self.node:
-            return None
-        try:
-            return MemoryView(hello.pid, hello.memory_fd, hello.capacity)
-        except OSError as exc:
-            log.warning("shard %d: its memory cannot be opened, its blocks are carried: %s", hello.index, exc)
-            return None
 
 
 def _by_shard(leases: Sequence[str]) -> dict[int, list[str]]:

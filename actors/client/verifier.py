@@ -15,6 +15,7 @@ from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import TensorEntry, decode_body
 from ..shard.calls import ShardCalls
+from .lineage import Lineage
 from .session import Session
 
 
@@ -38,8 +39,9 @@ class Problem:
 class Verifier:
     """Checks versions of one repository, for one client."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, lineage: Lineage) -> None:
         self._session = session
+        self._lineage = lineage
 
     def check(self, ref: ModelRef, timeout: float) -> list[Problem]:
         """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
@@ -58,14 +60,7 @@ class Verifier:
 
     def _owners(self, ref: ModelRef, table: Mapping[str, TensorEntry]) -> list[str]:
         """Whoever wrote a tensor must be an ancestor."""
-        line = {ref}
-        last = ref
-        while True:
-            chain = self._session.at_home(last.name, ShardCalls.chain(last))
-            if len(chain) <= 1:
-                break
-            line.update(chain)
-            last = chain[-1]
+        line = set(self._lineage.to_root(ref))
         return [
             f"tensor {name!r}: expected an owner in its lineage; found {entry.owner}"
             for name, entry in table.items()

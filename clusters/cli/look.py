@@ -15,7 +15,8 @@ from ..client import Address, AsJson, Name, connected, console, print_json, tabl
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...actors.client.repository import Repository, RepositoryStats
+    from ...actors.client.repository import Repository
+    from ...actors.client.stats import RepositoryStats
     from ...store.versions.manifest import ModelInfo
     from ..nodes import Machine
 

@@ -69,7 +69,7 @@ def actor(repo: Repository, shard: int) -> Any:
 
 
 def process(repo: Repository, shard: int) -> psutil.Process:
-    repo._session.forget(shard)
+    repo._session.connections.drop(shard)
     return psutil.Process(repo._session.connection(shard).hello.pid)
 
 

@@ -133,7 +133,7 @@ class SharedMemoryWay:
 
     def shows(self, shard: int, epoch: int) -> bool:
         """Tell whether a shard still runs, and its board shows this epoch."""
-        connected = self._session.connected(shard)
+        connected = self._session.connections.present(shard)
         return connected is not None and connected.epoch() == epoch
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class SocketWay:
         try:
             return self._client(shard, address).read(places, deadline.left_for(what), what, digests)
         except ShardUnavailableError:
-            self._session.forget(shard)
+            self._session.connections.drop(shard)
             again = self._address(shard, deadline, what)
             if again == address:
                 raise

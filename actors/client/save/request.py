@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from ....store.arrays import as_bytes, dtype_name
+from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.errors import GraphError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
-from ....store.refs import ModelRef
+from ....store.refs import ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
@@ -72,6 +72,101 @@ class SaveRequest:
     """What was asked ahead for this save; `parent` is its parent."""
 
 
+class SaveOptions(TypedDict, total=False):
+    """The further arguments of `requested`: those of `Repository.save`, and what its callers within add."""
+
+    recipe: str | None
+    parent: ModelRef | str | None
+    inherit: Inherit
+    quality: float | None
+    metadata: Mapping[str, Any] | None
+    durability: str
+    timeout: float
+    announced: Announced | None
+
+
+def requested(
+    name: str,
+    tensors: Mapping[str, Any],
+    graph: ModelGraph | None,
+    *,
+    recipe: str | None = None,
+    parent: ModelRef | str | None = None,
+    inherit: Inherit = "auto",
+    quality: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    durability: str = "memory",
+    timeout: float = 60.0,
+    announced: Announced | None = None,
+) -> SaveRequest:
+    """Check what a save was asked for.
+
+    Raises:
+        InvalidNameError, GraphError, TensorMismatchError, ValueError: an argument is wrong.
+    """
+    where = f"save of {check_name(name)!r}"
+    if graph is not None and not isinstance(graph, ModelGraph):
+        raise GraphError(f"{where}: graph: expected a ModelGraph; found {type(graph).__name__}")
+    if not (inherit is None or inherit == "auto" or isinstance(inherit, Mapping)):
+        raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
+    if isinstance(inherit, Mapping) and graph is None and inherit:
+        raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
+    if durability not in ("memory", "disk"):
+        raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
+    return SaveRequest(
+        name=name,
+        arrays=_arrays_of(tensors, where),
+        graph=graph,
+        parent=split_ref(parent) if parent is not None else None,
+        inherit=inherit,
+        quality=float(quality) if quality is not None else None,
+        metadata=_metadata_text(name, metadata),
+        recipe=recipe,
+        timeout=timeout,
+        durable=durability == "disk",
+        announced=announced,
+    )
+
+
+def _arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    """Return a caller's tensors as NumPy arrays, without a copy where that can be.
+
+    Raises:
+        TensorMismatchError: they are none, or their names are no Unicode text; `where` begins the message.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TensorMismatchError(
+            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
+        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
+    return arrays
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
+    """Write the user's metadata as JSON.
+
+    Raises:
+        TensorMismatchError: it is no mapping of JSON values.
+    """
+    try:
+        return json.dumps(dict(metadata or {}))
+    except (TypeError, ValueError) as exc:
+        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
+
+
 def inherit_layers(
     request: SaveRequest,
     graph: ModelGraph,
@@ -117,18 +212,6 @@ def inherit_layers(
                     f"found {dtype_name(given.dtype)} {given.shape}"
                 )
     return rows
-
-
-def metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
-    """Write the user's metadata as JSON.
-
-    Raises:
-        TensorMismatchError: it is no mapping of JSON values.
-    """
-    try:
-        return json.dumps(dict(metadata or {}))
-    except (TypeError, ValueError) as exc:
-        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
 
 
 def to_write(request: SaveRequest) -> dict[str, np.ndarray]:

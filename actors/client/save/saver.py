@@ -1,12 +1,9 @@
-"""Saving: deciding what to write, staging it, committing it.
+"""Saving: having it begun at the shard, staging what is to be written, committing it.
 
 Rules
 - A save reads the caller's tensors until it is staged, and never after.
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
   meanwhile. To another node they go through the engine's object store.
-- After a save that did not wait, memory for the next one like it is reserved: so that can be staged without a message,
-  where it will stay (Viper's producer keeps its cache, section 4.4; DStore's preallocated buffer). When others wait for
-  memory, it is given back at the next renewal of the session.
 - A save that is to come can be announced: its first question is answered while its caller does something else.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.
@@ -15,29 +12,17 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 
 import numpy as np
 
-from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import (
-    GraphError,
-    ModelNotFoundError,
-    MovedError,
-    ShardUnavailableError,
-    TensorNotFoundError,
-    TensorVineError,
-)
-from ....store.graphs.graph import ModelGraph
+from ....store.errors import GraphError, MovedError, ShardUnavailableError, TensorVineError
 from ....store.refs import ModelRef
-from ....store.segments.arena import Part
-from ....store.segments.segment import SegmentId
-from ....store.versions.manifest import Header, TensorEntry, digest_of, encode_body, slots_of
+from ....store.versions.manifest import encode_body, slots_of
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...rpc.messages import Beginning, Begun
@@ -45,35 +30,15 @@ from ...shard.calls import ShardCalls
 from ..catalog import Catalog
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
-from .request import Announced, Saved, SaveRequest, in_order, inherit_layers, same_bytes, to_write
-from .upload import Upload, announce
+from .inheritance import Inheritance, Plan
+from .request import Announced, Saved, SaveRequest, to_write
+from .reserved import ReservedMemory
+from .upload import Upload, abandon, announce
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """How much longer than its shard a saver waits: the shard knows why the disk, or another shard, is late."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What to write and what to share."""
-
-    graph: ModelGraph
-    written: dict[str, np.ndarray]
-    inherited: dict[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
-
-
-@dataclass(frozen=True, slots=True)
-class _Reserved:
-    """Memory of a shard that waits for a save."""
-
-    save_id: str
-    shard: int
-    life: int
-    """Process id of the shard."""
-    lengths: list[int]
-    """Of the blocks."""
-    offsets: list[int]
 
 
 class Saver:
@@ -82,96 +47,14 @@ class Saver:
     def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
         self._session = session
         self._catalog = catalog
-        self._reader = reader
+        self._inheritance = Inheritance(session, catalog, reader)
         self._serial = count(1)
-        self._reserved: _Reserved | None = None
-        self._reserving = threading.Lock()
-        session.at_renewal = self.spare
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
+        self.reserved = ReservedMemory(session, self._helper)
 
     def close(self) -> None:
         """End the helper thread."""
         self._helper.shutdown()
-
-    def stage(self, request: SaveRequest) -> tuple[SaveRequest, Upload] | None:
-        """Copy the tensors into the memory that waits for them; None where none does.
-
-        May be called while another save is under way. Gives the request on the copies, and what `save` takes.
-        """
-        arrays, deadline = to_write(request), Deadline.after(request.timeout)
-        with self._reserving:
-            reserved = self._reserved
-            if reserved is None or reserved.lengths != announce(list(arrays.values())):
-                return None
-            self._reserved = None
-        if reserved.shard not in self._session.staying:  # it drains
-            self._abort(reserved.save_id, {reserved.shard}, [])
-            return None
-        try:
-            if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
-                return None  # it went with that life of the shard
-        except MovedError:
-            return None
-        what = f"save of {request.name!r}"
-        upload = Upload(
-            self._session,
-            reserved.shard,
-            save_id=reserved.save_id,
-            deadline=deadline,
-            what=what,
-            helper=self._helper,
-            granted=list(reserved.offsets),
-            granter=reserved.life,
-        )
-        try:
-            upload.write(arrays, True)
-        except BaseException:
-            self._abort(reserved.save_id, {reserved.shard}, [])
-            raise
-        return replace(request, arrays={**request.arrays, **upload.copies(arrays)}), upload
-
-    def reserve(self, request: SaveRequest) -> None:
-        """Have memory wait for another save like this one, its pages made."""
-        lengths = announce(list(to_write(request).values()))
-        with self._reserving:
-            if self._reserved is not None and self._reserved.lengths == lengths:
-                return
-            old, self._reserved = self._reserved, None
-        if old is not None:
-            self._abort(old.save_id, {old.shard}, [])
-        near = self._session.near(self._session.home(request.name))
-        connection = self._session.connection(near)
-        if not lengths or connection.view is None:
-            return
-        save_id = f"{self._session.client}/r{next(self._serial)}"
-        life = connection.hello.pid
-        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save_id, lengths))
-        if not offsets:
-            log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
-            return
-        for offset, length in zip(offsets, lengths, strict=True):
-            connection.view.part(Part(offset, length))
-        with self._reserving:
-            self._reserved = _Reserved(save_id, near, life, lengths, offsets)
-
-    def spare(self) -> None:
-        """Give the memory that waits for a save back, if others wait for it."""
-        with self._reserving:
-            reserved = self._reserved
-        if reserved is None:
-            return
-        try:
-            if not self._session.call(reserved.shard, ShardCalls.is_short()):
-                return
-        except TensorVineError as exc:  # it went with its shard, or another renewal will tell
-            log.info("shard %d does not say whether it is short of memory: %s", reserved.shard, exc)
-            return
-        with self._reserving:
-            if self._reserved is not reserved:
-                return
-            self._reserved = None
-        log.info("memory that waited for the next save is given back: others need it in shard %d", reserved.shard)
-        self._abort(reserved.save_id, {reserved.shard}, [])
 
     def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Sequence[np.ndarray]) -> Announced:
         """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
@@ -201,7 +84,7 @@ class Saver:
             return
         if begun.lease is not None:
             self._session.unpin_behind([begun.lease])
-        self._abort(announced.save_id, {announced.shard}, [])
+        abandon(self._session, announced.save_id, {announced.shard})
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -209,7 +92,7 @@ class Saver:
         Args:
             request: what to save.
             staged: called once.
-            upload: what `stage` gave; None: the tensors are still the caller's.
+            upload: what `ReservedMemory.take` gave; None: the tensors are still the caller's.
 
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
@@ -241,8 +124,9 @@ class Saver:
             begun = self._early(request, deadline) or self._begun(request, home, deadline, save_id, lengths)
             if begun.offsets:
                 asked.add(begun.shard)  # the name may have moved since
-            parent, table = self._parent(request, begun, leases)
-            plan = self._plan(request, parent, table, begun, deadline)
+            if begun.lease is not None:
+                leases.append(begun.lease)
+            plan = self._inheritance.plan(request, begun, deadline)
             if upload is not None:
                 upload.keep(plan.written)
             else:
@@ -252,7 +136,9 @@ class Saver:
                 upload.finish()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
-            self._abort(save_id, asked | (upload.at if upload is not None else set()), leases)
+            for lease in leases:
+                self._session.drop(lease)
+            abandon(self._session, save_id, asked | (upload.at if upload is not None else set()))
             raise
         self._tidy(save_id, (asked | upload.at) - {at}, leases)
         return saved
@@ -260,7 +146,7 @@ class Saver:
     def _written(
         self,
         request: SaveRequest,
-        plan: _Plan,
+        plan: Plan,
         save_id: str,
         begun: Begun,
         granted: list[int],
@@ -344,51 +230,8 @@ class Saver:
             timeout=deadline.left(),
         )
 
-    def _parent(
-        self, request: SaveRequest, begun: Begun, leases: list[str]
-    ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
-        """Return the parent's header and its table."""
-        if begun.lease is not None:
-            leases.append(begun.lease)
-        if begun.header is None:
-            if isinstance(request.inherit, Mapping) and request.inherit:
-                raise ModelNotFoundError(
-                    f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
-                )
-            return None, {}
-        return begun.header, self._catalog.table(begun.header.ref, begun.body)
-
     def _is_mapped(self, shard: int, deadline: Deadline) -> bool:
         return self._session.connection(shard, deadline).view is not None
-
-    def _plan(
-        self,
-        request: SaveRequest,
-        parent: Header | None,
-        table: Mapping[str, TensorEntry],
-        begun: Begun,
-        deadline: Deadline,
-    ) -> _Plan:
-        graph = request.graph
-        if graph is None:
-            graph = self._same_graph(request, parent)
-        plan = _Plan(graph, dict(request.arrays))
-        if isinstance(request.inherit, Mapping):
-            if parent is not None and request.inherit:
-                old = self._catalog.graph(parent.ref, parent.graph_key)
-                plan.inherited = inherit_layers(request, graph, old, parent.ref, table)
-        elif request.inherit == "auto":
-            plan.inherited = self._unchanged(request, table, begun, deadline)
-        for name in plan.inherited:
-            plan.written.pop(name, None)
-        for name in graph.tensors:
-            if name not in plan.written and name not in plan.inherited:
-                raise TensorNotFoundError(
-                    f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
-                    f"found neither it among the {len(request.arrays)} given nor inherited"
-                )
-        plan.written = in_order(plan.written, graph)
-        return plan
 
     def _lengths(self, request: SaveRequest, home: int, deadline: Deadline) -> list[int]:
         """Return the lengths of the blocks that the save will probably need, to ask memory for them at once."""
@@ -401,61 +244,11 @@ class Saver:
             return []
         return announce(list(to_write(request).values()))
 
-    def _unchanged(
-        self,
-        request: SaveRequest,
-        table: Mapping[str, TensorEntry],
-        begun: Begun,
-        deadline: Deadline,
-    ) -> dict[str, TensorEntry]:
-        """Return the parent's rows of the tensors whose bytes are the parent's."""
-        alike = {
-            name: entry
-            for name, array in request.arrays.items()
-            if (entry := table.get(name)) is not None
-            and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
-        }
-        if begun.blocks is not None and begun.header is not None and alike:
-            parent = self._reader.mapped(alike, begun.blocks)
-            if parent is None:  # it was moved between the answer and now
-                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline.left())
-            return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}
-        unknown = {entry.segment for entry in alike.values()} - begun.digests.keys()
-        known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
-        return {
-            name: entry
-            for name, entry in alike.items()
-            if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
-        }
-
-    def _digests(self, segments: Set[SegmentId], deadline: Deadline, what: str) -> dict[SegmentId, tuple[str, ...]]:
-        """Ask for the content hashes of segments, wherever they are."""
-        known: dict[SegmentId, tuple[str, ...]] = {}
-        while missing := segments - known.keys():
-            by_shard: dict[int, list[SegmentId]] = {}
-            for segment in missing:
-                by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
-            requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
-            try:
-                for answer in self._session.call_each(requests, deadline.left_for(what)):
-                    known.update(answer)
-                break
-            except MovedError as exc:
-                self._session.refresh(exc.version)
-        return known
-
-    def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
-        """Return the parent's graph when the save brings none and has just its tensors."""
-        if parent is None or isinstance(request.inherit, Mapping):
-            return ModelGraph(())
-        graph = self._catalog.graph(parent.ref, parent.graph_key)
-        return graph if set(graph.tensors) <= set(request.arrays) else ModelGraph(())
-
     def _commit(
         self,
         request: SaveRequest,
         begun: Begun,
-        plan: _Plan,
+        plan: Plan,
         upload: Upload,
         leases: list[str],
         deadline: Deadline,
@@ -531,13 +324,3 @@ class Saver:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
             for lease in leases:
                 self._session.drop(lease)
-
-    def _abort(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
-        """Give a failed save up without waiting: the shard in question may be what failed."""
-        for lease in leases:
-            self._session.drop(lease)
-        for shard in shards:
-            try:
-                self._session.send(shard, ShardCalls.abort(save_id, []))
-            except TensorVineError as exc:
-                log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)

@@ -1,7 +1,7 @@
 """The saves of one client: checked, staged where the caller does not wait, and carried out one at a time.
 
 Rules
-- A save that does not wait is copied before it is queued: into memory of the shard where some is reserved (`saver`),
+- A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries saves out, in the order in which they were asked for. It starts with the first.
 - `close` waits for as long as the saves that are queued may take by their own timeouts.
@@ -13,14 +13,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-
-from ....store.arrays import as_numpy
-from ....store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
+from ....store.errors import OperationTimeoutError, TensorVineError
 from ....store.waiting import Deadline
 from ...rpc.closing import close_all
 from ..catalog import Catalog
@@ -101,7 +96,7 @@ class Saves:
 
     def _stage(self, work: _Work) -> None:
         """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""
-        placed = self.saver.stage(work.request)
+        placed = self.saver.reserved.take(work.request)
         if placed is not None:
             work.request, work.upload = placed
             self._staging.let_go()
@@ -125,33 +120,6 @@ class Saves:
     def _reserve(self, request: SaveRequest) -> None:
         """Have memory wait for the next save like this one; a failure costs that save a copy, and no more."""
         try:
-            self.saver.reserve(request)
+            self.saver.reserved.renew(request)
         except TensorVineError as exc:
             log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
-
-
-def arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Return a caller's tensors as NumPy arrays, without a copy where that can be.
-
-    Raises:
-        TensorMismatchError: they are none, or their names are no Unicode text; `where` begins the message.
-    """
-    if not isinstance(tensors, Mapping):
-        raise TensorMismatchError(
-            f"{where}: tensors: expected a mapping of names to arrays; found {type(tensors).__name__}"
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for name, value in tensors.items():
-        if not isinstance(name, str) or not name or not _is_text(name):
-            raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
-        arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
-    return arrays
-
-
-def _is_text(name: str) -> bool:
-    """Tell whether a name can be written as UTF-8: half a surrogate pair cannot."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,15 +7,16 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import StoreFullError
+from ....store.errors import StoreFullError, TensorVineError
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ....store.versions.manifest import TensorEntry
@@ -27,6 +28,8 @@ from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
 from ...shard.holdings import INLINE_BYTES
 from ..session import Session
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT = 2
 
@@ -210,6 +213,15 @@ def announce(arrays: Sequence[np.ndarray]) -> list[int]:
     if sum(padded(size) for size in sizes) <= INLINE_BYTES:
         return []
     return [_length([sizes[i] for i in run]) for run in split(sizes)]
+
+
+def abandon(session: Session, save_id: str, shards: Iterable[int]) -> None:
+    """Have shards let go of what they granted for a save, without waiting: one of them may be what failed."""
+    for shard in shards:
+        try:
+            session.send(shard, ShardCalls.abort(save_id, []))
+        except TensorVineError as exc:
+            log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
 
 
 def _length(sizes: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tensorvine.actors.client import session as module
+from tensorvine.actors.client import connections as module
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
@@ -92,7 +92,7 @@ def test_of_connections_that_threads_make_at_once_one_is_kept(session: Session, 
     engine.meanwhile = threading.Barrier(2, timeout=60.0).wait
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(session.connection, (0, 0))
-    assert first is second is session.connected(0)
+    assert first is second is session.connections.present(0)
     assert sorted(view.closes for view in View.made) == [0, 1]
 
 
@@ -106,7 +106,7 @@ def test_a_session_closes_also_what_cannot_be_told_goodbye(session: Session, eng
 def test_a_shard_whose_connection_was_dropped_is_told_goodbye(session: Session, engine: Engine) -> None:
     """It may have granted memory, which it does not take back while this process lives."""
     session.connection(0)
-    session.forget(0)
+    session.connections.drop(0)
     session.close()
     assert engine.calls[-1] == "goodbye"
 

@@ -93,7 +93,7 @@ class TestSavingAndLoading:
             raise PermissionError(13, "no such memory here")
 
         tensors = {"big": np.arange(6 << 20, dtype=np.int64), "small": np.ones(3), "other": np.zeros(200_000)}
-        monkeypatch.setattr("tensorvine.actors.client.session.MemoryView", refuse)
+        monkeypatch.setattr("tensorvine.actors.client.connections.MemoryView", refuse)
         far = Repository.connect(repo.name)
         try:
             saved = far.save(name, tensors)

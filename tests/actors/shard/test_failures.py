@@ -307,9 +307,9 @@ def test_memory_that_waits_for_a_save_goes_to_whoever_waits_for_memory(
     options = {"shards": 1, "store_bytes": 64 << 20, "preallocate_bytes": 0}
     with Repository.start("fail-spare", **options) as repo, Repository.connect(repo.name) as idle:
         first = idle.save_async("idle", {"t": np.zeros(16 << 20, np.uint8)}).committed(60)
-        eventually(lambda: idle._saves.saver._reserved is not None, "memory to wait for the next save")
+        eventually(lambda: idle._saves.saver.reserved._waiting is not None, "memory to wait for the next save")
         saved = repo.save("busy", {"t": np.ones(40 << 20, np.uint8)}, timeout=60)
-        assert idle._saves.saver._reserved is None
+        assert idle._saves.saver.reserved._waiting is None
         assert repo.load(saved.ref)["t"].all()
         idle.save_async("idle", {"t": np.zeros(1 << 20, np.uint8)}).committed(60)
         repo.retire(first.ref)

@@ -1,0 +1,128 @@
+"""What a version shares with its parent.
+
+Rules
+- By layers: the tensors that the caller names are the parent's, whatever their bytes.
+- By content: tensors whose bytes equal the parent's tensor of the same name. They are compared with its bytes where
+  those are mapped here, else by their content hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....store.arrays import as_bytes, dtype_name
+from ....store.errors import ModelNotFoundError, MovedError, TensorNotFoundError
+from ....store.graphs.graph import ModelGraph
+from ....store.segments.segment import SegmentId
+from ....store.versions.manifest import Header, TensorEntry, digest_of
+from ....store.waiting import Deadline
+from ...rpc.messages import Begun
+from ...shard.calls import ShardCalls
+from ..catalog import Catalog
+from ..reader import Reader
+from ..session import Session
+from .request import SaveRequest, in_order, inherit_layers, same_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to write and what to share."""
+
+    graph: ModelGraph
+    written: dict[str, np.ndarray]
+    """In the graph's order."""
+    inherited: dict[str, TensorEntry]
+
+
+class Inheritance:
+    """Plans saves of one client."""
+
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._reader = reader
+
+    def plan(self, request: SaveRequest, begun: Begun, deadline: Deadline) -> Plan:
+        """Decide what a save writes, and what it takes from its parent, which has been pinned.
+
+        Raises:
+            ModelNotFoundError: it inherits layers, and there is no parent.
+            GraphError, TensorMismatchError: see `inherit_layers`.
+            TensorNotFoundError: a tensor of the graph is neither given nor inherited.
+        """
+        parent = begun.header
+        table: Mapping[str, TensorEntry] = {}
+        if parent is not None:
+            table = self._catalog.table(parent.ref, begun.body)
+        graph = request.graph if request.graph is not None else self._same_graph(request, parent)
+        inherited: dict[str, TensorEntry] = {}
+        if request.inherit == "auto":
+            inherited = self._unchanged(request, table, begun, deadline)
+        elif request.inherit:
+            if parent is None:
+                raise ModelNotFoundError(
+                    f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
+                )
+            old = self._catalog.graph(parent.ref, parent.graph_key)
+            inherited = inherit_layers(request, graph, old, parent.ref, table)
+        written = {name: array for name, array in request.arrays.items() if name not in inherited}
+        for name in graph.tensors:
+            if name not in written and name not in inherited:
+                raise TensorNotFoundError(
+                    f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
+                    f"found neither it among the {len(request.arrays)} given nor inherited"
+                )
+        return Plan(graph, in_order(written, graph), inherited)
+
+    def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:
+        """Return the parent's graph when the save brings none and has just its tensors."""
+        if parent is None or isinstance(request.inherit, Mapping):
+            return ModelGraph(())
+        graph = self._catalog.graph(parent.ref, parent.graph_key)
+        return graph if set(graph.tensors) <= set(request.arrays) else ModelGraph(())
+
+    def _unchanged(
+        self,
+        request: SaveRequest,
+        table: Mapping[str, TensorEntry],
+        begun: Begun,
+        deadline: Deadline,
+    ) -> dict[str, TensorEntry]:
+        """Return the parent's rows of the tensors whose bytes are the parent's."""
+        alike = {
+            name: entry
+            for name, array in request.arrays.items()
+            if (entry := table.get(name)) is not None
+            and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
+        }
+        if begun.blocks is not None and begun.header is not None and alike:
+            parent = self._reader.mapped(alike, begun.blocks)
+            if parent is None:  # it was moved between the answer and now
+                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline.left())
+            return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}
+        unknown = {entry.segment for entry in alike.values()} - begun.digests.keys()
+        known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
+        return {
+            name: entry
+            for name, entry in alike.items()
+            if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
+        }
+
+    def _digests(self, segments: Set[SegmentId], deadline: Deadline, what: str) -> dict[SegmentId, tuple[str, ...]]:
+        """Ask for the content hashes of segments, wherever they are."""
+        known: dict[SegmentId, tuple[str, ...]] = {}
+        while missing := segments - known.keys():
+            by_shard: dict[int, list[SegmentId]] = {}
+            for segment in missing:
+                by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
+            requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
+            try:
+                for answer in self._session.call_each(requests, deadline.left_for(what)):
+                    known.update(answer)
+                break
+            except MovedError as exc:
+                self._session.refresh(exc.version)
+        return known

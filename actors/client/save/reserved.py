@@ -1,0 +1,142 @@
+"""Memory of a shard that waits for the next save of a client.
+
+Rules
+- After a save that did not wait, memory for the next one like it is reserved: so that can be staged without a message,
+  where it will stay (Viper's producer keeps its cache, section 4.4; DStore's preallocated buffer). When others wait for
+  memory, it is given back at the next renewal of the session.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ....store.errors import MovedError, TensorVineError
+from ....store.segments.arena import Part
+from ....store.waiting import Deadline
+from ...shard.calls import ShardCalls
+from ..session import Session
+from .request import SaveRequest, to_write
+from .upload import Upload, abandon, announce
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """Memory of a shard that waits for a save."""
+
+    save_id: str
+    shard: int
+    life: int
+    """Process id of the shard."""
+    lengths: list[int]
+    """Of the blocks."""
+    offsets: list[int]
+
+
+class ReservedMemory:
+    """The memory that waits for the next save of one client.
+
+    Args:
+        session: the client's.
+        helper: copies beside the caller.
+    """
+
+    def __init__(self, session: Session, helper: ThreadPoolExecutor) -> None:
+        self._session = session
+        self._helper = helper
+        self._serial = count(1)
+        self._waiting: _Reserved | None = None
+        self._lock = threading.Lock()
+        session.at_renewal = self.spare
+
+    def take(self, request: SaveRequest) -> tuple[SaveRequest, Upload] | None:
+        """Copy a save's tensors into the memory that waits for them; None where none does.
+
+        May be called while another save is under way. Gives the request on the copies, and what `Saver.save` takes.
+        """
+        arrays, deadline = to_write(request), Deadline.after(request.timeout)
+        with self._lock:
+            reserved = self._waiting
+            if reserved is None or reserved.lengths != announce(list(arrays.values())):
+                return None
+            self._waiting = None
+        if reserved.shard not in self._session.staying:  # it drains
+            self._give_back(reserved)
+            return None
+        try:
+            if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
+                return None  # it went with that life of the shard
+        except MovedError:
+            return None
+        what = f"save of {request.name!r}"
+        upload = Upload(
+            self._session,
+            reserved.shard,
+            save_id=reserved.save_id,
+            deadline=deadline,
+            what=what,
+            helper=self._helper,
+            granted=list(reserved.offsets),
+            granter=reserved.life,
+        )
+        try:
+            upload.write(arrays, True)
+        except BaseException:
+            self._give_back(reserved)
+            raise
+        return replace(request, arrays={**request.arrays, **upload.copies(arrays)}), upload
+
+    def renew(self, request: SaveRequest) -> None:
+        """Have memory wait for another save like this one, its pages made.
+
+        Raises:
+            TensorVineError: it cannot be asked for.
+        """
+        lengths = announce(list(to_write(request).values()))
+        with self._lock:
+            if self._waiting is not None and self._waiting.lengths == lengths:
+                return
+            old, self._waiting = self._waiting, None
+        if old is not None:
+            self._give_back(old)
+        near = self._session.near(self._session.home(request.name))
+        connection = self._session.connection(near)
+        if not lengths or connection.view is None:
+            return
+        save_id = f"{self._session.client}/r{next(self._serial)}"
+        life = connection.hello.pid
+        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save_id, lengths))
+        if not offsets:
+            log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
+            return
+        for offset, length in zip(offsets, lengths, strict=True):
+            connection.view.part(Part(offset, length))
+        with self._lock:
+            self._waiting = _Reserved(save_id, near, life, lengths, offsets)
+
+    def spare(self) -> None:
+        """Give the memory that waits for a save back, if others wait for it."""
+        with self._lock:
+            reserved = self._waiting
+        if reserved is None:
+            return
+        try:
+            if not self._session.call(reserved.shard, ShardCalls.is_short()):
+                return
+        except TensorVineError as exc:  # it went with its shard, or another renewal will tell
+            log.info("shard %d does not say whether it is short of memory: %s", reserved.shard, exc)
+            return
+        with self._lock:
+            if self._waiting is not reserved:
+                return
+            self._waiting = None
+        log.info("memory that waited for the next save is given back: others need it in shard %d", reserved.shard)
+        self._give_back(reserved)
+
+    def _give_back(self, reserved: _Reserved) -> None:
+        abandon(self._session, reserved.save_id, {reserved.shard})
