@@ -45,9 +45,9 @@ class Connections:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         for peer, link in self._links.items():
-            self._selector.register(link.socket, selectors.EVENT_READ, peer)
+            self._selector.register(link.socket, selectors.EVENT_READ, (peer, link))
             if link.exit is not None:
-                self._selector.register(link.exit, selectors.EVENT_READ, peer)
+                self._selector.register(link.exit, selectors.EVENT_READ, (peer, link))
         self._thread = threading.Thread(target=self._run, name="collective-connections", daemon=True)
 
     def start(self) -> None:
@@ -92,20 +92,19 @@ class Connections:
                     self._woken.recv(64)
                     self._watch_writes()
                     continue
-                peer: int = key.data
-                link = self._links[peer]
+                peer, link = key.data
                 if key.fileobj == link.exit:
                     self._exited(peer, link)
                     continue
-                if events & selectors.EVENT_WRITE and not link.gone and link.flush():
-                    self._selector.modify(link.socket, selectors.EVENT_READ, peer)
                 if events & selectors.EVENT_READ:
                     self._read(peer, link)
+                if events & selectors.EVENT_WRITE and not link.gone and link.flush():
+                    self._selector.modify(link.socket, selectors.EVENT_READ, key.data)
 
     def _watch_writes(self) -> None:
         for peer, link in self._links.items():
             if not link.gone and not link.flush():
-                self._selector.modify(link.socket, _BOTH, peer)
+                self._selector.modify(link.socket, _BOTH, (peer, link))
 
     def _read(self, peer: int, link: Link) -> bool:
         """Take what has come; tell whether there may be more."""

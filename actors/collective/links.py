@@ -25,7 +25,8 @@ OWN = 16
 """Kinds from here on are those of a back end."""
 
 _HEADER = struct.Struct("<BxHIQQQ")
-_READ_BYTES = 2 * (_HEADER.size + PAYLOAD_BYTES)
+_HEADER_BYTES = _HEADER.size
+_READ_BYTES = _HEADER_BYTES + PAYLOAD_BYTES
 
 
 class Frame(NamedTuple):
@@ -113,14 +114,14 @@ class Link:
         if self._rest:
             data = self._rest + data
         frames: list[Frame] = []
-        at, end = 0, len(data)
-        while end - at >= _HEADER.size:
+        at, first, end = 0, _HEADER_BYTES, len(data)
+        while first <= end:
             kind, size, signature, number, nbytes, address = _HEADER.unpack_from(data, at)
-            first, last = at + _HEADER.size, at + _HEADER.size + size
-            if last > end:
+            if first + size > end:
                 break
-            frames.append(Frame(kind, number, nbytes, address, signature, data[first:last]))
-            at = last
+            at = first + size
+            frames.append(Frame(kind, number, nbytes, address, signature, data[first:at]))
+            first = at + _HEADER_BYTES
         self._rest = data[at:]
         return frames
 
