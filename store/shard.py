@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .archive.manifestfile import Manifest
 from .errors import Unreadable
 from .graphs.index import PrefixQuery
+from .holders import Lease
 from .refs import ModelRef
 from .versions.handover import Bundle, MovedName, MovedVersion
 from .versions.ledger import Fact
@@ -233,12 +234,12 @@ class ShardState(VersionTable):
             record = self._ghosts.pop(ref) if ghost else self._records[ref]
             key = record.header.graph_key
             graphs[key] = self.graphs.architecture(key)
-            versions.append(MovedVersion(record.header, record.body, record.segments, dict(record.pins), ghost))
+            versions.append(MovedVersion(record.header, record.body, record.segments, tuple(record.pins), ghost))
             if not ghost:
                 self._remove(ref, record)
             self.graphs.leave(key)
-            for lease, client in record.pins.items():
-                self._sessions[client].leases.pop(lease, None)
+            for lease in record.pins:
+                self._sessions[lease.client].leases.pop(lease, None)
         unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
         for name in moved:
             del self._names[name]
@@ -276,9 +277,9 @@ class ShardState(VersionTable):
         self.epoch += 1
         return self.bytes_metadata - before
 
-    def _take_pins(self, ref: ModelRef, pins: Mapping[str, str], now: float) -> None:
+    def _take_pins(self, ref: ModelRef, pins: Iterable[Lease], now: float) -> None:
         record = self._ghosts.get(ref) or self._records[ref]
-        for lease, client in pins.items():
-            self.open(client, now)
-            self._sessions[client].leases[lease] = ref
-            record.pins[lease] = client
+        for lease in pins:
+            self.open(lease.client, now)
+            self._sessions[lease.client].leases[lease] = ref
+            record.pins[lease] = None

@@ -33,6 +33,7 @@ from ...store.errors import (
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
+from ...store.holders import Lease
 from ...store.refs import ModelRef, check_name, split_ref
 from ...store.shard import ShardStats
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
@@ -514,7 +515,7 @@ class Repository:
         answers = self._session.broadcast(request, spoiled=self._unmatch)
         texts = {key: text for answer in answers for key, text in answer.graphs.items()}
         results: list[PrefixMatch | None] = []
-        losers: list[str] = []
+        losers: list[Lease] = []
         for position, graph in enumerate(graphs):
             found = [match for answer in answers if (match := answer.found[position]) is not None]
             best = max(found, key=lambda match: match.rank, default=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...planner.topology import Topology
 from ...store.archive.segmentfile import Slot
+from ...store.holders import Lease
 from ...store.refs import ModelRef
 from ...store.segments.arena import Part
 from ...store.segments.segment import Block, SegmentId
@@ -225,7 +226,7 @@ class Begun:
     """The parent's; None when the name is new."""
     body: bytes | None
     """The parent's table; None when the client has it."""
-    lease: str | None
+    lease: Lease | None
     """Pins the parent."""
     digests: dict[SegmentId, tuple[str, ...]]
     """Content hashes of the parent's segments that lie here, if they were asked for."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Unreadable
+from ..holders import Lease
 from ..refs import ModelRef
 from ..segments.segment import Offset, SegmentId, Stored
 from .architectures import packed
@@ -29,8 +30,7 @@ class MovedVersion:
     header: Header
     body: bytes
     segments: tuple[SegmentId, ...]
-    pins: Mapping[str, str]
-    """Lease id -> client."""
+    pins: tuple[Lease, ...]
     ghost: bool
     """It is retired."""
 
@@ -67,7 +67,7 @@ class Bundle:
         return {v.header.ref: Kept(v.header, v.body, graphs[v.header.graph_key]) for v in live}
 
     @property
-    def leases(self) -> list[str]:
+    def leases(self) -> list[Lease]:
         """Name the leases that move along."""
         return [lease for version in self.versions for lease in version.pins]
 

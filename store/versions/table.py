@@ -25,6 +25,7 @@ from ..errors import (
     TensorVineError,
     Unreadable,
 )
+from ..holders import Lease
 from ..refs import ModelRef, check_name
 from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
@@ -48,7 +49,7 @@ class _Name:
 @dataclass(slots=True)
 class _Session:
     expires: float
-    leases: dict[str, ModelRef] = field(default_factory=dict[str, ModelRef])
+    leases: dict[Lease, ModelRef] = field(default_factory=dict[Lease, ModelRef])
 
 
 class VersionTable(SegmentTable):
@@ -67,7 +68,7 @@ class VersionTable(SegmentTable):
         """Of all names, whoever is their home."""
         self.lineage = self.ledger.lineage
         self._life = uuid.uuid4().hex[:8]
-        """Part of every lease: one of an earlier life of this shard must not release another's pin."""
+        """Part of every lease."""
         self._lease_serial = 0
         self._names: dict[str, _Name] = {}
         self._records: dict[ModelRef, Record] = {}
@@ -193,7 +194,7 @@ class VersionTable(SegmentTable):
         """Return the record that `client` may read: a live version, or a ghost that it has pinned."""
         if version is not None:
             ghost = self._ghosts.get(ModelRef(name, version))
-            if ghost is not None and client in ghost.pins.values():
+            if ghost is not None and any(lease.client == client for lease in ghost.pins):
                 return ghost
         return self._records[self.resolve(name, version)]
 
@@ -241,15 +242,15 @@ class VersionTable(SegmentTable):
 
     # ---- leases -----------------------------------------------------------------------------------------
 
-    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, str]:
+    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, Lease]:
         """Keep a version's tensors, for `client`, until `unpin` or the end of the client's session."""
         record = self.record(name, version, client)
         return record, self._pin(record, client, now)
 
-    def unpin(self, leases: Iterable[str]) -> None:
+    def unpin(self, leases: Iterable[Lease]) -> None:
         """Let pins go; unknown ones are no error: they may have expired."""
         for lease in leases:
-            session = self._sessions.get(lease.partition("/")[0])
+            session = self._sessions.get(lease.client)
             ref = session.leases.pop(lease, None) if session else None
             record = self.known(ref) if ref else None
             if ref is None or record is None:
@@ -347,11 +348,11 @@ class VersionTable(SegmentTable):
         self.graphs.add(header)
         self._table_bytes += len(body)
 
-    def _pin(self, record: Record, client: str, now: float) -> str:
+    def _pin(self, record: Record, client: str, now: float) -> Lease:
         self.open(client, now)
         session = self._sessions[client]
         self._lease_serial += 1
-        lease = f"{client}/{self.index}.{self._life}.{self._lease_serial}"
+        lease = Lease(client, self.index, self._life, self._lease_serial)
         session.leases[lease] = record.header.ref
-        record.pins[lease] = client
+        record.pins[lease] = None
         return lease

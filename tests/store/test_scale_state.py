@@ -17,6 +17,7 @@ from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import TensorVineError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
+from tensorvine.store.holders import Lease
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -34,7 +35,7 @@ class Repo:
     def __init__(self, shards: int) -> None:
         self.topology = Topology("repo", tuple(range(shards)), "starter")
         self.states: dict[int, ShardState] = {}
-        self.leases: dict[int, str] = {}
+        self.leases: dict[int, Lease] = {}
         self.clock = 0
         for shard in range(shards):
             self.join(shard)

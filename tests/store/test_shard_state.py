@@ -26,6 +26,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import ModelGraph, common_prefix
 from tensorvine.store.graphs.index import PrefixQuery, rank_of
+from tensorvine.store.holders import Lease
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import GONE, Offset, SegmentId, layout
 from tensorvine.store.shard import ShardState
@@ -57,7 +58,7 @@ class Version:
     graph: int
     rank: tuple[float, int, ModelRef]
     slots: frozenset[Slot]
-    pins: dict[str, str] = field(default_factory=dict[str, str])
+    pins: dict[Lease, str] = field(default_factory=dict[Lease, str])
     """Lease -> client."""
 
 
@@ -108,7 +109,7 @@ class OneShard(RuleBasedStateMachine):
         self.planner = Ledger()
         self.onto_ghosts: set[ModelRef] = set()
         """Versions whose parent was retired when they came: a shard that dies may know less of where they come from."""
-        self.leases: list[tuple[int, str]] = []
+        self.leases: list[tuple[int, Lease]] = []
         self.commits: dict[ModelRef, Commit] = {}
         self.messages: list[tuple[int, str]] = []
         self.compactions: list[tuple[SegmentId, int, bytearray, tuple[Offset, ...], int]] = []
@@ -334,7 +335,7 @@ class OneShard(RuleBasedStateMachine):
             with pytest.raises(ModelNotFoundError, match=str(ref)):
                 self.states[home].pin(ref.name, ref.version, client, self.now)
 
-    def pinned(self, home: int, version: Version, client: str, lease: str) -> None:
+    def pinned(self, home: int, version: Version, client: str, lease: Lease) -> None:
         assert (home, lease) not in self.leases
         self.sessions[home, client] = self.now + SESSION_S
         self.leases.append((home, lease))
@@ -348,7 +349,7 @@ class OneShard(RuleBasedStateMachine):
         self.states[shard].unpin([lease])
         self.unpinned({lease})
 
-    def unpinned(self, leases: set[str]) -> None:
+    def unpinned(self, leases: set[Lease]) -> None:
         for version in [*self.live.values(), *self.ghosts.values()]:
             for lease in leases:
                 version.pins.pop(lease, None)
@@ -394,7 +395,7 @@ class OneShard(RuleBasedStateMachine):
 
     def ended(self, shard: int, client: str) -> None:
         self.sessions.pop((shard, client), None)
-        self.unpinned({lease for s, lease in self.leases if s == shard and lease.startswith(f"{client}/")})
+        self.unpinned({lease for s, lease in self.leases if s == shard and lease.client == client})
         for save in range(2):
             self.held.pop((shard, f"{client}/{save}"), None)
 

@@ -35,6 +35,7 @@ from ....store.errors import (
     TensorVineError,
 )
 from ....store.graphs.graph import ModelGraph
+from ....store.holders import Lease
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -232,7 +233,7 @@ class Saver:
             save_id = f"{self._session.client}/s{next(self._serial)}"
         home = self._session.home(request.name)
         self._session.keep_alive()
-        leases: list[str] = []
+        leases: list[Lease] = []
         asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
             lengths = self._lengths(request, home, deadline) if upload is None else []
@@ -343,7 +344,7 @@ class Saver:
         )
 
     def _parent(
-        self, request: SaveRequest, begun: Begun, leases: list[str]
+        self, request: SaveRequest, begun: Begun, leases: list[Lease]
     ) -> tuple[Header | None, Mapping[str, TensorEntry]]:
         """Return the parent's header and its table."""
         if begun.lease is not None:
@@ -455,7 +456,7 @@ class Saver:
         begun: Begun,
         plan: _Plan,
         upload: Upload,
-        leases: list[str],
+        leases: list[Lease],
         deadline: float,
     ) -> tuple[Saved, int]:
         """Make the version exist; gives the shard that did, too."""
@@ -496,7 +497,7 @@ class Saver:
         return Saved(ref, written, inherited), home
 
     def _commit_at(
-        self, home: int, draft: Draft, upload: Upload, leases: list[str], durable: bool, deadline: float
+        self, home: int, draft: Draft, upload: Upload, leases: list[Lease], durable: bool, deadline: float
     ) -> ModelRef:
         """Have a shard commit; what lies on another one is taken there first."""
         what = f"save of {draft.name!r}"
@@ -519,7 +520,7 @@ class Saver:
         grace = GRACE_S if waits else 0.0
         return self._session.call(home, commit, left + grace)[0]
 
-    def _tidy(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
+    def _tidy(self, save_id: str, shards: set[int], leases: Sequence[Lease]) -> None:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
@@ -530,7 +531,7 @@ class Saver:
             for lease in leases:
                 self._session.drop(lease)
 
-    def _abort(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
+    def _abort(self, save_id: str, shards: set[int], leases: Sequence[Lease]) -> None:
         """Give a failed save up without waiting: the shard in question may be what failed."""
         for lease in leases:
             self._session.drop(lease)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....store.holders import Lease
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.version import Draft
@@ -73,7 +74,7 @@ class WriteCalls:
         client: str,
         life: int,
         blocks: Sequence[Filled],
-        leases: Sequence[str],
+        leases: Sequence[Lease],
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
@@ -84,7 +85,7 @@ class WriteCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def abort(self, save_id: str, leases: Sequence[str]) -> None:
+    def abort(self, save_id: str, leases: Sequence[Lease]) -> None:
         """Forget what an unfinished save brought."""
         ...
 

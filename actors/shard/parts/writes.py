@@ -21,6 +21,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from ....store.errors import MovedError, StorageError
+from ....store.holders import Lease
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -189,7 +190,7 @@ class Writes:
         client: str,
         life: int,
         blocks: Sequence[Filled],
-        leases: Sequence[str],
+        leases: Sequence[Lease],
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
@@ -276,7 +277,7 @@ class Writes:
         await self._history.written(job, deadline - time.monotonic())
 
     @answers(WriteCalls.abort)
-    async def abort(self, save_id: str, leases: Sequence[str]) -> None:
+    async def abort(self, save_id: str, leases: Sequence[Lease]) -> None:
         with self._lock:
             self._settling.forget(save_id)
             self._holdings.end_save(save_id)

@@ -26,6 +26,7 @@ from tensorvine.actors.shard.settling import Settling
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.holders import Lease
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.overtaken import Overtaken
 from tensorvine.store.versions.version import Draft
@@ -118,7 +119,7 @@ class Home:
         strays = Strays(context, lambda: True)
         self.holders = Holders(context, self.settling, estate=segments, claims=None, strays=strays)
 
-    def save(self, leases: list[str], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
+    def save(self, leases: list[Lease], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
         graph = ModelGraph(())
         names = holds or {SEGMENT: [0]}
         draft = Draft(
@@ -168,8 +169,9 @@ def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_commit(home: Home) -> None:
-    home.names._onward["client/0.a.1"] = 1
-    assert home.save(["client/0.a.1"]) == "m@1"
+    lease = Lease(CLIENT, 0, "a", 1)
+    home.names._onward[lease] = 1
+    assert home.save([lease]) == "m@1"
     assert list(map(str, home.state.models())) == ["m@1"]
 
 
