@@ -2,8 +2,8 @@
 
 Rules
 - The home of a name (`planner.placement`) keeps its manifests, graphs, lineage and leases (`versions.table`). Segments
-  may live on any shard (`segments`). Whoever names a slot holds it there, under its reference or, before the commit,
-  its save's id.
+  may live on any shard (`segments`). Whoever names a slot holds it there (`holders`): a version or, before the commit,
+  its save.
 - What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
   `segments.SegmentTable` leaves.
 - A shard that starts again learns from the manifests on disk what is still there, if not now then later, and from the
@@ -75,13 +75,14 @@ class ShardState(VersionTable):
         session_s: seconds that a client's session lasts without being renewed.
 
     >>> from tensorvine.store.graphs.graph import ModelGraph
+    >>> from tensorvine.store.holders import Save
     >>> from tensorvine.store.versions.version import Draft
     >>> state = ShardState(0, lambda name: 0)
     >>> state.open("client", now=0.0)
-    >>> state.adopt("client/1", (0, 1), b"abcd", [4])
+    >>> state.adopt(Save("client", 1), (0, 1), b"abcd", [4])
     >>> graph = ModelGraph(())
     >>> draft = Draft(
-    ...     name="m", save_id="client/1", parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
+    ...     name="m", save=Save("client", 1), parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
     ...     architecture=(graph.to_json(), None), holds={(0, 1): [0]}, bytes_owned=4, bytes_total=4
     ... )
     >>> ref = state.publish(state.begin_commit(draft), draft, created_ns=1)
@@ -192,9 +193,9 @@ class ShardState(VersionTable):
             self._name(name, self.ledger.highest(name) + 1)
             self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
 
-    def held_by(self, home: int) -> list[str]:
+    def held_by(self, home: int) -> list[ModelRef]:
         """List the versions of a home that hold something here."""
-        return [holder for holder in self.version_holders() if self.home_of(ModelRef.parse(holder).name) == home]
+        return [ref for ref in self.version_holders() if self.home_of(ref.name) == home]
 
     # ---- moving to another home -------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Unreadable
-from ..holders import Lease
+from ..holders import Holder, Lease
 from ..refs import ModelRef
 from ..segments.segment import Offset, SegmentId, Stored
 from .architectures import packed
@@ -86,8 +86,8 @@ class MovedSegment:
     digests: tuple[str, ...] | None
     stored: Stored | None
     files: int
-    holders: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    waiting: frozenset[str] = frozenset()
+    holders: Mapping[Holder, Sequence[int]] = field(default_factory=dict[Holder, Sequence[int]])
+    waiting: frozenset[ModelRef] = frozenset()
     """Those of them whose manifests are not on disk."""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..graphs.index import Rank, rank_of
-from ..holders import Lease
+from ..holders import Lease, Save
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from .manifest import Header
@@ -21,7 +21,7 @@ class Draft:
     """A version that wants to exist: all of its manifest but the version number."""
 
     name: str
-    save_id: str
+    save: Save
     """Holds the segments that this save staged; released when the commit is done."""
     parent: ModelRef | None
     quality: float | None

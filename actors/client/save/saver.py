@@ -35,7 +35,7 @@ from ....store.errors import (
     TensorVineError,
 )
 from ....store.graphs.graph import ModelGraph
-from ....store.holders import Lease
+from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -68,7 +68,7 @@ class _Plan:
 class _Reserved:
     """Memory of a shard that waits for a save."""
 
-    save_id: str
+    save: Save
     shard: int
     life: int
     """Process id of the shard."""
@@ -106,7 +106,7 @@ class Saver:
                 return None
             self._reserved = None
         if reserved.shard not in self._session.staying:  # it drains
-            self._abort(reserved.save_id, {reserved.shard}, [])
+            self._abort(reserved.save, {reserved.shard}, [])
             return None
         try:
             if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
@@ -117,7 +117,7 @@ class Saver:
         upload = Upload(
             self._session,
             reserved.shard,
-            save_id=reserved.save_id,
+            save=reserved.save,
             deadline=deadline,
             what=what,
             helper=self._helper,
@@ -127,7 +127,7 @@ class Saver:
         try:
             upload.write(arrays, True)
         except BaseException:
-            self._abort(reserved.save_id, {reserved.shard}, [])
+            self._abort(reserved.save, {reserved.shard}, [])
             raise
         return replace(request, arrays={**request.arrays, **upload.copies(arrays)}), upload
 
@@ -139,21 +139,21 @@ class Saver:
                 return
             old, self._reserved = self._reserved, None
         if old is not None:
-            self._abort(old.save_id, {old.shard}, [])
+            self._abort(old.save, {old.shard}, [])
         near = self._session.near(self._session.home(request.name))
         connection = self._session.connection(near)
         if not lengths or connection.view is None:
             return
-        save_id = f"{self._session.client}/r{next(self._serial)}"
+        save = Save(self._session.client, next(self._serial), ahead=True)
         life = connection.hello.pid
-        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save_id, lengths))
+        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
         if not offsets:
             log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
             return
         for offset, length in zip(offsets, lengths, strict=True):
             connection.view.part(Part(offset, length))
         with self._reserving:
-            self._reserved = _Reserved(save_id, near, life, lengths, offsets)
+            self._reserved = _Reserved(save, near, life, lengths, offsets)
 
     def spare(self) -> None:
         """Give the memory that waits for a save back, if others wait for it."""
@@ -172,7 +172,7 @@ class Saver:
                 return
             self._reserved = None
         log.info("memory that waited for the next save is given back: others need it in shard %d", reserved.shard)
-        self._abort(reserved.save_id, {reserved.shard}, [])
+        self._abort(reserved.save, {reserved.shard}, [])
 
     def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Sequence[np.ndarray]) -> Announced:
         """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
@@ -186,23 +186,23 @@ class Saver:
             TensorVineError: it cannot be sent.
         """
         self._session.keep_alive()
-        save_id = f"{self._session.client}/s{next(self._serial)}"
+        save = Save(self._session.client, next(self._serial))
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
-        asked = self._beginning(name, parent, False, save_id, shard, deadline, lengths)
-        return Announced(save_id, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
+        asked = self._beginning(name, parent, False, save, shard, deadline, lengths)
+        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
 
     def withdraw(self, announced: Announced) -> None:
         """Let go of what was granted and pinned for a save that does not come; no wait."""
         try:
             begun = announced.begun.result(CONTROL_TIMEOUT_S)
         except TensorVineError as exc:
-            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save_id, exc)
+            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save, exc)
             return
         if begun.lease is not None:
             self._session.unpin_behind([begun.lease])
-        self._abort(announced.save_id, {announced.shard}, [])
+        self._abort(announced.save, {announced.shard}, [])
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -226,18 +226,18 @@ class Saver:
 
     def _save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: float) -> Saved:
         if upload is not None:
-            save_id = upload.save_id
+            save = upload.save
         elif request.announced is not None:
-            save_id = request.announced.save_id
+            save = request.announced.save
         else:
-            save_id = f"{self._session.client}/s{next(self._serial)}"
+            save = Save(self._session.client, next(self._serial))
         home = self._session.home(request.name)
         self._session.keep_alive()
         leases: list[Lease] = []
         asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
             lengths = self._lengths(request, home, deadline) if upload is None else []
-            begun = self._early(request, deadline) or self._begun(request, home, deadline, save_id, lengths)
+            begun = self._early(request, deadline) or self._begun(request, home, deadline, save, lengths)
             if begun.offsets:
                 asked.add(begun.shard)  # the name may have moved since
             parent, table = self._parent(request, begun, leases)
@@ -246,21 +246,21 @@ class Saver:
                 upload.keep(plan.written)
             else:
                 fits = lengths == announce(list(plan.written.values()))
-                upload = self._written(request, plan, save_id, begun, begun.offsets if fits else [], deadline, asked)
+                upload = self._written(request, plan, save, begun, begun.offsets if fits else [], deadline, asked)
                 staged()
                 upload.finish()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
-            self._abort(save_id, asked | (upload.at if upload is not None else set()), leases)
+            self._abort(save, asked | (upload.at if upload is not None else set()), leases)
             raise
-        self._tidy(save_id, (asked | upload.at) - {at}, leases)
+        self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
 
     def _written(
         self,
         request: SaveRequest,
         plan: _Plan,
-        save_id: str,
+        save: Save,
         begun: Begun,
         granted: list[int],
         deadline: float,
@@ -280,7 +280,7 @@ class Saver:
                 upload = Upload(
                     self._session,
                     near,
-                    save_id=save_id,
+                    save=save,
                     deadline=deadline,
                     what=what,
                     helper=self._helper,
@@ -302,10 +302,10 @@ class Saver:
         try:
             return announced.begun.result(deadline - time.monotonic())
         except TensorVineError as exc:
-            log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
+            log.info("%s was announced for nothing, it begins now: %s", announced.save, exc)
             return None
 
-    def _begun(self, request: SaveRequest, home: int, deadline: float, save_id: str, lengths: list[int]) -> Begun:
+    def _begun(self, request: SaveRequest, home: int, deadline: float, save: Save, lengths: list[int]) -> Begun:
         """Have the parent pinned, and memory granted for blocks of `lengths` where its home is the save's, too."""
         name = request.parent[0] if request.parent is not None else request.name
         while True:
@@ -314,7 +314,7 @@ class Saver:
             try:
                 inherits = request.inherit == "auto"
                 sizes = lengths if shard == home else []
-                asked = self._beginning(request.name, request.parent, inherits, save_id, shard, deadline, sizes)
+                asked = self._beginning(request.name, request.parent, inherits, save, shard, deadline, sizes)
                 return self._session.call(shard, ShardCalls.begin(asked), left + 1.0)
             except MovedError as exc:
                 self._session.moved(name, shard, exc, deadline)
@@ -324,7 +324,7 @@ class Saver:
         name: str,
         parent: tuple[str, int | None] | None,
         inherits: bool,
-        save_id: str,
+        save: Save,
         shard: int,
         deadline: float,
         sizes: list[int],
@@ -338,7 +338,7 @@ class Saver:
             known=self._catalog.known(of, version),
             inherits=inherits,
             compares=self._is_mapped(shard, deadline),
-            save_id=save_id,
+            save=save,
             sizes=sizes,
             timeout=deadline - time.monotonic(),
         )
@@ -469,7 +469,7 @@ class Saver:
         inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
         draft = Draft(
             name=request.name,
-            save_id=upload.save_id,
+            save=upload.save,
             parent=parent.ref if parent is not None else None,
             quality=request.quality,
             metadata=request.metadata,
@@ -507,7 +507,7 @@ class Saver:
                 continue
             try:
                 self._session.connection(shard, deadline)  # it must know this client
-                adopt = ShardCalls.adopt(upload.save_id, upload.life, blocks)
+                adopt = ShardCalls.adopt(upload.save, upload.life, blocks)
                 self._session.call(shard, adopt, time_left(deadline, what))
             except MovedError as exc:
                 if shard == upload.shard:
@@ -520,23 +520,23 @@ class Saver:
         grace = GRACE_S if waits else 0.0
         return self._session.call(home, commit, left + grace)[0]
 
-    def _tidy(self, save_id: str, shards: set[int], leases: Sequence[Lease]) -> None:
+    def _tidy(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
-                self._session.call(shard, ShardCalls.abort(save_id, []))
+                self._session.call(shard, ShardCalls.abort(save, []))
             self._session.unpin(leases)
         except TensorVineError as exc:
-            log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
+            log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
             for lease in leases:
                 self._session.drop(lease)
 
-    def _abort(self, save_id: str, shards: set[int], leases: Sequence[Lease]) -> None:
+    def _abort(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
         """Give a failed save up without waiting: the shard in question may be what failed."""
         for lease in leases:
             self._session.drop(lease)
         for shard in shards:
             try:
-                self._session.send(shard, ShardCalls.abort(save_id, []))
+                self._session.send(shard, ShardCalls.abort(save, []))
             except TensorVineError as exc:
-                log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
+                log.debug("shard %d did not hear that %s was given up: %s", shard, save, exc)

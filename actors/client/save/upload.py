@@ -16,6 +16,7 @@ import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
 from ....store.errors import StoreFullError
+from ....store.holders import Save
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ....store.versions.manifest import TensorEntry
@@ -49,7 +50,7 @@ class Upload:
     Args:
         session: the client's.
         shard: which shard.
-        save_id: holds what arrives until the commit.
+        save: holds what arrives until the commit.
         deadline: on the monotonic clock.
         what: names the save in errors.
         helper: runs half of the copying.
@@ -62,14 +63,14 @@ class Upload:
         session: Session,
         shard: int,
         *,
-        save_id: str,
+        save: Save,
         deadline: float,
         what: str,
         helper: Executor,
         granted: Sequence[int] = (),
         granter: int = 0,
     ) -> None:
-        self.save_id = save_id
+        self.save = save
         self.blocks: list[Filled] = []
         """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
         self.at: set[int] = set()
@@ -177,7 +178,7 @@ class Upload:
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = time_left(self._deadline, self._what)
-        request = ShardCalls.grant(self._session.client, self.save_id, lengths, left)
+        request = ShardCalls.grant(self._session.client, self.save, lengths, left)
         return self._session.call(self.shard, request, left + 1.0)
 
     def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
@@ -187,7 +188,7 @@ class Upload:
                 copy_into(packed, arrays, self._helper)
             handle = self._session.engine.put(packed)
             left = time_left(self._deadline, self._what)
-            request = ShardCalls.adopt_block(self.save_id, block.id, handle, block.sizes, left)
+            request = ShardCalls.adopt_block(self.save, block.id, handle, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()
