@@ -21,11 +21,11 @@ from .archive.archive import StoredFile
 from .archive.manifestfile import Manifest
 from .archive.segmentfile import Slot
 from .errors import ModelLostError, Unreadable
+from .holders import FileOf, Reason
 from .refs import ModelRef
 from .segments.segment import SegmentId, Stored
 from .shard import ShardState
 from .versions.manifest import encode_body
-from .versions.segments import UNREAD, file_holder
 
 _NONE: Mapping[ModelRef, Unreadable] = {}
 
@@ -36,10 +36,10 @@ class _Need:
 
     sizes: dict[int, int] = field(default_factory=dict[int, int])
     bases: dict[int, tuple[Slot, ...]] = field(default_factory=dict[int, tuple[Slot, ...]])
-    holders: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    holders: dict[ModelRef | Reason, Sequence[int]] = field(default_factory=dict[ModelRef | Reason, Sequence[int]])
     dependents: dict[SegmentId, set[int]] = field(default_factory=dict[SegmentId, set[int]])
     """Segments, on any shard, with tensors that are encoded against slots of this one."""
-    readers: dict[str, None] = field(default_factory=dict[str, None])
+    readers: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
     """Versions that cannot be read whole without it."""
 
 
@@ -49,7 +49,7 @@ class Recovered:
 
     garbage: list[str]
     """Files of this shard's segments that nobody needs."""
-    missing: list[tuple[str, SegmentId]]
+    missing: list[tuple[ModelRef, SegmentId]]
     """(version, segment): files of this shard's segments that should be there."""
 
 
@@ -82,7 +82,7 @@ def recover(
     if unread:
         for segment, _ in mine:
             need = needs.setdefault(segment, _Need())
-            need.holders[UNREAD] = list(need.sizes)
+            need.holders[Reason.UNREAD] = list(need.sizes)
     kept = _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
     garbage = garbage if not unread else []
@@ -116,7 +116,7 @@ def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Seq
 
 def take_over(
     state: ShardState, manifests: Iterable[Manifest], files: Mapping[SegmentId, Sequence[StoredFile]]
-) -> list[tuple[str, SegmentId]]:
+) -> list[tuple[ModelRef, SegmentId]]:
     """Restore the segments that are this shard's since its topology changed; what the state knows stays as it is.
 
     Args:
@@ -137,7 +137,7 @@ def take_over(
 
 def readmit(
     state: ShardState, ref: ModelRef, manifest: Manifest | None, files: Mapping[SegmentId, Sequence[StoredFile]]
-) -> list[tuple[str, SegmentId]]:
+) -> list[tuple[ModelRef, SegmentId]]:
     """Restore what a manifest names that can be read at last.
 
     With the last one of these, what the manifests do not name goes.
@@ -157,13 +157,13 @@ def readmit(
     _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     state.found(ref, manifest, encode_body(manifest.entries) if manifest is not None else b"")
     if not state.unread:
-        state.release(UNREAD)
-    return [(str(ref), segment) for segment in needs.keys() - files.keys()]
+        state.release(Reason.UNREAD)
+    return [(ref, segment) for segment in needs.keys() - files.keys()]
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:
     """Gather what a manifest says of the segments that this shard owns."""
-    reader = str(manifest.header.ref)
+    reader = manifest.header.ref
     found: dict[SegmentId, dict[int, int]] = {}
     for entry in manifest.entries.values():
         found.setdefault(entry.segment, {})[entry.slot] = entry.nbytes
@@ -202,8 +202,9 @@ def _restore(
     for segment, need in needs.items():
         for holder, held in need.holders.items():
             state.hold(holder, {segment: held})
-            state.written(holder)
+            if isinstance(holder, ModelRef):
+                state.written(holder)
         for dependent, based in need.dependents.items():
             # Also where the dependent's file is missing: it may be back one day.
-            state.hold(file_holder(dependent), {segment: sorted(based)})
+            state.hold(FileOf(dependent[1]), {segment: sorted(based)})
     return needs.keys() - state.drop_unheld()

@@ -2,8 +2,8 @@
 
 Rules
 - The home of a name (`planner.placement`) keeps its manifests, graphs, lineage and leases (`versions.table`). Segments
-  may live on any shard (`segments`). Whoever names a slot holds it there, under its reference or, before the commit,
-  its save's id.
+  may live on any shard (`segments`). Whoever names a slot holds it there (`holders`): a version or, before the commit,
+  its save.
 - What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
   `segments.SegmentTable` leaves.
 - A shard that starts again learns from the manifests on disk what is still there, if not now then later, and from the
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .archive.manifestfile import Manifest
 from .errors import Unreadable
 from .graphs.index import PrefixQuery
+from .holders import Lease
 from .refs import ModelRef
 from .versions.handover import Bundle, MovedName, MovedVersion
 from .versions.ledger import Fact
@@ -74,13 +75,14 @@ class ShardState(VersionTable):
         session_s: seconds that a client's session lasts without being renewed.
 
     >>> from tensorvine.store.graphs.graph import ModelGraph
+    >>> from tensorvine.store.holders import Save
     >>> from tensorvine.store.versions.version import Draft
     >>> state = ShardState(0, lambda name: 0)
     >>> state.open("client", now=0.0)
-    >>> state.adopt("client/1", (0, 1), b"abcd", [4])
+    >>> state.adopt(Save("client", 1), (0, 1), b"abcd", [4])
     >>> graph = ModelGraph(())
     >>> draft = Draft(
-    ...     name="m", save_id="client/1", parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
+    ...     name="m", save=Save("client", 1), parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
     ...     architecture=(graph.to_json(), None), holds={(0, 1): [0]}, bytes_owned=4, bytes_total=4
     ... )
     >>> ref = state.publish(state.begin_commit(draft), draft, created_ns=1)
@@ -191,9 +193,9 @@ class ShardState(VersionTable):
             self._name(name, self.ledger.highest(name) + 1)
             self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
 
-    def held_by(self, home: int) -> list[str]:
+    def held_by(self, home: int) -> list[ModelRef]:
         """List the versions of a home that hold something here."""
-        return [holder for holder in self.version_holders() if self.home_of(ModelRef.parse(holder).name) == home]
+        return [ref for ref in self.version_holders() if self.home_of(ref.name) == home]
 
     # ---- moving to another home -------------------------------------------------------------------------
 
@@ -233,12 +235,12 @@ class ShardState(VersionTable):
             record = self._ghosts.pop(ref) if ghost else self._records[ref]
             key = record.header.graph_key
             graphs[key] = self.graphs.architecture(key)
-            versions.append(MovedVersion(record.header, record.body, record.segments, dict(record.pins), ghost))
+            versions.append(MovedVersion(record.header, record.body, record.segments, tuple(record.pins), ghost))
             if not ghost:
                 self._remove(ref, record)
             self.graphs.leave(key)
-            for lease, client in record.pins.items():
-                self._sessions[client].leases.pop(lease, None)
+            for lease in record.pins:
+                self._sessions[lease.client].leases.pop(lease, None)
         unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
         for name in moved:
             del self._names[name]
@@ -276,9 +278,9 @@ class ShardState(VersionTable):
         self.epoch += 1
         return self.bytes_metadata - before
 
-    def _take_pins(self, ref: ModelRef, pins: Mapping[str, str], now: float) -> None:
+    def _take_pins(self, ref: ModelRef, pins: Iterable[Lease], now: float) -> None:
         record = self._ghosts.get(ref) or self._records[ref]
-        for lease, client in pins.items():
-            self.open(client, now)
-            self._sessions[client].leases[lease] = ref
-            record.pins[lease] = client
+        for lease in pins:
+            self.open(lease.client, now)
+            self._sessions[lease.client].leases[lease] = ref
+            record.pins[lease] = None

@@ -8,6 +8,7 @@ from functools import cached_property
 from types import TracebackType
 
 from ...store.graphs.graph import ModelGraph
+from ...store.holders import Lease
 from ...store.refs import ModelRef
 from .session import Session
 
@@ -25,7 +26,7 @@ class PrefixMatch:
         query: ModelGraph,
         ref: ModelRef,
         quality: float | None,
-        lease: str,
+        lease: Lease,
         ancestor: Callable[[], ModelGraph],
     ) -> None:
         self.ref = ref

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
+from ...store.holders import Lease
 from ...store.versions.version import Match
 from ..rpc.messages import Matches
 from ..shard.calls import ShardCalls
@@ -38,7 +39,7 @@ class Prefixes:
         answers = self._session.broadcast(request, spoiled=self._unmatch)
         texts = {key: text for answer in answers for key, text in answer.graphs.items()}
         results: list[PrefixMatch | None] = []
-        losers: list[str] = []
+        losers: list[Lease] = []
         for position, graph in enumerate(graphs):
             found = [match for answer in answers if (match := answer.found[position]) is not None]
             best = max(found, key=lambda match: match.rank, default=None)

@@ -30,6 +30,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
+from ...store.holders import Lease
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
@@ -96,7 +97,7 @@ class Session:
         self._lock = threading.Lock()
         self.at_renewal: Callable[[], None] = lambda: None
         """Called whenever the session was renewed."""
-        self._dropped: deque[str] = deque()
+        self._dropped: deque[Lease] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -298,7 +299,7 @@ class Session:
 
     # ---- leases -----------------------------------------------------------------------------------------
 
-    def unpin(self, leases: Sequence[str]) -> None:
+    def unpin(self, leases: Sequence[Lease]) -> None:
         """Let pins go, and wait until they went: what they kept may be freed when this returns."""
         if leases:
             given = _by_shard(leases)
@@ -310,7 +311,7 @@ class Session:
             except MovedError:  # one that gave some has drained just now
                 self.broadcast(ShardCalls.unpin(list(leases)))
 
-    def unpin_behind(self, leases: Sequence[str]) -> None:
+    def unpin_behind(self, leases: Sequence[Lease]) -> None:
         """Let pins go and do not wait; while shards change, when the housekeeping comes to it."""
         topology = self.topology
         for shard, part in _by_shard(leases).items():
@@ -323,7 +324,7 @@ class Session:
                 log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
                 self._dropped.extend(part)
 
-    def drop(self, lease: str) -> None:
+    def drop(self, lease: Lease) -> None:
         """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""
         self._dropped.append(lease)
 
@@ -388,9 +389,9 @@ class Session:
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
 
 
-def _by_shard(leases: Sequence[str]) -> dict[int, list[str]]:
-    """Sort leases by the shard that gave them, which their text names: client/shard.serial."""
-    grouped: dict[int, list[str]] = {}
+def _by_shard(leases: Sequence[Lease]) -> dict[int, list[Lease]]:
+    """Sort leases by the shard that gave them."""
+    grouped: dict[int, list[Lease]] = {}
     for lease in leases:
-        grouped.setdefault(int(lease.partition("/")[2].partition(".")[0]), []).append(lease)
+        grouped.setdefault(lease.shard, []).append(lease)
     return grouped

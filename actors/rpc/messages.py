@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...planner.topology import Topology
 from ...store.archive.segmentfile import Slot
+from ...store.holders import Lease, Save
 from ...store.refs import ModelRef
 from ...store.segments.arena import Part
 from ...store.segments.segment import Block, SegmentId
@@ -210,7 +211,7 @@ class Beginning:
     """It learns what is unchanged from the parent's content hashes, or compares with the parent's bytes."""
     compares: bool
     """It can compare with bytes that are in memory here."""
-    save_id: str
+    save: Save
     sizes: Sequence[int]
     """Of blocks that it would fill."""
     timeout: float
@@ -225,7 +226,7 @@ class Begun:
     """The parent's; None when the name is new."""
     body: bytes | None
     """The parent's table; None when the client has it."""
-    lease: str | None
+    lease: Lease | None
     """Pins the parent."""
     digests: dict[SegmentId, tuple[str, ...]]
     """Content hashes of the parent's segments that lie here, if they were asked for."""

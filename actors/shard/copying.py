@@ -17,6 +17,7 @@ from itertools import count
 import numpy as np
 
 from ...store.errors import ShardUnavailableError
+from ...store.holders import Filling, Owner
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
 from ...store.versions.mirror import Copy
@@ -62,7 +63,7 @@ class Copying:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
         Args:
-            what: names who owns the memory meanwhile.
+            what: what they are for, as it names who owns the memory meanwhile.
             originals: the segments.
             address: where the bytes are that no message brought.
             timeout: seconds for all.
@@ -73,7 +74,7 @@ class Copying:
             ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
             ModelLostError: who has them let them go meanwhile.
         """
-        owner, deadline = f"{what}.{next(self._serial)}", Deadline.after(timeout)
+        owner, deadline = Filling(what, next(self._serial)), Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             loop, left = asyncio.get_running_loop(), deadline.left()
@@ -81,10 +82,10 @@ class Copying:
             yield await loop.run_in_executor(self._fetchers, fetched, *arguments)
         finally:
             with self._lock:
-                self._holdings.drop_save(owner)
+                self._holdings.drop_grants(owner)
 
     async def _granted(
-        self, owner: str, originals: Mapping[SegmentId, Original], timeout: float
+        self, owner: Owner, originals: Mapping[SegmentId, Original], timeout: float
     ) -> dict[SegmentId, Part]:
         """Have memory granted for all that is not to stay in the heap."""
         lengths = large(originals)
@@ -132,7 +133,7 @@ def with_bytes(original: Original, block: np.ndarray, offsets: Sequence[Offset])
 def fetched(
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
-    owner: str,
+    owner: Owner,
     holdings: Holdings,
     address: Address | None,
     timeout: float,

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.holders import Filling, Owner, Save
 from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
 from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, pack, padded
@@ -45,7 +46,7 @@ INLINE_BYTES = SMALLEST_BYTES
 EXPORT_IDLE_S = 30.0
 READ_ROUNDS = 32
 """How often a read may find that others pushed out again what it had brought into the memory."""
-_COMPACTION = "compaction"
+_COMPACTION = Filling("compaction")
 
 
 class Holdings:
@@ -91,7 +92,7 @@ class Holdings:
     @property
     def serves_saves(self) -> bool:
         """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
-        return any(owner.partition("/")[2].startswith("s") for owner in self._arena.owners())
+        return any(isinstance(owner, Save) and not owner.ahead for owner in self._arena.owners())
 
     def publish(self) -> None:
         """Show the epoch on the board. Call it with the lock held."""
@@ -103,7 +104,7 @@ class Holdings:
 
     # ---- taking -----------------------------------------------------------------------------------------
 
-    def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
+    def grant(self, owner: Owner, sizes: Sequence[int], least: int = 1) -> list[int]:
         """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
 
         Call it with the lock held.
@@ -116,14 +117,15 @@ class Holdings:
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
-        self._ended.check(owner)
+        if isinstance(owner, Save):
+            self._ended.check(owner)
         offsets = self._granted(owner, sizes, least)
         if not offsets and self._freed:
             self._recycle()
             offsets = self._granted(owner, sizes, least)
         return offsets if offsets or not sizes else self._granted_of_others(owner, sizes, least)
 
-    def _granted_of_others(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
+    def _granted_of_others(self, owner: Owner, sizes: Sequence[int], least: int) -> list[int]:
         """Have others leave the memory until `sizes` are granted; none leaves where all that may would not do."""
         needed, room, ready = sum(map(_arena_bytes, sizes[:least])), self._arena.free_bytes, list[SegmentId]()
         for segment_id, nbytes in self._leaving():
@@ -136,12 +138,12 @@ class Holdings:
                     return offsets
         return []
 
-    def _granted(self, owner: str, sizes: Sequence[int], least: int) -> list[int]:
+    def _granted(self, owner: Owner, sizes: Sequence[int], least: int) -> list[int]:
         """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
         offsets = self._arena.grant(owner, list(map(_arena_bytes, sizes)), least)
         return [offset + HEADER_BYTES for offset in offsets]
 
-    def reserve(self, owner: str, sizes: Sequence[int]) -> list[int]:
+    def reserve(self, save: Save, sizes: Sequence[int]) -> list[int]:
         """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
 
         Call it with the lock held.
@@ -149,11 +151,11 @@ class Holdings:
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
-        self._ended.check(owner)
+        self._ended.check(save)
         self._recycle()
         if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
             return []
-        return self._granted(owner, sizes, len(sizes))
+        return self._granted(save, sizes, len(sizes))
 
     def let_go(self, wanted: Mapping[SegmentId, Sequence[int]]) -> bool:
         """Let segments of which slots are wanted leave the memory, to be read again in one piece.
@@ -188,13 +190,13 @@ class Holdings:
         self._state.evict(segment_id)
         self._take_back()
 
-    def room_may_come(self, save_id: str) -> bool:
+    def room_may_come(self, owner: Owner) -> bool:
         """Tell whether others hold what may become free by itself. Call it with the lock held.
 
         What is on disk as well may: it only stays because somebody reads it now.
         """
         on_disk = next(self._state.evictable(), None) is not None
-        return on_disk or bool(self._freed) or bool(self._arena.owners() - {save_id})
+        return on_disk or bool(self._freed) or bool(self._arena.owners() - {owner})
 
     def full(self, what: str, nbytes: int) -> StoreFullError:
         """Make the error of a save, or a load, for which there is no room."""
@@ -230,11 +232,11 @@ class Holdings:
             )
         return [view for segment in segments if (view := self.view(segment)) is not None]
 
-    def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+    def adopt(self, save: Save, life: int, blocks: Sequence[Filled]) -> None:
         """Take what a saver filled as segments. Call it with the lock held.
 
         Args:
-            save_id: the save, which holds the segments until its commit.
+            save: the save, which holds the segments until its commit.
             life: process id of the shard whose memory was filled.
             blocks: the segments.
 
@@ -242,19 +244,19 @@ class Holdings:
             ShardUnavailableError: an earlier life of this shard was filled.
             OperationTimeoutError: the save has ended.
         """
-        self._ended.check(save_id)
+        self._ended.check(save)
         for segment, handle, sizes in blocks:
             if not isinstance(handle, Part):
-                self._state.adopt(save_id, segment, handle, sizes)
+                self._state.adopt(save, segment, handle, sizes)
                 hashes = _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
                 self._state.set_digests(segment, hashes)
                 continue
-            self._check_granted(handle, save_id, life)
-            self._state.adopt(save_id, segment, handle, sizes)
+            self._check_granted(handle, save, life)
+            self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self._unhashed.append(segment)
 
-    def fill(self, part: Part, owner: str, block: np.ndarray) -> None:
+    def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
         """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
 
         Raises:
@@ -264,7 +266,7 @@ class Holdings:
             np.copyto(self.memory.part(part)[: block.nbytes], block)
 
     @contextlib.contextmanager
-    def filling(self, parts: Iterable[Part], owner: str) -> Generator[None]:
+    def filling(self, parts: Iterable[Part], owner: Owner) -> Generator[None]:
         """Keep parts in place that `owner` was granted while this process fills them, whatever becomes of the owner.
 
         Raises:
@@ -287,31 +289,31 @@ class Holdings:
         if segment is not None:
             self.memory.label(part, header_of(segment.id, segment.generation))
 
-    def give_back(self, part: Part, save_id: str) -> None:
-        """Take back a part that a save did not come to use. Call it with the lock held."""
-        if self._arena.owner_of(part.offset - HEADER_BYTES) == save_id:
+    def give_back(self, part: Part, owner: Owner) -> None:
+        """Take back a part that its owner did not come to use. Call it with the lock held."""
+        if self._arena.owner_of(part.offset - HEADER_BYTES) == owner:
             self._free([part])
 
-    def end_save(self, save_id: str) -> None:
+    def end_save(self, save: Save) -> None:
         """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
-        self._ended.end(save_id)
-        self.drop_save(save_id)
+        self._ended.end(save)
+        self.drop_grants(save)
 
-    def drop_save(self, save_id: str) -> None:
-        """Take back what a save was granted and did not hand over. Call it with the lock held."""
-        granted = self._arena.parts_of(save_id)
+    def drop_grants(self, owner: Owner) -> None:
+        """Take back what somebody was granted and did not hand over. Call it with the lock held."""
+        granted = self._arena.parts_of(owner)
         self._free([Part(part.offset + HEADER_BYTES, part.length - HEADER_BYTES) for part in granted])
 
     def drop_client(self, client: str) -> None:
         """Take back what all saves of a client were granted. Call it with the lock held."""
         for owner in self._arena.owners():
-            if owner.startswith(f"{client}/"):
-                self.drop_save(owner)
+            if isinstance(owner, Save) and owner.client == client:
+                self.drop_grants(owner)
 
-    def _bytes_of(self, owner: str) -> int:
+    def _bytes_of(self, owner: Owner) -> int:
         return sum(part.length - HEADER_BYTES for part in self._arena.parts_of(owner))
 
-    def _check_granted(self, part: Part, owner: str, life: int) -> None:
+    def _check_granted(self, part: Part, owner: Owner, life: int) -> None:
         if life != os.getpid() or self._arena.owner_of(part.offset - HEADER_BYTES) != owner:
             raise ShardUnavailableError(
                 f"shard {self._state.index}: expected {part} to be filled by {owner} in its present life; the "

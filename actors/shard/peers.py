@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ...planner.topology import Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
+from ...store.holders import Holder
 from ...store.refs import ModelRef
 from ...store.segments.segment import Holds, SegmentId
 from ...store.versions.ledger import Fact, Told
@@ -64,7 +65,7 @@ class Peers:
         self._recorded = config.index in self._registry.owing() if engine.restarted() else False
         """It stands in the registry that some are owed something; an earlier life's word stays until all is paid."""
         self._restarts = self._registry.count_restart(config.index) if engine.restarted() else 0
-        self._stale: dict[int, tuple[list[str], int]] = {}
+        self._stale: dict[int, tuple[list[ModelRef], int]] = {}
         """Shard that may hold what an earlier life had there -> what it is to keep, and the topology's version."""
         self.topology = config.topology or Topology(config.repository, config.shards, config.start)
         """By which this shard goes."""
@@ -102,36 +103,36 @@ class Peers:
         """Return how often each shard has started again, as far as that counts here: not, before this one has."""
         return self._registry.restarts() if self._restarts else {}
 
-    def forget_earlier(self, kept: Iterable[str]) -> None:
+    def forget_earlier(self, kept: Iterable[ModelRef]) -> None:
         """Have the other shards let go of what an earlier life held there, but for some versions; does not wait."""
         self._stale = {shard: (list(kept), self.topology.version) for shard in self.others}
         for shard, told in self._stale.items():
             self.post(shard, ShardCalls.release_homes(self._config.index, *told, self._restarts))
 
-    async def _hold_at(self, shard: int, holder: str, part: Holds) -> None:
+    async def _hold_at(self, shard: int, ref: ModelRef, part: Holds) -> None:
         stale = self._stale.get(shard)
         if stale is not None:  # whether it has heard of that is not known
             await self.ask(shard, ShardCalls.release_homes(self._config.index, *stale, self._restarts))
             self._stale.pop(shard, None)
-        await self.ask(shard, ShardCalls.hold(holder, part))
+        await self.ask(shard, ShardCalls.hold(ref, part))
 
-    async def hold(self, holder: str, holds: Holds) -> None:
+    async def hold(self, ref: ModelRef, holds: Holds) -> None:
         """Have the other shards hold their part of what a version names."""
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
         for segment, slots in holds.items():
             if (shard := self.topology_after.where(segment)) != self._config.index:
                 by_shard.setdefault(shard, {})[segment] = slots
-        await asyncio.gather(*(self._hold_at(shard, holder, part) for shard, part in by_shard.items()))
+        await asyncio.gather(*(self._hold_at(shard, ref, part) for shard, part in by_shard.items()))
 
     def keepers(self, holds: Holds) -> set[int]:
         """Name the other shards that `hold` would ask."""
         return set(map(self.topology_after.where, holds)) - {self._config.index}
 
-    async def release(self, holder: str, shards: Iterable[int]) -> None:
+    async def release(self, holder: Holder, shards: Iterable[int]) -> None:
         """Have shards forget a holder, all at once; where one has drained and is gone, those that have its segments."""
         await asyncio.gather(*(self._release_at(shard, holder) for shard in shards))
 
-    async def _release_at(self, shard: int, holder: str) -> None:
+    async def _release_at(self, shard: int, holder: Holder) -> None:
         try:
             await self.ask(shard, ShardCalls.release(holder))
         except TensorVineError as exc:

@@ -58,9 +58,9 @@ def take_back(context: ShardContext, history: History | None) -> Restored:
 def _let_go_elsewhere(context: ShardContext, told: Told, names: Iterable[str]) -> None:
     """Have other shards let go of versions of this home that are no more, and note those that the disk has retired."""
     state, peers = context.state, context.peers
-    kept = {str(ref) for ref in (*state.models(), *state.unread)}
+    kept = {*state.models(), *state.unread}
     buried = _buried(context, told, names)
-    gone = [ref for ref in dict.fromkeys(map(str, (*state.census(), *buried))) if ref not in kept]
+    gone = [ref for ref in dict.fromkeys((*state.census(), *buried)) if ref not in kept]
     if not peers.topology.former:  # else names that are to be at home here may be elsewhere still
         peers.forget_earlier(kept)
     for shard in peers.others if gone else ():  # also where they go by another topology already

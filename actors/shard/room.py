@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ...store.errors import ShardUnavailableError
+from ...store.holders import Owner
 from ...store.waiting import Deadline
 from ..rpc.busy import Busy
 from ..rpc.messages import PEER_TIMEOUT_S
@@ -54,7 +55,7 @@ class Room:
         return sizes if self._clients.watches(client) else ()
 
     async def granted(
-        self, owner: str, sizes: Sequence[int], timeout: float = PEER_TIMEOUT_S, client: str | None = None
+        self, owner: Owner, sizes: Sequence[int], timeout: float = PEER_TIMEOUT_S, client: str | None = None
     ) -> list[int]:
         """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
 
@@ -80,7 +81,7 @@ class Room:
         return await self.taken(f"save {owner}", owner, sizes[0], grant, timeout)
 
     async def taken(
-        self, what: str, owner: str, nbytes: int, take: Callable[[], Taken | None], timeout: float = PEER_TIMEOUT_S
+        self, what: str, owner: Owner, nbytes: int, take: Callable[[], Taken | None], timeout: float = PEER_TIMEOUT_S
     ) -> Taken:
         """Take memory, waiting while what others hold may become free.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...store.holders import Holder
 from ..rpc.busy import Busy
 from ..rpc.calls import Request
 from .calls import ShardCalls
@@ -57,7 +58,7 @@ class Settling:
         """Whether other shards are being told, or are to be. Read it with the lock held."""
         return bool(self._state.outbox) or bool(self._telling)
 
-    def forget(self, holder: str) -> None:
+    def forget(self, holder: Holder) -> None:
         """Forget a holder, and with the next `settle`, if this shard drains, at those that have its segments now."""
         with self._lock:
             self._state.release(holder)
@@ -70,10 +71,10 @@ class Settling:
         if moved:
             await self._estate.pass_on(request)
 
-    def _settle_here(self) -> list[tuple[int, str]]:
+    def _settle_here(self) -> list[tuple[int, Holder]]:
         """Do of it what concerns this shard only; return what is for others."""
         with self._lock:
-            outbox: list[tuple[int, str]] = []
+            outbox: list[tuple[int, Holder]] = []
             if not self._estate.is_telling:  # else it would overtake who holds what, and that would stay
                 outbox, self._state.outbox = self._state.outbox, []
             self._holdings.settle()

@@ -3,7 +3,8 @@
 Rules
 - First fit from the low end, so that pages touched once are used again and again: a fresh page costs ten times
   what copying into it does.
-- Neighbouring free parts are one. Every part has an owner: a save in flight, or `KEPT` once a segment lies in it.
+- Neighbouring free parts are one. Every part has an owner: a save, a shard that fills it itself, or `KEPT`
+  once a segment lies in it.
 - A grant may be shorter than what was asked for: the saver fills what it got and asks again. So two savers that
   each hold a part never wait for each other.
 """
@@ -13,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..holders import Filling, Owner
 from .segment import padded
 
-KEPT = ""
+KEPT = Filling("kept")
 """Owner of parts that hold segments."""
 
 
@@ -30,17 +32,18 @@ class Part:
 class Arena:
     """Allocator over `capacity` bytes.
 
-    >>> arena = Arena(256)
-    >>> arena.grant("a", [100, 100]), arena.grant("b", [64])
+    >>> from tensorvine.store.holders import Save
+    >>> arena, one, other = Arena(256), Save("client", 1), Save("client", 2)
+    >>> arena.grant(one, [100, 100]), arena.grant(other, [64])
     ([0, 128], [])
     >>> arena.free(0)
-    >>> arena.grant("b", [64, 128], least=2), arena.grant("b", [64, 128])
+    >>> arena.grant(other, [64, 128], least=2), arena.grant(other, [64, 128])
     ([], [0])
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._taken: dict[int, tuple[int, str]] = {}
+        self._taken: dict[int, tuple[int, Owner]] = {}
         self._free: list[tuple[int, int]] = [(0, capacity)] if capacity else []
 
     def used(self, *, kept: bool) -> int:
@@ -52,7 +55,7 @@ class Arena:
         """Sum the bytes that nobody has."""
         return sum(end - start for start, end in self._free)
 
-    def grant(self, owner: str, sizes: Sequence[int], least: int = 1) -> list[int]:
+    def grant(self, owner: Owner, sizes: Sequence[int], least: int = 1) -> list[int]:
         """Return offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
         wanted = [padded(size) or padded(1) for size in sizes]
         if sum(wanted[:least]) > self.free_bytes:
@@ -71,7 +74,7 @@ class Arena:
             del self._taken[offset]
         return []
 
-    def give(self, offset: int, owner: str) -> None:
+    def give(self, offset: int, owner: Owner) -> None:
         """Hand the part that starts at `offset` to another owner."""
         length, _ = self._taken[offset]
         self._taken[offset] = (length, owner)
@@ -90,20 +93,20 @@ class Arena:
                 merged.append((start, end))
         self._free = merged
 
-    def parts_of(self, owner: str) -> list[Part]:
+    def parts_of(self, owner: Owner) -> list[Part]:
         """List what `owner` was granted."""
         return [Part(offset, length) for offset, (length, who) in self._taken.items() if who == owner]
 
-    def owners(self) -> set[str]:
+    def owners(self) -> set[Owner]:
         """Who fills a part now."""
         return {owner for _, owner in self._taken.values()} - {KEPT}
 
-    def owner_of(self, offset: int) -> str | None:
+    def owner_of(self, offset: int) -> Owner | None:
         """Who holds the part that starts at `offset`."""
         taken = self._taken.get(offset)
         return taken[1] if taken else None
 
-    def _first_fit(self, length: int, owner: str) -> int | None:
+    def _first_fit(self, length: int, owner: Owner) -> int | None:
         for position, (start, end) in enumerate(self._free):
             if end - start >= length:
                 self._free[position : position + 1] = [(start + length, end)] if end - start > length else []

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptDataError
+from ..holders import FileOf, FileTaking, Holder
 
 ALIGNMENT = 64
 SEGMENT_BYTES = 32 << 20
@@ -30,8 +31,6 @@ COMPACT_WHEN_DEAD = 0.25
 REWRITE_WHEN_DEAD = 0.5
 """The same for its file, which costs more to write."""
 
-FILE_HOLDER = "~"
-"""Begins the names of holders that are segments' files."""
 SegmentId = tuple[int, int]
 """(index of the shard that owns it, serial number there)."""
 
@@ -165,9 +164,8 @@ class Segment:
     """Content hash of each slot; None until the shard, which hashes off everybody's way, has computed them."""
     counts: list[int] = field(default_factory=list[int])
     """How many holders name each slot."""
-    holders: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """Holder -> the slots that it names. A holder is a version, `name@3`, a save in flight, or a segment file with
-    tensors that are encoded against these."""
+    holders: dict[Holder, frozenset[int]] = field(default_factory=dict[Holder, frozenset[int]])
+    """Holder -> the slots that it names."""
     stored: Stored | None = None
     """Its file; None: it is in memory only."""
     files: int = 0
@@ -180,7 +178,7 @@ class Segment:
             self.offsets = tuple(offsets)
         self.counts = [0] * len(self.sizes)
 
-    def hold(self, holder: str, slots: Iterable[int]) -> None:
+    def hold(self, holder: Holder, slots: Iterable[int]) -> None:
         """Count `holder` on `slots`. Holding again is no change: a message may come twice.
 
         Raises:
@@ -191,7 +189,7 @@ class Segment:
             self.counts[slot] += 1
         self.holders[holder] = self.holders.get(holder, frozenset()) | wanted
 
-    def check_slots(self, holder: str, slots: Iterable[int]) -> frozenset[int]:
+    def check_slots(self, holder: Holder, slots: Iterable[int]) -> frozenset[int]:
         """Return those of `slots` that `holder` does not hold yet; errors as in `hold`."""
         wanted = frozenset(slots) - self.holders.get(holder, frozenset())
         for slot in wanted:
@@ -199,7 +197,7 @@ class Segment:
                 raise CorruptDataError(f"segment {self.id}: expected a live slot; {holder} names slot {slot}")
         return wanted
 
-    def release(self, holder: str) -> None:
+    def release(self, holder: Holder) -> None:
         """Forget a holder; unknown ones are no error, for the same reason."""
         for slot in self.holders.pop(holder, frozenset()):
             self.counts[slot] -= 1
@@ -222,7 +220,7 @@ class Segment:
     @property
     def needed_on_disk(self) -> list[int]:
         """Slots that a new file must have: live ones that are on disk only, and bases of other files."""
-        bases = (slots for holder, slots in self.holders.items() if holder.startswith(FILE_HOLDER))
+        bases = (slots for holder, slots in self.holders.items() if isinstance(holder, (FileOf, FileTaking)))
         return [*self.absent(self.live_slots), *frozenset[int]().union(*bases)]
 
     def absent(self, slots: Iterable[int]) -> list[int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Unreadable
+from ..holders import Holder, Lease
 from ..refs import ModelRef
 from ..segments.segment import Offset, SegmentId, Stored
 from .architectures import packed
@@ -29,8 +30,7 @@ class MovedVersion:
     header: Header
     body: bytes
     segments: tuple[SegmentId, ...]
-    pins: Mapping[str, str]
-    """Lease id -> client."""
+    pins: tuple[Lease, ...]
     ghost: bool
     """It is retired."""
 
@@ -67,7 +67,7 @@ class Bundle:
         return {v.header.ref: Kept(v.header, v.body, graphs[v.header.graph_key]) for v in live}
 
     @property
-    def leases(self) -> list[str]:
+    def leases(self) -> list[Lease]:
         """Name the leases that move along."""
         return [lease for version in self.versions for lease in version.pins]
 
@@ -86,8 +86,8 @@ class MovedSegment:
     digests: tuple[str, ...] | None
     stored: Stored | None
     files: int
-    holders: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    waiting: frozenset[str] = frozenset()
+    holders: Mapping[Holder, Sequence[int]] = field(default_factory=dict[Holder, Sequence[int]])
+    waiting: frozenset[ModelRef] = frozenset()
     """Those of them whose manifests are not on disk."""
 
     @property

@@ -3,7 +3,7 @@
 Rules
 - Who asks a shard to hold what a version names, and gives that up, has the holder released. The two messages may go by
   different ways; so the release may come first, and what it ends comes after it.
-- A holder that is released before it held anything is remembered, and refused once, when it comes. A version's number
+- A version that is released before it held anything is remembered, and refused once, when it comes. A version's number
   is never used twice: nobody else is refused.
 - A save that ended, well or not, is remembered, and refused whatever is asked for it from then on: its client does not
   wait for that any more, and would give nothing back.
@@ -15,62 +15,64 @@ from __future__ import annotations
 from cachetools import LRUCache
 
 from ..errors import OperationTimeoutError
+from ..holders import Save
+from ..refs import ModelRef
 
 LIMIT = 1024
 
 
 class Overtaken:
-    """Holders that were released before they held anything.
+    """Versions that were released before they held anything.
 
     >>> overtaken = Overtaken()
-    >>> overtaken.released("m@1")
-    >>> overtaken.check("m@2")
-    >>> overtaken.check("m@1")
+    >>> overtaken.released(ModelRef("m", 1))
+    >>> overtaken.check(ModelRef("m", 2))
+    >>> overtaken.check(ModelRef("m", 1))
     Traceback (most recent call last):
     tensorvine.store.errors.OperationTimeoutError: m@1: expected to be held before it was given up; it was released
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._holders: LRUCache[str, None] = LRUCache(limit)
+        self._released: LRUCache[ModelRef, None] = LRUCache(limit)
 
-    def released(self, holder: str) -> None:
-        """Remember a holder that holds nothing."""
-        self._holders[holder] = None
+    def released(self, ref: ModelRef) -> None:
+        """Remember a version that holds nothing."""
+        self._released[ref] = None
 
-    def check(self, holder: str) -> None:
-        """Let a holder pass that is to hold something now.
+    def check(self, ref: ModelRef) -> None:
+        """Let a version pass that is to hold something now.
 
         Raises:
             OperationTimeoutError: it was released before.
         """
-        if holder in self._holders:
-            del self._holders[holder]
-            raise OperationTimeoutError(f"{holder}: expected to be held before it was given up; it was released")
+        if ref in self._released:
+            del self._released[ref]
+            raise OperationTimeoutError(f"{ref}: expected to be held before it was given up; it was released")
 
 
 class Ended:
     """Saves that ended.
 
     >>> ended = Ended()
-    >>> ended.check("client/s1")
-    >>> ended.end("client/s1")
-    >>> ended.check("client/s1")
+    >>> ended.check(Save("client", 1))
+    >>> ended.end(Save("client", 1))
+    >>> ended.check(Save("client", 1))
     Traceback (most recent call last):
     tensorvine.store.errors.OperationTimeoutError: save client/s1: expected to be under way; it has ended
     """
 
     def __init__(self) -> None:
-        self._saves: LRUCache[str, None] = LRUCache(LIMIT)
+        self._saves: LRUCache[Save, None] = LRUCache(LIMIT)
 
-    def end(self, save_id: str) -> None:
+    def end(self, save: Save) -> None:
         """Remember a save."""
-        self._saves[save_id] = None
+        self._saves[save] = None
 
-    def check(self, save_id: str) -> None:
+    def check(self, save: Save) -> None:
         """Let a save pass that is under way.
 
         Raises:
             OperationTimeoutError: it ended before.
         """
-        if save_id in self._saves:
-            raise OperationTimeoutError(f"save {save_id}: expected to be under way; it has ended")
+        if save in self._saves:
+            raise OperationTimeoutError(f"save {save}: expected to be under way; it has ended")

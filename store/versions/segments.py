@@ -1,8 +1,7 @@
 """The segments in one shard's care: who holds which slots, what lies in memory, what on disk. No engine, no clock.
 
 Rules
-- A holder is a version (`name@3`), a save in flight (`client/s7`), or a segment's file (`~serial`) that has tensors
-  encoded against slots of this segment. Holding or releasing twice is no change: messages may be repeated.
+- Who holds slots says `store.holders`. Holding or releasing twice is no change: messages may be repeated.
 - A segment without holders goes, from memory and from disk. What must happen outside is left here for the shell, which
   takes it after each call: blocks that became free in `freed`, files in `dead_files`, segments that are mostly dead in
   memory in `compactable` and on disk in `rewritable`.
@@ -21,16 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CorruptDataError, ModelLostError, MovedError, StorageError, Unreadable
+from ..holders import Drain, FileOf, FileTaking, Holder, Reason, Save
 from ..refs import ModelRef
-from ..segments.segment import ABSENT, FILE_HOLDER, GONE, Block, Holds, Offset, Segment, SegmentId, Stored, layout
+from ..segments.segment import ABSENT, GONE, Block, Holds, Offset, Segment, SegmentId, Stored, layout
 from .handover import MovedSegment
 
 MOVED_ON = 1 << 20
 """Added to the generations of a segment that another shard takes over: the one before may count on for a moment."""
-RESTORED = "restored"
-"""Holds what the disk or a mirror gave back, until all homes have said what their versions name."""
-UNREAD = "unread"
-"""Holds all that has a file, as long as a manifest could not be read: it may name any of it."""
 
 
 class SegmentTable:
@@ -40,14 +36,14 @@ class SegmentTable:
         index: the shard's number.
 
     >>> table = SegmentTable(0)
-    >>> table.adopt("m@1", (0, 1), b"abcd", [4])
+    >>> table.adopt(Save("client", 1), (0, 1), b"abcd", [4])
     >>> table.store((0, 1), Stored("segments/1.0.arrow", 0, 900, frozenset({0})))
     True
     >>> [table.evict(segment) for segment in list(table.evictable())], table.freed
     ([True], [b'abcd'])
     >>> table.absent({(0, 1): [0]})
     {(0, 1): [0]}
-    >>> table.release("m@1")
+    >>> table.release(Save("client", 1))
     >>> table.dead_files
     ['segments/1.0.arrow']
     """
@@ -63,7 +59,7 @@ class SegmentTable:
         earlier life."""
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
-        self.outbox: list[tuple[int, str]] = []
+        self.outbox: list[tuple[int, Holder]] = []
         """(shard, holder): releases for other shards."""
         self.dead_files: list[str] = []
         """Files that no segment needs any more."""
@@ -74,12 +70,12 @@ class SegmentTable:
         self.writes_files = True
         """False in a shard that started again while it drains: others may write the files of its segments by now."""
         self._segments: dict[SegmentId, Segment] = {}
-        self._held: dict[str, dict[SegmentId, None]] = {}
-        self._waiting: set[str] = set()
+        self._held: dict[Holder, dict[SegmentId, None]] = {}
+        self._waiting: set[ModelRef] = set()
         """Versions whose manifests are not on disk, as far as this shard has heard."""
-        self._leaving: set[str] = set()
+        self._leaving: set[ModelRef] = set()
         """Versions whose manifests are about to say that they are retired."""
-        self._cold: set[str] = set()
+        self._cold: set[ModelRef] = set()
         """Versions that retention let go from memory."""
         self._recent: OrderedDict[SegmentId, None] = OrderedDict()
         """Segments in memory, the least recently used first."""
@@ -87,17 +83,17 @@ class SegmentTable:
 
     # ---- holders ----------------------------------------------------------------------------------------
 
-    def adopt(self, holder: str, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
-        """Take a block into care, all its slots held by `holder`.
+    def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+        """Take a block of a save into care, which holds all its slots.
 
         Raises:
             CorruptDataError: the id is taken.
         """
         self._add(Segment(segment_id, handle, tuple(sizes), generation=self.generations))
         self._recent[segment_id] = None
-        self.hold(holder, {segment_id: range(len(sizes))})
+        self.hold(save, {segment_id: range(len(sizes))})
 
-    def hold(self, holder: str, holds: Holds) -> None:
+    def hold(self, holder: Holder, holds: Holds) -> None:
         """Count `holder` on slots of segments.
 
         Raises:
@@ -120,24 +116,23 @@ class SegmentTable:
             self._count(segment, -1)
             segment.hold(holder, slots)
             self._count(segment, +1)
-            if holder not in self._held and "@" in holder:
+            if holder not in self._held and isinstance(holder, ModelRef):
                 self._waiting.add(holder)
             self._held.setdefault(holder, {})[segment_id] = None
 
-    def release(self, holder: str) -> None:
+    def release(self, holder: Holder) -> None:
         """Forget a holder, and free what only it held."""
         self._release([holder])
 
     def held(self, ref: ModelRef) -> dict[SegmentId, list[int]]:
         """Return the slots that a version names here."""
-        holder = str(ref)
-        return {segment: sorted(self._segments[segment].holders[holder]) for segment in self._held.get(holder, ())}
+        return {segment: sorted(self._segments[segment].holders[ref]) for segment in self._held.get(ref, ())}
 
     def knows_segment(self, segment: SegmentId) -> bool:
         """Tell whether a segment is here."""
         return segment in self._segments
 
-    def is_holder(self, holder: str) -> bool:
+    def is_holder(self, holder: Holder) -> bool:
         """Tell whether a holder holds something here."""
         return holder in self._held
 
@@ -146,13 +141,13 @@ class SegmentTable:
         segment = self._segments.get(segment_id)
         return segment is not None and all(0 <= s < len(segment.sizes) and segment.offsets[s] != GONE for s in slots)
 
-    def hold_all(self, holder: str) -> None:
+    def hold_all(self, holder: Holder) -> None:
         """Hold all live slots of all segments."""
         self.hold(holder, {segment.id: segment.live_slots for segment in self._segments.values()})
 
-    def version_holders(self) -> list[str]:
+    def version_holders(self) -> list[ModelRef]:
         """List the versions that hold something here."""
-        return [holder for holder in self._held if "@" in holder]
+        return [holder for holder in self._held if isinstance(holder, ModelRef)]
 
     # ---- memory -----------------------------------------------------------------------------------------
 
@@ -230,11 +225,11 @@ class SegmentTable:
         self.epoch += 1
         return True
 
-    def cool(self, holder: str) -> None:
+    def cool(self, ref: ModelRef) -> None:
         """Retention let a version go: what only such versions hold leaves the memory as soon as it is on disk."""
-        if holder in self._held:
-            self._cold.add(holder)
-            for segment_id in list(self._held[holder]):
+        if ref in self._held:
+            self._cold.add(ref)
+            for segment_id in list(self._held[ref]):
                 self._evict_if_cold(self._segments[segment_id])
 
     def set_digests(self, segment_id: SegmentId, digests: Sequence[str]) -> None:
@@ -293,7 +288,7 @@ class SegmentTable:
         before = set(self._segments)
         for segment in [segment for segment in self._segments.values() if not segment.holders]:
             self._drop(segment)
-            self._release([file_holder(segment.id)])
+            self._release([FileOf(segment.id[1])])
         return before - set(self._segments)
 
     def in_care(self, segment_id: SegmentId) -> bool:
@@ -340,18 +335,19 @@ class SegmentTable:
         for (base, slot), *_ in stored.bases.values():
             if self.where(base) == self.index:  # others came with a recovery, which had their shards hold them
                 nearest.setdefault(base, set()).add(slot)
-        holder, taking = file_holder(segment_id), f"{file_holder(segment_id)}+"
+        file = FileOf(segment_id[1])
+        taking = FileTaking(file)
         holds = {base: sorted(slots) for base, slots in nearest.items()}
         try:
-            self._check_stored(holder, holds)
+            self._check_stored(file, holds)
             self.hold(taking, holds)
         except (ModelLostError, CorruptDataError):
             self.dead_files.append(stored.name)
             raise
-        self.release(holder)  # of the file before
-        self.hold(holder, holds)
+        self.release(file)  # the one before
+        self.hold(file, holds)
         self.release(taking)
-        self.outbox += [(shard, holder) for shard in self._others(segment.stored) - self._others(stored)]
+        self.outbox += [(shard, file) for shard in self._others(segment.stored) - self._others(stored)]
         self._count(segment, -1)
         if segment.stored is not None and segment.stored.name != stored.name:
             self.dead_files.append(segment.stored.name)
@@ -368,14 +364,14 @@ class SegmentTable:
 
     # ---- mirrors ----------------------------------------------------------------------------------------
 
-    def written(self, holder: str) -> None:
+    def written(self, ref: ModelRef) -> None:
         """Hear that a version's manifest is on disk: a restart finds by it what the version names."""
-        self._waiting.discard(holder)
+        self._waiting.discard(ref)
 
-    def leaves(self, holder: str) -> None:
+    def leaves(self, ref: ModelRef) -> None:
         """Hear that a version's manifest is about to go: others must not count on it any more."""
-        if holder in self._held:  # also one that is not on disk yet: it may be written before it goes
-            self._leaving.add(holder)
+        if ref in self._held:  # also one that is not on disk yet: it may be written before it goes
+            self._leaving.add(ref)
 
     def awaited(self, segments: Iterable[SegmentId]) -> dict[SegmentId, list[int]]:
         """Return the slots of segments that versions hold whose manifests are not on disk."""
@@ -400,7 +396,7 @@ class SegmentTable:
         for holder in segment.holders.keys() & self._waiting:
             needed |= segment.holders[holder]
         for holder, slots in segment.holders.items() if needed else ():
-            if "@" in holder and holder not in self._waiting and holder not in self._leaving:
+            if isinstance(holder, ModelRef) and holder not in self._waiting and holder not in self._leaving:
                 needed -= slots
             if not needed:
                 break
@@ -411,7 +407,8 @@ class SegmentTable:
         return {
             segment_id
             for segment_id, segment in self._segments.items()
-            if not self.rests(segment_id) and any("@" in holder or holder == RESTORED for holder in segment.holders)
+            if not self.rests(segment_id)
+            and any(isinstance(holder, ModelRef) or holder is Reason.RESTORED for holder in segment.holders)
         }
 
     def uncovered(self) -> set[SegmentId]:
@@ -420,7 +417,7 @@ class SegmentTable:
         return {s for s in held if self._segments[s].stored is not None and not self.rests(s)}
 
     def take_back(self, segment_id: SegmentId, handle: Any, sizes: Sequence[int], slots: Sequence[int]) -> None:
-        """Take into care a block that a mirror kept, held by `RESTORED` until it is known who holds it.
+        """Take into care a block that a mirror kept, held as `RESTORED` until it is known who holds it.
 
         What is on disk of the segment stays there as well.
 
@@ -445,7 +442,7 @@ class SegmentTable:
             known.move(handle, offsets, allocated)
             self._count(known, +1)
         self._recent[segment_id] = None
-        self.hold(RESTORED, {segment_id: slots})
+        self.hold(Reason.RESTORED, {segment_id: slots})
         self.epoch += 1
 
     # ---- moving to another shard ------------------------------------------------------------------------
@@ -454,9 +451,9 @@ class SegmentTable:
         """List all segments."""
         return list(self._segments)
 
-    def holders(self, prefix: str) -> list[str]:
-        """List the holders whose names begin so."""
-        return [holder for holder in self._held if holder.startswith(prefix)]
+    def drains(self) -> list[Drain]:
+        """List the drains under which copies came here."""
+        return [holder for holder in self._held if isinstance(holder, Drain)]
 
     def resident(self) -> list[SegmentId]:
         """List those that are in memory, wholly or in part."""
@@ -466,7 +463,7 @@ class SegmentTable:
         """Return all that is known of a segment, for another shard that takes it over."""
         s = self._segments[segment_id]
         holders = {holder: sorted(slots) for holder, slots in s.holders.items()}
-        waiting = frozenset(s.holders.keys() & self._waiting)
+        waiting = frozenset(h for h in s.holders if isinstance(h, ModelRef) and h in self._waiting)
         return MovedSegment(
             id=s.id,
             sizes=s.sizes,
@@ -480,7 +477,7 @@ class SegmentTable:
             waiting=waiting,
         )
 
-    def receive(self, moved: MovedSegment, handle: Any, holder: str) -> None:
+    def receive(self, moved: MovedSegment, handle: Any, holder: Drain | Save) -> None:
         """Take a copy of a segment into care, held by `holder` only; what is on disk of it is not in its care yet."""
         segment = Segment(moved.id, handle, moved.sizes, moved.offsets, moved.allocated)
         segment.generation = moved.generation + MOVED_ON
@@ -489,11 +486,11 @@ class SegmentTable:
             self._recent[moved.id] = None
         self.hold(holder, {moved.id: [slot for slot, offset in enumerate(moved.offsets) if offset != GONE]})
 
-    def inherit(self, moved: MovedSegment, holder: str) -> None:
+    def inherit(self, moved: MovedSegment, drain: Drain) -> None:
         """Take a segment over, with its file and those who hold it; of what `receive` took, the memory stays."""
         if moved.id not in self._segments:
             offsets = tuple(ABSENT if offset != GONE else GONE for offset in moved.offsets)
-            self.receive(replace(moved, offsets=offsets, allocated=0), None, holder)
+            self.receive(replace(moved, offsets=offsets, allocated=0), None, drain)
         segment = self._segments[moved.id]
         self._count(segment, -1)
         segment.stored, segment.files = moved.stored, moved.files + MOVED_ON
@@ -501,7 +498,7 @@ class SegmentTable:
         self._count(segment, +1)
         for other, slots in moved.holders.items():
             self.hold(other, {moved.id: slots})
-            if other not in moved.waiting:
+            if isinstance(other, ModelRef) and other not in moved.waiting:
                 self.written(other)
 
     # ---- within -----------------------------------------------------------------------------------------
@@ -548,13 +545,14 @@ class SegmentTable:
         self._segments[segment.id] = segment
         self._count(segment, +1)
 
-    def _release(self, holders: list[str]) -> None:
+    def _release(self, holders: list[Holder]) -> None:
         """Forget holders, and those that go with them: files, each of which may have been the last need of another."""
         while holders:
             holder = holders.pop()
-            self._cold.discard(holder)
-            self._waiting.discard(holder)
-            self._leaving.discard(holder)
+            if isinstance(holder, ModelRef):
+                self._cold.discard(holder)
+                self._waiting.discard(holder)
+                self._leaving.discard(holder)
             for segment_id in self._held.pop(holder, {}):
                 segment = self._segments[segment_id]
                 self._count(segment, -1)
@@ -564,7 +562,7 @@ class SegmentTable:
                     self._settle(segment)
                 else:
                     self._drop(segment)
-                    holders.append(file_holder(segment_id))
+                    holders.append(FileOf(segment_id[1]))
 
     def _settle(self, segment: Segment) -> None:
         """See what becomes of a segment that lost a holder."""
@@ -586,14 +584,14 @@ class SegmentTable:
         if segment.stored is not None:
             if self.in_care(segment.id):
                 self.dead_files.append(segment.stored.name)
-            self.outbox += [(shard, file_holder(segment.id)) for shard in self._others(segment.stored)]
+            self.outbox += [(shard, FileOf(segment.id[1])) for shard in self._others(segment.stored)]
 
-    def _check_stored(self, holder: str, holds: Holds) -> None:
+    def _check_stored(self, file: FileOf, holds: Holds) -> None:
         """See that bases are on disk: another file of their segment may have come without them, which nobody held."""
         for base, slots in holds.items():
             stored = self._known(base).stored
             if stored is None or not stored.slots.issuperset(slots):
-                raise ModelLostError(f"shard {self.index}: {holder}: expected slots {slots} of {base} to be on disk")
+                raise ModelLostError(f"shard {self.index}: {file}: expected slots {slots} of {base} to be on disk")
 
     def _others(self, stored: Stored | None) -> set[int]:
         """Name the other shards that have slots which a file's tensors are encoded against."""
@@ -601,7 +599,7 @@ class SegmentTable:
         return {self.where(chain[0][0]) for chain in bases} - {self.index}
 
     def _evict_if_cold(self, segment: Segment) -> None:
-        if all(holder in self._cold or holder.startswith(FILE_HOLDER) for holder in segment.holders):
+        if all(holder in self._cold or isinstance(holder, (FileOf, FileTaking)) for holder in segment.holders):
             self.evict(segment.id)
 
     def _count(self, segment: Segment, sign: int) -> None:
@@ -614,12 +612,3 @@ class SegmentTable:
 def _maker(segment_id: SegmentId) -> int:
     """Where no shard ever drained, a segment is where it was made."""
     return segment_id[0]
-
-
-def file_holder(segment_id: SegmentId) -> str:
-    """Return the name under which a segment's file holds what its tensors are encoded against.
-
-    >>> file_holder((0, 255))
-    '~ff'
-    """
-    return f"{FILE_HOLDER}{segment_id[1]:x}"

@@ -25,6 +25,7 @@ from ..errors import (
     TensorVineError,
     Unreadable,
 )
+from ..holders import Lease, Save
 from ..refs import ModelRef, check_name
 from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
@@ -48,7 +49,7 @@ class _Name:
 @dataclass(slots=True)
 class _Session:
     expires: float
-    leases: dict[str, ModelRef] = field(default_factory=dict[str, ModelRef])
+    leases: dict[Lease, ModelRef] = field(default_factory=dict[Lease, ModelRef])
 
 
 class VersionTable(SegmentTable):
@@ -67,7 +68,7 @@ class VersionTable(SegmentTable):
         """Of all names, whoever is their home."""
         self.lineage = self.ledger.lineage
         self._life = uuid.uuid4().hex[:8]
-        """Part of every lease: one of an earlier life of this shard must not release another's pin."""
+        """Part of every lease."""
         self._lease_serial = 0
         self._names: dict[str, _Name] = {}
         self._records: dict[ModelRef, Record] = {}
@@ -84,21 +85,21 @@ class VersionTable(SegmentTable):
 
     # ---- commits and retirement -------------------------------------------------------------------------
 
-    def adopt(self, holder: str, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
-        """Take a block of a save into this shard's care, all its slots held by `holder`.
+    def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+        """Take a block of a save into this shard's care, which holds all its slots.
 
         Raises:
             OperationTimeoutError: the saver's session ended meanwhile.
             CorruptDataError: the id is taken; savers choose ids at random from 2**60.
         """
-        if holder.partition("/")[0] not in self._sessions:
-            raise OperationTimeoutError(f"shard {self.index}: expected save {holder} to be open; its session ended")
-        super().adopt(holder, segment_id, handle, sizes)
+        if save.client not in self._sessions:
+            raise OperationTimeoutError(f"shard {self.index}: expected save {save} to be open; its session ended")
+        super().adopt(save, segment_id, handle, sizes)
 
     def begin_commit(self, draft: Draft) -> ModelRef:
         """Choose the version number and hold this shard's own part of what the draft names.
 
-        The shell must then hold the other shards' parts under `str(ref)`, and call `publish` or `abandon`.
+        The shell must then hold the other shards' parts for it, and call `publish` or `abandon`.
 
         Raises:
             ModelLostError: a segment that the draft names is gone.
@@ -110,7 +111,7 @@ class VersionTable(SegmentTable):
         ref = ModelRef(draft.name, name.next_version)
         self._begun[ref] = draft.graph_key, draft.holds
         try:
-            self.hold(str(ref), {s: slots for s, slots in draft.holds.items() if self.where(s) == self.index})
+            self.hold(ref, {s: slots for s, slots in draft.holds.items() if self.where(s) == self.index})
         except TensorVineError:
             self.abandon(ref)
             raise
@@ -120,14 +121,14 @@ class VersionTable(SegmentTable):
     def abandon(self, ref: ModelRef) -> None:
         """Undo `begin_commit`; the version number is not given again."""
         self.ledger.note({ref: (None, False)})
-        self.release(str(ref))
+        self.release(ref)
         self.graphs.leave(self._begun.pop(ref)[0])
 
     def publish(self, ref: ModelRef, draft: Draft, created_ns: int) -> ModelRef:
         """Make the version exist."""
         del self._begun[ref]
         self._enter(draft.header(ref, created_ns), draft.body, tuple(draft.holds))
-        self.release(draft.save_id)
+        self.release(draft.save)
         self.epoch += 1
         return ref
 
@@ -193,7 +194,7 @@ class VersionTable(SegmentTable):
         """Return the record that `client` may read: a live version, or a ghost that it has pinned."""
         if version is not None:
             ghost = self._ghosts.get(ModelRef(name, version))
-            if ghost is not None and client in ghost.pins.values():
+            if ghost is not None and any(lease.client == client for lease in ghost.pins):
                 return ghost
         return self._records[self.resolve(name, version)]
 
@@ -241,15 +242,15 @@ class VersionTable(SegmentTable):
 
     # ---- leases -----------------------------------------------------------------------------------------
 
-    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, str]:
+    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, Lease]:
         """Keep a version's tensors, for `client`, until `unpin` or the end of the client's session."""
         record = self.record(name, version, client)
         return record, self._pin(record, client, now)
 
-    def unpin(self, leases: Iterable[str]) -> None:
+    def unpin(self, leases: Iterable[Lease]) -> None:
         """Let pins go; unknown ones are no error: they may have expired."""
         for lease in leases:
-            session = self._sessions.get(lease.partition("/")[0])
+            session = self._sessions.get(lease.client)
             ref = session.leases.pop(lease, None) if session else None
             record = self.known(ref) if ref else None
             if ref is None or record is None:
@@ -284,7 +285,7 @@ class VersionTable(SegmentTable):
         if session is not None:
             self.unpin(list(session.leases))
             del self._sessions[client]
-        for holder in [h for h in self._held if h.startswith(f"{client}/") and "@" not in h]:
+        for holder in [h for h in self._held if isinstance(h, Save) and h.client == client]:
             self.release(holder)
 
     # ---- within -----------------------------------------------------------------------------------------
@@ -325,8 +326,8 @@ class VersionTable(SegmentTable):
     def _let_go(self, ref: ModelRef, record: Record) -> None:
         """Let a retired version's holds go, here and elsewhere, and its graph when no other version has it."""
         self.ledger.note({ref: (None, False)})
-        self.release(str(ref))
-        self.outbox += [(shard, str(ref)) for shard in set(map(self.where, record.segments)) - {self.index}]
+        self.release(ref)
+        self.outbox += [(shard, ref) for shard in set(map(self.where, record.segments)) - {self.index}]
         self.graphs.leave(record.header.graph_key)
 
     def _remove(self, ref: ModelRef, record: Record) -> None:
@@ -347,11 +348,11 @@ class VersionTable(SegmentTable):
         self.graphs.add(header)
         self._table_bytes += len(body)
 
-    def _pin(self, record: Record, client: str, now: float) -> str:
+    def _pin(self, record: Record, client: str, now: float) -> Lease:
         self.open(client, now)
         session = self._sessions[client]
         self._lease_serial += 1
-        lease = f"{client}/{self.index}.{self._life}.{self._lease_serial}"
+        lease = Lease(client, self.index, self._life, self._lease_serial)
         session.leases[lease] = record.header.ref
-        record.pins[lease] = client
+        record.pins[lease] = None
         return lease

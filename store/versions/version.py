@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..graphs.index import Rank, rank_of
+from ..holders import Lease, Save
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from .manifest import Header
@@ -20,7 +21,7 @@ class Draft:
     """A version that wants to exist: all of its manifest but the version number."""
 
     name: str
-    save_id: str
+    save: Save
     """Holds the segments that this save staged; released when the commit is done."""
     parent: ModelRef | None
     quality: float | None
@@ -56,8 +57,7 @@ class Record:
     header: Header
     body: bytes
     segments: tuple[SegmentId, ...]
-    pins: dict[str, str] = field(default_factory=dict[str, str])
-    """Lease id -> client."""
+    pins: dict[Lease, None] = field(default_factory=dict[Lease, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Match:
     quality: float | None
     created_ns: int
     graph_key: bytes
-    lease: str
+    lease: Lease
     """Pins the model until it is released or the client's session ends."""
 
     @property

@@ -51,13 +51,13 @@ class Disk:
         """Return a place and what it is encoded against."""
         return (place, *self.bases.get(place, ()))
 
-    def readers(self) -> dict[int, set[str]]:
+    def readers(self) -> dict[int, set[ModelRef]]:
         """Give, for each segment that live versions need, these versions."""
-        found: dict[int, set[str]] = {}
+        found: dict[int, set[ModelRef]] = {}
         for version in self.live():
             for place in version.tensors:
                 for serial, _ in self.chain(place):
-                    found.setdefault(serial, set()).add(str(version.ref))
+                    found.setdefault(serial, set()).add(version.ref)
         return found
 
     def contents(self, shards: int) -> list[bytes]:

@@ -17,6 +17,7 @@ from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import TensorVineError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
+from tensorvine.store.holders import Drain, Lease, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -34,7 +35,7 @@ class Repo:
     def __init__(self, shards: int) -> None:
         self.topology = Topology("repo", tuple(range(shards)), "starter")
         self.states: dict[int, ShardState] = {}
-        self.leases: dict[int, str] = {}
+        self.leases: dict[int, Lease] = {}
         self.clock = 0
         for shard in range(shards):
             self.join(shard)
@@ -56,7 +57,7 @@ class Repo:
                 self.states[shard].release(holder)
 
     def save(self, name: str, serial: int, graph: int, parent: ModelRef | None, inherits: bool) -> ModelRef:
-        home, holder = self.home(name), f"{CLIENT}/s{serial}"
+        home, holder = self.home(name), Save(CLIENT, serial)
         near = sorted(self.states)[serial % len(self.states)]
         segment = (near, self.topology.serial(near, 1000 * serial))  # no two fall together
         self.states[near].adopt(holder, segment, b"12345678", [8])
@@ -70,7 +71,7 @@ class Repo:
         quality = (None, 0.0, 0.5)[self.clock % 3]
         draft = Draft(
             name=name,
-            save_id=holder,
+            save=holder,
             parent=parent,
             quality=quality,
             metadata="{}",
@@ -84,7 +85,7 @@ class Repo:
         ref = home.begin_commit(draft)
         for other, slots in holds.items():
             if (shard := self.topology.where(other)) != home.index:
-                self.states[shard].hold(str(ref), {other: slots})
+                self.states[shard].hold(ref, {other: slots})
         self.clock += 1
         for state in self.states.values():
             if state is not home:
@@ -131,17 +132,17 @@ class Repo:
         self.topology = after.settled()
 
     def hand_segments(self, shard: int, after: Topology) -> None:
-        state, holder = self.states[shard], f"+drain/{shard}"
+        state, drain = self.states[shard], Drain(shard, after.version)
         moved = [state.moving(segment) for segment in state.segment_ids()]
         for segment in moved:
             heir = self.states[after.where(segment.id)]
             found = state.segment(segment.id)
             assert found is not None
-            heir.receive(segment, found.handle, holder)
+            heir.receive(segment, found.handle, drain)
         for segment in moved:
-            self.states[after.where(segment.id)].inherit(segment, holder)
+            self.states[after.where(segment.id)].inherit(segment, drain)
         for heir in after.shards:
-            self.states[heir].release(holder)
+            self.states[heir].release(drain)
 
     def hand_names(self, shard: int) -> None:
         state = self.states[shard]
@@ -298,7 +299,7 @@ def test_a_name_does_not_move_while_a_commit_of_it_is_on_its_way() -> None:
     state = ShardState(0, lambda name: 0)
     draft = Draft(
         name="m",
-        save_id="c/1",
+        save=Save("c", 1),
         parent=None,
         quality=None,
         metadata="{}",

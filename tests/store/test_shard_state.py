@@ -26,6 +26,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import ModelGraph, common_prefix
 from tensorvine.store.graphs.index import PrefixQuery, rank_of
+from tensorvine.store.holders import Holder, Lease, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import GONE, Offset, SegmentId, layout
 from tensorvine.store.shard import ShardState
@@ -57,7 +58,7 @@ class Version:
     graph: int
     rank: tuple[float, int, ModelRef]
     slots: frozenset[Slot]
-    pins: dict[str, str] = field(default_factory=dict[str, str])
+    pins: dict[Lease, str] = field(default_factory=dict[Lease, str])
     """Lease -> client."""
 
 
@@ -100,7 +101,7 @@ class OneShard(RuleBasedStateMachine):
         self.serial = 0
         self.sessions: dict[tuple[int, str], float] = {}
         self.content: dict[Slot, bytes] = {}
-        self.held: dict[tuple[int, str], set[Slot]] = {}
+        self.held: dict[tuple[int, Holder], set[Slot]] = {}
         self.live: dict[ModelRef, Version] = {}
         self.ghosts: dict[ModelRef, Version] = {}
         self.lost: set[ModelRef] = set()
@@ -108,7 +109,7 @@ class OneShard(RuleBasedStateMachine):
         self.planner = Ledger()
         self.onto_ghosts: set[ModelRef] = set()
         """Versions whose parent was retired when they came: a shard that dies may know less of where they come from."""
-        self.leases: list[tuple[int, str]] = []
+        self.leases: list[tuple[int, Lease]] = []
         self.commits: dict[ModelRef, Commit] = {}
         self.messages: list[tuple[int, str]] = []
         self.compactions: list[tuple[SegmentId, int, bytearray, tuple[Offset, ...], int]] = []
@@ -147,7 +148,7 @@ class OneShard(RuleBasedStateMachine):
         sizes=sizes,
     )
     def adopt(self, data: st.DataObject, client: str, save: int, sizes: list[int]) -> None:
-        shard, holder = self.any_shard(data), f"{client}/{save}"
+        shard, holder = self.any_shard(data), Save(client, save)
         self.serial += 1
         segment = (shard, self.serial)
         offsets, length = layout(sizes)
@@ -156,7 +157,7 @@ class OneShard(RuleBasedStateMachine):
         for (_, i), text in content.items():
             block[offsets[i] : offsets[i] + len(text)] = text
         if (shard, client) not in self.sessions:
-            with pytest.raises(OperationTimeoutError, match=holder):
+            with pytest.raises(OperationTimeoutError, match=str(holder)):
                 self.states[shard].adopt(holder, segment, block, sizes)
             return
         self.states[shard].adopt(holder, segment, block, sizes)
@@ -169,7 +170,7 @@ class OneShard(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), save=st.integers(0, 1))
     def abort(self, client: str, save: int) -> None:
         for shard in range(self.shards):
-            self.release(shard, f"{client}/{save}")
+            self.release(shard, Save(client, save))
 
     @rule(
         data=st.data(),
@@ -183,7 +184,7 @@ class OneShard(RuleBasedStateMachine):
     def begin(
         self, data: st.DataObject, client: str, save: int, name: str, graph: int, quality: float | None, bring: bool
     ) -> None:
-        home, holder = self.home(name), f"{client}/{save}"
+        home, holder = self.home(name), Save(client, save)
         mine = {slot for shard in range(self.shards) for slot in self.held.get((shard, holder), ())}
         slots = set(data.draw(st.sets(st.sampled_from(sorted(mine))), "written")) if mine else set[Slot]()
         parents = [ref for ref, known in {**self.live, **self.ghosts}.items() if known.slots]
@@ -199,7 +200,7 @@ class OneShard(RuleBasedStateMachine):
         created_ns = self.serial // 2
         draft = Draft(
             name=name,
-            save_id=holder,
+            save=holder,
             parent=parent,
             quality=quality,
             metadata="{}",
@@ -224,7 +225,7 @@ class OneShard(RuleBasedStateMachine):
         assert ref not in self.census[home]
         assert ref not in self.commits
         if here:
-            self.held[home, str(ref)] = here
+            self.held[home, ref] = here
         others = sorted({shard for (shard, _), _ in wanted} - {home})
         version = Version(graph, rank_of(quality, created_ns, ref), wanted)
         self.commits[ref] = Commit(draft, client, version, created_ns, [], others)
@@ -267,13 +268,13 @@ class OneShard(RuleBasedStateMachine):
             commit.asked.append(shard)
             wanted = {slot for slot in commit.version.slots if slot[0][0] == shard}
             try:
-                self.states[shard].hold(str(ref), grouped(frozenset(wanted)))
+                self.states[shard].hold(ref, grouped(frozenset(wanted)))
             except (ModelLostError, CorruptDataError) as exc:
                 self.check_refusal(shard, wanted, exc)
                 self.abandon(ref)
                 return
-            self.held[shard, str(ref)] = wanted
-            self.states[shard].hold(str(ref), grouped(frozenset(wanted)))  # the message came twice
+            self.held[shard, ref] = wanted
+            self.states[shard].hold(ref, grouped(frozenset(wanted)))  # the message came twice
         else:
             self.publish(ref, commit)
 
@@ -282,9 +283,9 @@ class OneShard(RuleBasedStateMachine):
         home = self.home(ref.name)
         self.states[home].abandon(ref)
         self.note(ref, None, False)
-        self.held.pop((home, str(ref)), None)
+        self.held.pop((home, ref), None)
         for shard in commit.asked:
-            self.release(shard, str(ref))
+            self.release(shard, ref)
 
     def publish(self, ref: ModelRef, commit: Commit) -> None:
         home = self.home(ref.name)
@@ -295,8 +296,8 @@ class OneShard(RuleBasedStateMachine):
         self.census[home][ref] = (commit.draft.parent, True)
         if commit.draft.parent is not None and commit.draft.parent not in self.live:
             self.onto_ghosts.add(ref)
-        self.held.pop((home, commit.draft.save_id), None)
-        self.messages += [(shard, commit.draft.save_id) for shard in range(self.shards) if shard != home]
+        self.held.pop((home, commit.draft.save), None)
+        self.messages += [(shard, commit.draft.save) for shard in range(self.shards) if shard != home]
 
     # ---- retiring and leases ------------------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class OneShard(RuleBasedStateMachine):
             self.states[home].retire(ref)
 
     def drop(self, ref: ModelRef) -> None:
-        self.held.pop((self.home(ref.name), str(ref)), None)
+        self.held.pop((self.home(ref.name), ref), None)
 
     @precondition(lambda self: self.live or self.ghosts)
     @rule(data=st.data(), client=st.sampled_from(CLIENTS))
@@ -334,7 +335,7 @@ class OneShard(RuleBasedStateMachine):
             with pytest.raises(ModelNotFoundError, match=str(ref)):
                 self.states[home].pin(ref.name, ref.version, client, self.now)
 
-    def pinned(self, home: int, version: Version, client: str, lease: str) -> None:
+    def pinned(self, home: int, version: Version, client: str, lease: Lease) -> None:
         assert (home, lease) not in self.leases
         self.sessions[home, client] = self.now + SESSION_S
         self.leases.append((home, lease))
@@ -348,7 +349,7 @@ class OneShard(RuleBasedStateMachine):
         self.states[shard].unpin([lease])
         self.unpinned({lease})
 
-    def unpinned(self, leases: set[str]) -> None:
+    def unpinned(self, leases: set[Lease]) -> None:
         for version in [*self.live.values(), *self.ghosts.values()]:
             for lease in leases:
                 version.pins.pop(lease, None)
@@ -394,16 +395,16 @@ class OneShard(RuleBasedStateMachine):
 
     def ended(self, shard: int, client: str) -> None:
         self.sessions.pop((shard, client), None)
-        self.unpinned({lease for s, lease in self.leases if s == shard and lease.startswith(f"{client}/")})
+        self.unpinned({lease for s, lease in self.leases if s == shard and lease.client == client})
         for save in range(2):
-            self.held.pop((shard, f"{client}/{save}"), None)
+            self.held.pop((shard, Save(client, save)), None)
 
     # ---- the shell ----------------------------------------------------------------------------------------
 
     def any_shard(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, self.shards - 1), "shard")
 
-    def release(self, shard: int, holder: str) -> None:
+    def release(self, shard: int, holder: Holder) -> None:
         self.states[shard].release(holder)
         self.held.pop((shard, holder), None)
 
@@ -620,8 +621,7 @@ class ThreeShards(OneShard):
             self.ghosts.pop(ref, None)
             if self.live.pop(ref, None):
                 self.lost.add(ref)
-        versions = [h for _, h in self.held if "@" in h]
-        stale = {h for h in versions if self.home(ModelRef.parse(h).name) == dead}
+        stale = {h for _, h in self.held if isinstance(h, ModelRef) and self.home(h.name) == dead}
         self.held = {(s, h): slots for (s, h), slots in self.held.items() if s != dead and h not in stale}
         self.sessions = {(s, c): expires for (s, c), expires in self.sessions.items() if s != dead}
         for commit in self.commits.values():
@@ -667,7 +667,7 @@ class TestHistories:
         holds = {(0, 1): slots} if slots else dict[SegmentId, list[int]]()
         return Draft(
             name=name,
-            save_id="c/save",
+            save=Save("c", 1),
             parent=None,
             quality=None,
             metadata="{}",
@@ -685,7 +685,7 @@ class TestHistories:
 
     def test_a_segment_that_dies_on_while_it_is_compacted_is_compacted_again(self) -> None:
         state = self.state()
-        state.adopt("c/save", (0, 1), "old", [64] * 4)
+        state.adopt(Save("c", 1), (0, 1), "old", [64] * 4)
         first, second = self.save(state, "m", [0, 1, 2]), self.save(state, "m", [0, 1])
         self.save(state, "m", [0])
         assert state.compactable == set()  # exactly a quarter is dead
@@ -705,12 +705,12 @@ class TestHistories:
 
     def test_a_copy_that_lacks_a_slot_held_meanwhile_is_not_taken(self) -> None:
         state = self.state()
-        state.adopt("c/save", (0, 1), "old", [64] * 4)
+        state.adopt(Save("c", 1), (0, 1), "old", [64] * 4)
         self.save(state, "m", [0])
         segment = state.segment((0, 1))
         assert segment is not None
         offsets, length = segment.compacted()
-        state.hold("n@1", {(0, 1): [3]})
+        state.hold(ModelRef("n", 1), {(0, 1): [3]})
         assert not state.move((0, 1), 0, "new", offsets, length)
         assert state.blocks([(0, 1)])[0, 1].handle == "old"
         assert state.compactable == {(0, 1)}
@@ -775,7 +775,7 @@ class TestHistories:
 
     def test_the_end_of_a_client_spares_models_that_are_called_like_it(self) -> None:
         state = self.state()
-        state.adopt("c/save", (0, 1), b"", [64])
+        state.adopt(Save("c", 1), (0, 1), b"", [64])
         self.save(state, "c/model", [0])
         state.end("c")
         assert state.stats().tensors == 1

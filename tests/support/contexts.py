@@ -11,6 +11,7 @@ from tensorvine.actors.rpc.messages import ShardConfig, Standing
 from tensorvine.actors.rpc.notifier import Notifier
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.store.holders import Owner, Save
 from tensorvine.store.shard import ShardState
 
 CAPACITY = 1 << 20
@@ -25,16 +26,16 @@ class QuietHoldings:
     def settle(self) -> None:
         pass
 
-    def filling(self, parts: Any, owner: str) -> contextlib.AbstractContextManager[None]:
+    def filling(self, parts: Any, owner: Owner) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def drop_save(self, owner: str) -> None:
+    def drop_grants(self, owner: Owner) -> None:
         pass
 
-    def end_save(self, save_id: str) -> None:
+    def end_save(self, save: Save) -> None:
         pass
 
-    def grant(self, owner: str, sizes: Any, least: int = 1) -> list[int]:
+    def grant(self, owner: Owner, sizes: Any, least: int = 1) -> list[int]:
         return []
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.errors import GraphError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
+from ....store.holders import Save
 from ....store.refs import ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
 from ...rpc.channel import Answer
@@ -43,7 +44,7 @@ class Saved:
 class Announced:
     """A save that is to come: its parent is pinned meanwhile, and memory granted for what it will probably write."""
 
-    save_id: str
+    save: Save
     lengths: list[int]
     """Of the blocks that memory is granted for."""
     shard: int

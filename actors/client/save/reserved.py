@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ....store.errors import MovedError, TensorVineError
+from ....store.holders import Save
 from ....store.segments.arena import Part
 from ....store.waiting import Deadline
 from ...shard.calls import ShardCalls
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class _Reserved:
     """Memory of a shard that waits for a save."""
 
-    save_id: str
+    save: Save
     shard: int
     life: int
     """Process id of the shard."""
@@ -77,7 +78,7 @@ class ReservedMemory:
         upload = Upload(
             self._session,
             reserved.shard,
-            save_id=reserved.save_id,
+            save=reserved.save,
             deadline=deadline,
             what=what,
             helper=self._helper,
@@ -108,16 +109,16 @@ class ReservedMemory:
         connection = self._session.connection(near)
         if not lengths or connection.view is None:
             return
-        save_id = f"{self._session.client}/r{next(self._serial)}"
+        save = Save(self._session.client, next(self._serial), ahead=True)
         life = connection.hello.pid
-        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save_id, lengths))
+        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
         if not offsets:
             log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
             return
         for offset, length in zip(offsets, lengths, strict=True):
             connection.view.part(Part(offset, length))
         with self._lock:
-            self._waiting = _Reserved(save_id, near, life, lengths, offsets)
+            self._waiting = _Reserved(save, near, life, lengths, offsets)
 
     def spare(self) -> None:
         """Give the memory that waits for a save back, if others wait for it."""
@@ -139,4 +140,4 @@ class ReservedMemory:
         self._give_back(reserved)
 
     def _give_back(self, reserved: _Reserved) -> None:
-        abandon(self._session, reserved.save_id, {reserved.shard})
+        abandon(self._session, reserved.save, {reserved.shard})

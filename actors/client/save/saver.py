@@ -21,6 +21,7 @@ from itertools import count
 import numpy as np
 
 from ....store.errors import GraphError, MovedError, ShardUnavailableError, TensorVineError
+from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.versions.manifest import encode_body, slots_of
 from ....store.versions.version import Draft
@@ -68,23 +69,23 @@ class Saver:
             TensorVineError: it cannot be sent.
         """
         self._session.keep_alive()
-        save_id = f"{self._session.client}/s{next(self._serial)}"
+        save = Save(self._session.client, next(self._serial))
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = Deadline.after(CONTROL_TIMEOUT_S)
         lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
-        asked = self._beginning(name, parent, False, save_id, shard, deadline, lengths)
-        return Announced(save_id, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
+        asked = self._beginning(name, parent, False, save, shard, deadline, lengths)
+        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
 
     def withdraw(self, announced: Announced) -> None:
         """Let go of what was granted and pinned for a save that does not come; no wait."""
         try:
             begun = announced.begun.result(CONTROL_TIMEOUT_S)
         except TensorVineError as exc:
-            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save_id, exc)
+            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save, exc)
             return
         if begun.lease is not None:
             self._session.unpin_behind([begun.lease])
-        abandon(self._session, announced.save_id, {announced.shard})
+        abandon(self._session, announced.save, {announced.shard})
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -110,18 +111,18 @@ class Saver:
         self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: Deadline
     ) -> Saved:
         if upload is not None:
-            save_id = upload.save_id
+            save = upload.save
         elif request.announced is not None:
-            save_id = request.announced.save_id
+            save = request.announced.save
         else:
-            save_id = f"{self._session.client}/s{next(self._serial)}"
+            save = Save(self._session.client, next(self._serial))
         home = self._session.home(request.name)
         self._session.keep_alive()
-        leases: list[str] = []
+        leases: list[Lease] = []
         asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
             lengths = self._lengths(request, home, deadline) if upload is None else []
-            begun = self._early(request, deadline) or self._begun(request, home, deadline, save_id, lengths)
+            begun = self._early(request, deadline) or self._begun(request, home, deadline, save, lengths)
             if begun.offsets:
                 asked.add(begun.shard)  # the name may have moved since
             if begun.lease is not None:
@@ -131,23 +132,23 @@ class Saver:
                 upload.keep(plan.written)
             else:
                 fits = lengths == announce(list(plan.written.values()))
-                upload = self._written(request, plan, save_id, begun, begun.offsets if fits else [], deadline, asked)
+                upload = self._written(request, plan, save, begun, begun.offsets if fits else [], deadline, asked)
                 staged()
                 upload.finish()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
             for lease in leases:
                 self._session.drop(lease)
-            abandon(self._session, save_id, asked | (upload.at if upload is not None else set()))
+            abandon(self._session, save, asked | (upload.at if upload is not None else set()))
             raise
-        self._tidy(save_id, (asked | upload.at) - {at}, leases)
+        self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
 
     def _written(
         self,
         request: SaveRequest,
         plan: Plan,
-        save_id: str,
+        save: Save,
         begun: Begun,
         granted: list[int],
         deadline: Deadline,
@@ -167,7 +168,7 @@ class Saver:
                 upload = Upload(
                     self._session,
                     near,
-                    save_id=save_id,
+                    save=save,
                     deadline=deadline,
                     what=what,
                     helper=self._helper,
@@ -189,10 +190,10 @@ class Saver:
         try:
             return announced.begun.result(deadline.left())
         except TensorVineError as exc:
-            log.info("%s was announced for nothing, it begins now: %s", announced.save_id, exc)
+            log.info("%s was announced for nothing, it begins now: %s", announced.save, exc)
             return None
 
-    def _begun(self, request: SaveRequest, home: int, deadline: Deadline, save_id: str, lengths: list[int]) -> Begun:
+    def _begun(self, request: SaveRequest, home: int, deadline: Deadline, save: Save, lengths: list[int]) -> Begun:
         """Have the parent pinned, and memory granted for blocks of `lengths` where its home is the save's, too."""
         name = request.parent[0] if request.parent is not None else request.name
         while True:
@@ -201,7 +202,7 @@ class Saver:
             try:
                 inherits = request.inherit == "auto"
                 sizes = lengths if shard == home else []
-                asked = self._beginning(request.name, request.parent, inherits, save_id, shard, deadline, sizes)
+                asked = self._beginning(request.name, request.parent, inherits, save, shard, deadline, sizes)
                 return self._session.call(shard, ShardCalls.begin(asked), left + 1.0)
             except MovedError as exc:
                 self._session.moved(name, shard, exc, deadline)
@@ -211,7 +212,7 @@ class Saver:
         name: str,
         parent: tuple[str, int | None] | None,
         inherits: bool,
-        save_id: str,
+        save: Save,
         shard: int,
         deadline: Deadline,
         sizes: list[int],
@@ -225,7 +226,7 @@ class Saver:
             known=self._catalog.known(of, version),
             inherits=inherits,
             compares=self._is_mapped(shard, deadline),
-            save_id=save_id,
+            save=save,
             sizes=sizes,
             timeout=deadline.left(),
         )
@@ -250,7 +251,7 @@ class Saver:
         begun: Begun,
         plan: Plan,
         upload: Upload,
-        leases: list[str],
+        leases: list[Lease],
         deadline: Deadline,
     ) -> tuple[Saved, int]:
         """Make the version exist; gives the shard that did, too."""
@@ -263,7 +264,7 @@ class Saver:
         inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
         draft = Draft(
             name=request.name,
-            save_id=upload.save_id,
+            save=upload.save,
             parent=parent.ref if parent is not None else None,
             quality=request.quality,
             metadata=request.metadata,
@@ -291,7 +292,7 @@ class Saver:
         return Saved(ref, written, inherited), home
 
     def _commit_at(
-        self, home: int, draft: Draft, upload: Upload, leases: list[str], durable: bool, deadline: Deadline
+        self, home: int, draft: Draft, upload: Upload, leases: list[Lease], durable: bool, deadline: Deadline
     ) -> ModelRef:
         """Have a shard commit; what lies on another one is taken there first."""
         what = f"save of {draft.name!r}"
@@ -301,7 +302,7 @@ class Saver:
                 continue
             try:
                 self._session.connection(shard, deadline)  # it must know this client
-                adopt = ShardCalls.adopt(upload.save_id, upload.life, blocks)
+                adopt = ShardCalls.adopt(upload.save, upload.life, blocks)
                 self._session.call(shard, adopt, deadline.left_for(what))
             except MovedError as exc:
                 if shard == upload.shard:
@@ -314,13 +315,13 @@ class Saver:
         grace = GRACE_S if waits else 0.0
         return self._session.call(home, commit, left + grace)[0]
 
-    def _tidy(self, save_id: str, shards: set[int], leases: Sequence[str]) -> None:
+    def _tidy(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
-                self._session.call(shard, ShardCalls.abort(save_id, []))
+                self._session.call(shard, ShardCalls.abort(save, []))
             self._session.unpin(leases)
         except TensorVineError as exc:
-            log.warning("save %s: committed, but what it held could not be released yet: %s", save_id, exc)
+            log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
             for lease in leases:
                 self._session.drop(lease)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
 from ....store.errors import StoreFullError, TensorVineError
+from ....store.holders import Save
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ....store.versions.manifest import TensorEntry
@@ -53,7 +54,7 @@ class Upload:
     Args:
         session: the client's.
         shard: which shard.
-        save_id: holds what arrives until the commit.
+        save: holds what arrives until the commit.
         deadline: until when.
         what: names the save in errors.
         helper: runs half of the copying.
@@ -66,14 +67,14 @@ class Upload:
         session: Session,
         shard: int,
         *,
-        save_id: str,
+        save: Save,
         deadline: Deadline,
         what: str,
         helper: Executor,
         granted: Sequence[int] = (),
         granter: int = 0,
     ) -> None:
-        self.save_id = save_id
+        self.save = save
         self.blocks: list[Filled] = []
         """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
         self.at: set[int] = set()
@@ -181,7 +182,7 @@ class Upload:
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = self._deadline.left_for(self._what)
-        request = ShardCalls.grant(self._session.client, self.save_id, lengths, left)
+        request = ShardCalls.grant(self._session.client, self.save, lengths, left)
         return self._session.call(self.shard, request, left + 1.0)
 
     def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
@@ -191,7 +192,7 @@ class Upload:
                 copy_into(packed, arrays, self._helper)
             handle = self._session.engine.put(packed)
             left = self._deadline.left_for(self._what)
-            request = ShardCalls.adopt_block(self.save_id, block.id, handle, block.sizes, left)
+            request = ShardCalls.adopt_block(self.save, block.id, handle, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()
@@ -215,13 +216,13 @@ def announce(arrays: Sequence[np.ndarray]) -> list[int]:
     return [_length([sizes[i] for i in run]) for run in split(sizes)]
 
 
-def abandon(session: Session, save_id: str, shards: Iterable[int]) -> None:
+def abandon(session: Session, save: Save, shards: Iterable[int]) -> None:
     """Have shards let go of what they granted for a save, without waiting: one of them may be what failed."""
     for shard in shards:
         try:
-            session.send(shard, ShardCalls.abort(save_id, []))
+            session.send(shard, ShardCalls.abort(save, []))
         except TensorVineError as exc:
-            log.debug("shard %d did not hear that %s was given up: %s", shard, save_id, exc)
+            log.debug("shard %d did not hear that %s was given up: %s", shard, save, exc)
 
 
 def _length(sizes: Sequence[int]) -> int:

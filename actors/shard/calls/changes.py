@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....planner.topology import Topology
+from ....store.holders import Drain, Save
 from ....store.segments.segment import SegmentId
 from ....store.versions.handover import Bundle, MovedSegment
 from ...rpc.calls import remote
@@ -87,7 +88,7 @@ class ChangeCalls:
         ...
 
     @remote("data")
-    def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: str) -> None:
+    def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: Drain | Save) -> None:
         """Copy a segment of a shard that drains.
 
         Args:
@@ -104,7 +105,7 @@ class ChangeCalls:
         ...
 
     @remote("ctl")
-    def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+    def inherit(self, drain: Drain, segments: Sequence[MovedSegment]) -> list[SegmentId]:
         """Hold segments for those who held them on the shard that drains; gives those that must come first."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....store.holders import Holder
 from ....store.refs import ModelRef
 from ....store.segments.segment import Holds, SegmentId
 from ...rpc.calls import remote
@@ -13,7 +14,7 @@ class HolderCalls:
     """Answered by `shard.parts.holders`."""
 
     @remote("ctl", repeatable=True)
-    def hold(self, holder: str, holds: Holds) -> None:
+    def hold(self, ref: ModelRef, holds: Holds) -> None:
         """Hold slots here for a version whose home is elsewhere.
 
         Raises:
@@ -22,25 +23,25 @@ class HolderCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def release(self, holder: str) -> None:
+    def release(self, holder: Holder) -> None:
         """Forget a holder whose home is elsewhere."""
         ...
 
     @remote("ctl", repeatable=True)
-    def release_homes(self, home: int, keep: Sequence[str], version: int, restart: int) -> None:
+    def release_homes(self, home: int, keep: Sequence[ModelRef], version: int, restart: int) -> None:
         """Forget what a shard that lost its memory held here, but for the versions that are on disk.
 
         Args:
             home: the shard.
-            keep: holders that stay.
+            keep: versions that stay.
             version: of the topology by which homes are meant: by another one, nothing is let go.
             restart: which one of the shard's it is. Each counts once: it holds anew after that.
         """
         ...
 
     @remote("ctl")
-    def release_all(self, holders: Sequence[str]) -> None:
-        """Forget holders that were lost with their home."""
+    def release_all(self, refs: Sequence[ModelRef]) -> None:
+        """Forget versions that were lost with their home."""
         ...
 
     @remote("ctl")
@@ -54,16 +55,16 @@ class HolderCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+    def claims(self, shard: int) -> dict[ModelRef, dict[SegmentId, list[int]]]:
         """Tell a shard that started again what this home's versions name there."""
         ...
 
     @remote("ctl", repeatable=True)
-    def unknown(self, holders: Sequence[str], version: int) -> list[str]:
+    def unknown(self, refs: Sequence[ModelRef], version: int) -> list[ModelRef]:
         """Tell which of some versions of this home are none (any more).
 
         Args:
-            holders: the versions.
+            refs: the versions.
             version: of the topology by which they are at home here: by another one, or while names move, nothing is
                 said of them.
         """

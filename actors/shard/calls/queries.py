@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....store.graphs.index import PrefixQuery
+from ....store.holders import Lease
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats
 from ....store.versions.manifest import Header
@@ -65,7 +66,7 @@ class QueryCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def unpin(self, leases: Sequence[str]) -> None:
+    def unpin(self, leases: Sequence[Lease]) -> None:
         """Let pins go."""
         ...
 

@@ -113,6 +113,6 @@ class ReplicaCalls:
         ...
 
     @remote("data")
-    def leaves(self, holder: str, segments: Sequence[SegmentId], timeout: float) -> None:
+    def leaves(self, ref: ModelRef, segments: Sequence[SegmentId], timeout: float) -> None:
         """Have copies on other nodes of what only a version's manifest tells of, which is about to go."""
         ...

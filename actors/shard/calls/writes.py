@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.version import Draft
@@ -35,7 +36,7 @@ class WriteCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
+    def reserve(self, client: str, save: Save, sizes: Sequence[int]) -> list[int]:
         """Grant memory for a save to come, if there is plenty; none else."""
         ...
 
@@ -45,7 +46,7 @@ class WriteCalls:
         ...
 
     @remote("ctl")
-    def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
+    def grant(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
         """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
 
         Raises:
@@ -55,13 +56,13 @@ class WriteCalls:
         ...
 
     @remote("ctl")
-    def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+    def adopt(self, save: Save, life: int, blocks: Sequence[Filled]) -> None:
         """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
         ...
 
     @remote("data")
     def adopt_block(
-        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+        self, save: Save, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
         """Copy a block that a client of another node put into this shard's memory, and take that."""
         ...
@@ -73,7 +74,7 @@ class WriteCalls:
         client: str,
         life: int,
         blocks: Sequence[Filled],
-        leases: Sequence[str],
+        leases: Sequence[Lease],
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
@@ -84,7 +85,7 @@ class WriteCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def abort(self, save_id: str, leases: Sequence[str]) -> None:
+    def abort(self, save: Save, leases: Sequence[Lease]) -> None:
         """Forget what an unfinished save brought."""
         ...
 

@@ -2,7 +2,7 @@
 
 Rules
 - A manifest that could not be read is tried again, ever more slowly, until it can be or is not there any more. Until
-  then nothing that it may name goes (`store.versions.segments.UNREAD`).
+  then nothing that it may name goes (`store.holders.Reason.UNREAD`).
 - A file of this shard's segments is an orphan when two looks, `LOOK_S` apart, found it, no segment has it, and nobody
   writes it. Of a segment that is not known here all homes are asked, too, whether a version names it. Then it goes.
 - A half-written file is looked after by the first shard. It is an orphan when two looks found that nobody writes it:

@@ -39,12 +39,12 @@ from ....store.errors import (
     Unreadable,
     without_frames,
 )
+from ....store.holders import Filling, Owner, Reason
 from ....store.recovery import Recovered, recover, relearn, take_over
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, Stored, padded
 from ....store.versions.manifest import Header, decode_body
-from ....store.versions.segments import RESTORED
 from ....store.versions.version import Draft
 from ....store.waiting import Backoff, Deadline
 from ...memory.workers import Workers
@@ -69,9 +69,8 @@ BLAMES = 16
 """Failures of a retention policy that are logged, each once."""
 RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
 """How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
-_LOADING = "loading"
 
-Take = Callable[[str, str, int, "Callable[[], _Begun | None]"], "Awaitable[_Begun]"]
+Take = Callable[[str, Owner, int, "Callable[[], _Begun | None]"], "Awaitable[_Begun]"]
 """Takes memory, waiting for it: `Room.taken`."""
 _Plan = tuple[SegmentId, list[int], int]
 """A segment to read, the slots, and their bytes in all."""
@@ -108,8 +107,8 @@ class History:
         """What is read into the memory now."""
         self._serial = count(1)
         self._blamed: set[str] = set()
-        self.recovered: list[str] = []
-        """Holders that the disk named; those that came since are of commits on their way."""
+        self.recovered: list[ModelRef] = []
+        """Versions that the disk named; those that came since are of commits on their way."""
         if standing is not None or not self._peers.topology.former:  # one that joins brings nothing back
             self._recover(standing)
         if codec is not None:
@@ -177,7 +176,7 @@ class History:
             return []
         others: list[tuple[int, ModelRef]] = []
         for ref, shards in let_go:
-            self._state.cool(str(ref))
+            self._state.cool(ref)
             others += [(shard, ref) for shard in shards - {self._config.index}]
         return others
 
@@ -217,7 +216,7 @@ class History:
             StoreFullError: there is no room.
         """
         for _ in range(READ_ROUNDS):
-            owner = f"{_LOADING}/{next(self._serial)}"
+            owner = Filling("load", next(self._serial))
             with self._lock:
                 nbytes = sum(length for _, _, length in self._plans(wanted))
             kept, mine, others = await take(
@@ -240,7 +239,7 @@ class History:
             others.clear()
         raise self._holdings.crowded(what)
 
-    def _begun(self, owner: str, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:
+    def _begun(self, owner: Owner, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:
         """Take the room for what is on disk only, and begin to read it; None: there is no room now.
 
         What is in memory already may lie so that the rest finds no room beside it: then that leaves, too, where it
@@ -276,7 +275,7 @@ class History:
         absent = {s: slots for s, slots in self._state.absent(wanted).items() if s not in self._loading}
         return sorted(((s, *self._tiers.plan(s, slots)) for s, slots in absent.items()), key=lambda plan: -plan[2])
 
-    def _read_in(self, segment: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> np.ndarray | None:
+    def _read_in(self, segment: SegmentId, chosen: Sequence[int], part: Part | None, owner: Owner) -> np.ndarray | None:
         """Read slots into the memory, in a thread; give what keeps them there."""
         try:
             view = self._tiers.load(segment, chosen, part, owner)
@@ -343,12 +342,12 @@ class History:
             manifests, unread = self._read(names)
             found = recover(self._state, manifests, files, home, unread)
             if standing is not None and self._peers.others:  # a version that only its home knows may name any of it
-                self._state.hold_all(RESTORED)
+                self._state.hold_all(Reason.RESTORED)
         for ref, why in unread.items():
             log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
         self.recovered = self._state.version_holders()
-        for holder, segment in found.missing:
-            log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, holder, segment[1])
+        for reader, segment in found.missing:
+            log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, reader, segment[1])
         if standing is None:  # when it starts again, others can be about to name these, and tell what is lost
             self._archive.delete_segments(found.garbage)
             self._name_lost(names, home)
@@ -450,7 +449,7 @@ class History:
             relearn(self._state, manifest, files)
         log.info("shard %d: %s was on its way to the disk when this shard started again", self._config.index, ref)
 
-    async def take_over(self, ask_anew: Callable[[Iterable[str]], None], learn: Callable[[], None]) -> None:
+    async def take_over(self, ask_anew: Callable[[Iterable[ModelRef]], None], learn: Callable[[], None]) -> None:
         """Bring back the segments that are this shard's by a new topology, in the step in which it goes by that.
 
         Args:
@@ -463,7 +462,7 @@ class History:
         """
         await asyncio.to_thread(self._take_over, ask_anew, learn)
 
-    def _take_over(self, ask_anew: Callable[[Iterable[str]], None], learn: Callable[[], None]) -> None:
+    def _take_over(self, ask_anew: Callable[[Iterable[ModelRef]], None], learn: Callable[[], None]) -> None:
         with self._lock:
             ask_anew(())  # from now on it is noted what they let go
         names = self._archive.manifests()
@@ -477,7 +476,7 @@ class History:
             learn()
             before = set(self._state.version_holders())
             missing = take_over(self._state, manifests, files)
-            self._state.hold_all(RESTORED)
+            self._state.hold_all(Reason.RESTORED)
             ask_anew(set(self._state.version_holders()) - before)
         for reader, segment in missing:
             log.error("shard %d: %s names segment %x, which has no file", self._config.index, reader, segment[1])
@@ -510,7 +509,7 @@ class History:
         self.numbering.done(ref)
         by_shard: dict[int, list[SegmentId]] = {}
         with self._lock:  # who takes segments over from here knows it, or is told
-            self._state.written(str(ref))
+            self._state.written(ref)
             for segment in chain.from_iterable(parts.values()):
                 by_shard.setdefault(self._state.where(segment), []).append(segment)
         deadline = Deadline.after(RELEARN_S)

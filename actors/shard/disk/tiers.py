@@ -31,6 +31,7 @@ from ....store.archive.segmentfile import Row, SegmentFile, Slot
 from ....store.arrays import as_bytes
 from ....store.codecs.codec import Codec, Encoded
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, TensorVineError
+from ....store.holders import Owner
 from ....store.segments.arena import Part
 from ....store.segments.segment import GONE, Segment, SegmentId, Stored, layout
 from ...memory.workers import Workers
@@ -241,7 +242,7 @@ class Tiers:
             chosen = sorted(segment.live_slots if here else set(slots) & set(segment.live_slots))
             return chosen, layout([segment.sizes[slot] for slot in chosen])[1]
 
-    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None, owner: str) -> np.ndarray | None:
+    def load(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None, owner: Owner) -> np.ndarray | None:
         """Read slots into a part of the memory that `owner` was granted, or, where they are few bytes, into the heap.
 
         Returns:

@@ -14,18 +14,18 @@ import logging
 from collections.abc import Iterable
 
 from ....store.errors import StorageError, TensorVineError
+from ....store.holders import Reason
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ....store.versions.manifest import decode_body, slots_of
-from ....store.versions.segments import RESTORED
 from ..calls import ShardCalls
 from ..context import ShardContext
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
-Named = dict[str, dict[SegmentId, list[int]]]
+Named = dict[ModelRef, dict[SegmentId, list[int]]]
 """Version -> segment -> slots."""
 
 
@@ -34,17 +34,17 @@ class Claims:
 
     Args:
         context: the shard's.
-        recovered: holders of what the disk brought back; what their homes do not name any more is released.
+        recovered: versions that the disk named; what their homes do not name any more is released.
     """
 
-    def __init__(self, context: ShardContext, recovered: Iterable[str]) -> None:
+    def __init__(self, context: ShardContext, recovered: Iterable[ModelRef]) -> None:
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
         self._waiting = set(self._peers.others)
         self._version = self._peers.topology.version
         self._recovered = list(recovered)
-        self._released: set[str] = set()
+        self._released: set[ModelRef] = set()
         self._round = 0
         """Counts how often all were asked anew: an answer to an earlier question says nothing of what came since."""
 
@@ -53,10 +53,10 @@ class Claims:
         """Whether some have not answered yet."""
         return bool(self._waiting)
 
-    def released(self, holder: str) -> None:
+    def released(self, ref: ModelRef) -> None:
         """Hear that a home let a version go. Call it with the lock held."""
         if self._waiting:
-            self._released.add(holder)
+            self._released.add(ref)
 
     def gather(self) -> None:
         """Ask those that have not answered; the caller settles afterwards."""
@@ -76,13 +76,13 @@ class Claims:
                     self._waiting.discard(shard)
                     self._release_if_all_have_answered()
 
-    def ask_anew(self, recovered: Iterable[str] = ()) -> None:
+    def ask_anew(self, recovered: Iterable[ModelRef] = ()) -> None:
         """Ask all others once more: they did not say what they name of segments that came into this shard's care since.
 
         Call it with the lock held.
 
         Args:
-            recovered: holders of what the disk brought back since.
+            recovered: versions that the disk named since.
         """
         self._recovered += recovered
         self._round += 1
@@ -95,23 +95,23 @@ class Claims:
     def _release_if_all_have_answered(self) -> None:
         if not self._waiting:  # this home says as well what it names here: names have come to it since it started
             self._take(self._state.index, claims_on(self._state, self._state.index))
-            self._state.release(RESTORED)
+            self._state.release(Reason.RESTORED)
 
     def _take(self, shard: int, named: Named) -> bool:
         """Hold what a home names; False: not all of it can be told now, for a manifest cannot be read."""
         done = True
-        for holder in self._recovered if not self._peers.topology.former else ():  # else it may be at home elsewhere
-            if self._state.home_of(ModelRef.parse(holder).name) == shard and holder not in named:
-                self._state.release(holder)
-        for holder, holds in named.items():
-            for segment, slots in holds.items() if holder not in self._released else ():
+        for ref in self._recovered if not self._peers.topology.former else ():  # else it may be at home elsewhere
+            if self._state.home_of(ref.name) == shard and ref not in named:
+                self._state.release(ref)
+        for ref, holds in named.items():
+            for segment, slots in holds.items() if ref not in self._released else ():
                 try:
-                    self._state.hold(holder, {segment: slots})
+                    self._state.hold(ref, {segment: slots})
                 except StorageError as exc:
-                    log.debug("shard %d: %s is not held yet: %s", self._state.index, holder, exc)
+                    log.debug("shard %d: %s is not held yet: %s", self._state.index, ref, exc)
                     done = False
                 except TensorVineError as exc:
-                    log.warning("shard %d: %s is lost in part: %s", self._state.index, holder, exc)
+                    log.warning("shard %d: %s is lost in part: %s", self._state.index, ref, exc)
         return done
 
 
@@ -122,12 +122,12 @@ def claims_on(state: ShardState, shard: int) -> Named:
     """
     claims: Named = {}
     for ref, holds in state.begun().items():
-        claims[str(ref)] = {segment: list(slots) for segment, slots in holds.items() if state.where(segment) == shard}
+        claims[ref] = {segment: list(slots) for segment, slots in holds.items() if state.where(segment) == shard}
     for record in state.records():
         if any(state.where(segment) == shard for segment in record.segments):
             ref = record.header.ref
             entries = decode_body(record.body, ref).values()
-            claims[str(ref)] = slots_of(entry for entry in entries if state.where(entry.segment) == shard)
+            claims[ref] = slots_of(entry for entry in entries if state.where(entry.segment) == shard)
     for ref in state.unread:  # what they name there is not known here, but they are not gone
-        claims.setdefault(str(ref), {})
+        claims.setdefault(ref, {})
     return claims

@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
+from ....store.holders import Lease
 from ....store.versions.handover import Bundle
 from ....store.waiting import Backoff, Deadline
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
@@ -82,9 +83,9 @@ class Elastic:
         self._asked = 0.0
         """When somebody last asked all shards something: on the monotonic clock."""
         self._sending: Bundle | None = None
-        self._late: list[str] = []
+        self._late: list[Lease] = []
         """Leases that were let go while they were on their way."""
-        self._onward: dict[str, int] = {}
+        self._onward: dict[Lease, int] = {}
         """Lease -> the shard that it was handed to."""
         self._turn = asyncio.Lock()
 
@@ -156,12 +157,12 @@ class Elastic:
 
     # ---- leases -----------------------------------------------------------------------------------------
 
-    async def unpin(self, leases: Sequence[str]) -> None:
+    async def unpin(self, leases: Sequence[Lease]) -> None:
         """Let pins go, also those that were handed over."""
-        onward: dict[int, list[str]] = {}
+        onward: dict[int, list[Lease]] = {}
         with self._lock:
             self._state.unpin(leases)
-            leaving = set(self._sending.leases) if self._sending is not None else set[str]()
+            leaving = set(self._sending.leases) if self._sending is not None else set[Lease]()
             self._late += [lease for lease in leases if lease in leaving]
             for lease in leases:
                 shard = self._onward.pop(lease, None)

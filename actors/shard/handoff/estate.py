@@ -3,7 +3,7 @@
 Rules
 - Which heir takes a segment, the topology after the drain says (`planner.topology`). Its id stays, so no manifest
   changes.
-- Copies are held by `+drain/SHARD.VERSION` at the heir until it is told who holds them. When it learns a topology by
+- Copies are held by the drain at the heir until it is told who holds them. When it learns a topology by
   which that shard stays, they go, and a copy that comes after that is refused.
 - Files are written by one shard at any time: see D10 of docs/design/persistence.md.
 - In one step, with nothing left to copy, the shard notes who holds what. From then on it passes on what it is told of
@@ -31,6 +31,8 @@ from ....store.errors import (
     TensorVineError,
     without_frames,
 )
+from ....store.holders import Drain, Reason, Save
+from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.handover import MovedSegment
@@ -45,11 +47,6 @@ from ..peers import LONG_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
-DRAIN = "+drain/"
-KEPT = "+kept"
-"""Holds what a drained shard goes on answering from."""
-MOVING = "+moving/"
-"""Begins the names of who owns memory that is being filled with a copy."""
 AT_ONCE = 4
 """Segments that are copied at one time."""
 RETRY_S = (0.2, 1.0)
@@ -85,8 +82,8 @@ class Estate:
         self._heard.set()
         self._unreached: set[int] = set()
         """Heirs that could not read from this shard's end of the wire."""
-        self._taken: set[str] = set()
-        """Holders under which copies came here, and that are done with."""
+        self._taken: set[Drain] = set()
+        """Drains under which copies came here, and that are done with."""
         self._turn = asyncio.Lock()
 
     @property
@@ -115,9 +112,9 @@ class Estate:
         """
         with self._lock:
             topology = self._peers.topology
-            for holder in self._state.holders(DRAIN):
-                if _drain_of(holder)[0] not in topology.leaving:
-                    self._state.release(holder)
+            for drain in self._state.drains():
+                if drain.shard not in topology.leaving:
+                    self._state.release(drain)
             if self._state.index not in topology.leaving and not self.moved:
                 self._copied, self._bytes = set(), 0
 
@@ -132,15 +129,15 @@ class Estate:
                         break
                 await self._copy_all(missing[:AT_ONCE], after)
             for heir, part in parts.items():
-                while lacking := await self._tell(heir, ShardCalls.inherit(self._holder(after), part)):
+                while lacking := await self._tell(heir, ShardCalls.inherit(self._drain(after), part)):
                     await self._copy_all(lacking[:AT_ONCE], after)  # it has started again meanwhile
             self._heard.set()
             return self._bytes
 
-    async def hold(self, holder: str, holds: Holds) -> None:
+    async def hold(self, ref: ModelRef, holds: Holds) -> None:
         """Pass on that slots are held."""
         await self.heard()
-        await self._peers.hold(holder, holds)
+        await self._peers.hold(ref, holds)
 
     async def pass_on(self, request: Request[None]) -> None:
         """Tell all heirs, also when who asked for it has given up waiting."""
@@ -148,7 +145,7 @@ class Estate:
         for heir in self.heirs:
             await self._peers.tell_gently(heir, request)
 
-    async def late(self, holder: str, segments: Sequence[SegmentId]) -> None:
+    async def late(self, save: Save, segments: Sequence[SegmentId]) -> None:
         """Copy what a saver brought after all was handed over; nothing to do before."""
         with self._lock:
             if not self.moved:
@@ -156,7 +153,7 @@ class Estate:
             self._keep(segments)
         await self.heard()
         for segment in segments:
-            await self._copy(segment, self._peers.topology_after, holder)
+            await self._copy(segment, self._peers.topology_after, save)
 
     async def heard(self, timeout: float = PEER_TIMEOUT_S) -> None:
         """Wait until the heirs know who holds what.
@@ -169,7 +166,7 @@ class Estate:
 
     # ---- the heir ---------------------------------------------------------------------------------------
 
-    def receive(self, moved: MovedSegment, copy: Copy, holder: str) -> None:
+    def receive(self, moved: MovedSegment, copy: Copy, holder: Drain | Save) -> None:
         """Take a copy of a segment into care, and keep it for `holder`.
 
         Args:
@@ -181,24 +178,25 @@ class Estate:
             MovedError: the drain was given up meanwhile.
         """
         with self._lock:
-            self._check_drain(holder)
+            if isinstance(holder, Drain) and holder not in self._taken:
+                self._check_drain(holder)
             if holder in self._taken or self._state.segment(moved.id) is not None:
                 return  # told twice
-            if not holder.startswith("+"):
-                self._state.open(holder.partition("/")[0], time.monotonic())
+            if isinstance(holder, Save):
+                self._state.open(holder.client, time.monotonic())
             self._state.receive(moved, copy.handle, holder)
             self._holdings.hash_later(moved.id)
             if isinstance(copy.handle, Part):
                 self._holdings.keep(copy.handle, moved.id)
 
-    def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+    def inherit(self, drain: Drain, segments: Sequence[MovedSegment]) -> list[SegmentId]:
         """Hold segments for those who held them on the shard that drains; told again, nothing changes.
 
         Returns:
             Segments whose bytes are not here: then nothing has changed, and they must come first.
         """
         with self._lock:
-            if holder in self._taken:
+            if drain in self._taken:
                 return []
             lacking = [s.id for s in segments if s.needs_memory and self._state.segment(s.id) is None]
             if lacking:
@@ -206,25 +204,21 @@ class Estate:
             now = time.monotonic()
             for moved in segments:
                 for other in moved.holders:
-                    if "@" not in other and "/" in other:
-                        self._state.open(other.partition("/")[0], now)
-                self._state.inherit(moved, holder)
-            self._taken.add(holder)
-            drained, _, _ = holder.partition(".")
-            for each in self._state.holders(f"{drained}."):  # also of tries before, of another life of the planner
-                self._state.release(each)
+                    if isinstance(other, Save):
+                        self._state.open(other.client, now)
+                self._state.inherit(moved, drain)
+            self._taken.add(drain)
+            for each in self._state.drains():  # also of tries before, of another life of the planner
+                if each.shard == drain.shard:
+                    self._state.release(each)
             return []
 
-    def _check_drain(self, holder: str) -> None:
+    def _check_drain(self, drain: Drain) -> None:
         """Refuse a copy of a drain that is not under way any more: nobody would let it go."""
         topology = self._peers.topology
-        if not holder.startswith(DRAIN) or holder in self._taken:
-            return
-        shard, version = _drain_of(holder)
-        if shard not in topology.leaving or version != topology.version + 1:
+        if drain.shard not in topology.leaving or drain.version != topology.version + 1:
             raise MovedError(
-                f"shard {self._state.index}: expected a copy of a shard that drains; the drain of shard {shard} to "
-                f"topology {version} was given up",
+                f"shard {self._state.index}: expected a copy of a shard that drains; the {drain} was given up",
                 topology.version,
             )
 
@@ -239,26 +233,26 @@ class Estate:
         left = {
             shard for shard, heirs in topology.gone.items() if shard not in known.gone and self._state.index in heirs
         }
-        return {s for s in left if not any(holder.startswith(f"{DRAIN}{s}.") for holder in self._taken)}
+        return left - {drain.shard for drain in self._taken}
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _holder(self, after: Topology) -> str:
-        return f"{DRAIN}{self._state.index}.{after.version}"
+    def _drain(self, after: Topology) -> Drain:
+        return Drain(self._state.index, after.version)
 
     def _missing(self) -> list[SegmentId]:
         with self._lock:
             return [segment for segment in self._state.resident() if segment not in self._copied]
 
     async def _copy_all(self, segments: Sequence[SegmentId], after: Topology) -> None:
-        holder, copied = self._holder(after), self._copied
-        found = await asyncio.gather(*(self._copy(s, after, holder) for s in segments), return_exceptions=True)
+        drain, copied = self._drain(after), self._copied
+        found = await asyncio.gather(*(self._copy(s, after, drain) for s in segments), return_exceptions=True)
         for failure in found:
             if isinstance(failure, BaseException):
                 raise without_frames(failure)  # it is in `found`: a cycle, which would keep what those frames hold
         copied.update(segments)
 
-    async def _copy(self, segment_id: SegmentId, after: Topology, holder: str) -> None:
+    async def _copy(self, segment_id: SegmentId, after: Topology, holder: Drain | Save) -> None:
         """Have what is in memory of a segment copied by its heir.
 
         Again, where it lost slots meanwhile; and with its bytes in the message, where the heir cannot read them here.
@@ -312,7 +306,7 @@ class Estate:
         for segment in segments:
             found = self._state.segment(segment)
             if found is not None:
-                self._state.hold(KEPT, {segment: found.live_slots})
+                self._state.hold(Reason.DRAINED, {segment: found.live_slots})
 
     async def _tell(self, heir: int, request: Request[_R]) -> _R:
         """Tell an heir until it has heard: there is no way back."""
@@ -325,9 +319,3 @@ class Estate:
                     "shard %d: shard %d did not answer %s yet: %s", self._state.index, heir, request.remote.name, exc
                 )
             await pauses.wait_async()
-
-
-def _drain_of(holder: str) -> tuple[int, int]:
-    """Return the shard that drains, and the version of the topology after that, of a holder of its copies."""
-    shard, _, version = holder.removeprefix(DRAIN).partition(".")
-    return int(shard), int(version)

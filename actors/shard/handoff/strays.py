@@ -42,13 +42,13 @@ class Strays:
         self._peers = context.peers
         self._calm = calm
         self._looked = time.monotonic()
-        self._suspects: set[str] = set()
-        self._asked: set[str] = set()
+        self._suspects: set[ModelRef] = set()
+        self._asked: set[ModelRef] = set()
         """Versions of which their home is being asked, and that nobody has held anew since."""
 
-    def held(self, holder: str) -> None:
+    def held(self, ref: ModelRef) -> None:
         """Hear that a version is held here. Call it with the lock held."""
-        self._asked.discard(holder)
+        self._asked.discard(ref)
 
     def look(self) -> int:
         """Release the strays, if it is time to look for them; gives how many.
@@ -68,13 +68,13 @@ class Strays:
             self._suspects = set()
             return 0
         with self._lock:
-            holders = self._state.version_holders()
-        found = {holder for holder in holders if not self._exists(holder)}
+            refs = self._state.version_holders()
+        found = {ref for ref in refs if not self._state.lineage.lives(ref)}
         again, self._suspects = found & self._suspects, found
-        by_home: dict[int, list[str]] = {}
-        for holder in sorted(again):
-            by_home.setdefault(self._state.home_of(ModelRef.parse(holder).name), []).append(holder)
-        return sum(self._release(home, holders, version) for home, holders in by_home.items())
+        by_home: dict[int, list[ModelRef]] = {}
+        for ref in sorted(again):
+            by_home.setdefault(self._state.home_of(ref.name), []).append(ref)
+        return sum(self._release(home, some, version) for home, some in by_home.items())
 
     def _settled(self) -> int | None:
         """Return the version of the topology; None: something moves, or it is not known yet what is held here."""
@@ -83,45 +83,39 @@ class Strays:
             calm = self._state.index in topology.shards and not topology.former and not topology.leaving
             return topology.version if calm and self._calm() else None
 
-    def _exists(self, holder: str) -> bool:
-        return self._state.lineage.lives(ModelRef.parse(holder))
-
-    def _release(self, home: int, holders: Sequence[str], version: int) -> int:
+    def _release(self, home: int, refs: Sequence[ModelRef], version: int) -> int:
         with self._lock:
-            self._asked = set(holders)
+            self._asked = set(refs)
         try:
-            unknown = self._unknown_at(home, holders, version)
+            unknown = self._unknown_at(home, refs, version)
         except TensorVineError as exc:
             log.info("shard %d: shard %d does not say what it knows of: %s", self._state.index, home, exc)
             return 0
         with self._lock:
-            strays = [holder for holder in unknown if holder in self._asked]
+            strays = [ref for ref in unknown if ref in self._asked]
             if self._settled() != version:
                 return 0
             if home == self._state.index:  # a save may have begun since
                 strays = unknown_here(self._state, strays)
-            for holder in strays:
-                self._state.release(holder)
+            for ref in strays:
+                self._state.release(ref)
         if strays:
-            log.warning("shard %d: released %s, which do not exist", self._state.index, strays[:10])
+            log.warning(
+                "shard %d: released %s, which do not exist", self._state.index, ", ".join(map(str, strays[:10]))
+            )
         return len(strays)
 
-    def _unknown_at(self, home: int, holders: Sequence[str], version: int) -> list[str]:
+    def _unknown_at(self, home: int, refs: Sequence[ModelRef], version: int) -> list[ModelRef]:
         if home != self._state.index:
-            return self._peers.call(home, ShardCalls.unknown(holders, version), ANSWER_S)
+            return self._peers.call(home, ShardCalls.unknown(refs, version), ANSWER_S)
         with self._lock:
-            return unknown_here(self._state, holders)
+            return unknown_here(self._state, refs)
 
 
-def unknown_here(state: ShardState, holders: Iterable[str]) -> list[str]:
+def unknown_here(state: ShardState, refs: Iterable[ModelRef]) -> list[ModelRef]:
     """Return those of some versions of this home that are none: not live, pinned, being committed or unread.
 
     Call it with the lock held.
     """
     begun = state.begun()
-    refs = {holder: ModelRef.parse(holder) for holder in holders}
-    return [
-        holder
-        for holder, ref in refs.items()
-        if state.known(ref) is None and ref not in begun and ref not in state.unread
-    ]
+    return [ref for ref in refs if state.known(ref) is None and ref not in begun and ref not in state.unread]

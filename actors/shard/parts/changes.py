@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import ShardUnavailableError, StorageError
+from ....store.holders import Drain, Save
 from ....store.segments.segment import SegmentId
 from ....store.versions.handover import Bundle, MovedSegment
 from ....store.waiting import Backoff, Deadline
@@ -24,7 +25,7 @@ from ..copying import Copying
 from ..disk.history import History
 from ..handoff.claims import Claims
 from ..handoff.elastic import Elastic
-from ..handoff.estate import MOVING, Estate
+from ..handoff.estate import Estate
 from ..peers import LONG_TIMEOUT_S
 from ..replicas.securing import Securing
 from ..settling import Settling
@@ -166,13 +167,15 @@ class Changes:
                 )
 
     @answers(ChangeCalls.receive)
-    async def receive(self, moved: MovedSegment, original: Original, address: Address | None, holder: str) -> None:
-        async with self._copying.copied(MOVING, {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
+    async def receive(
+        self, moved: MovedSegment, original: Original, address: Address | None, holder: Drain | Save
+    ) -> None:
+        async with self._copying.copied("move", {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
             self._estate.receive(moved, copies[moved.id], holder)
 
     @answers(ChangeCalls.inherit)
-    async def inherit(self, holder: str, segments: Sequence[MovedSegment]) -> list[SegmentId]:
-        lacking = self._estate.inherit(holder, segments)
+    async def inherit(self, drain: Drain, segments: Sequence[MovedSegment]) -> list[SegmentId]:
+        lacking = self._estate.inherit(drain, segments)
         await self._settling.settle()
         if not lacking:
             await self._securing.segments([moved.id for moved in segments])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ....store.holders import Holder
 from ....store.refs import ModelRef
 from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.overtaken import Overtaken
@@ -54,28 +55,29 @@ class Holders:
         """Shard -> the last restart of it at which its earlier life's holders went."""
 
     @answers(HolderCalls.hold)
-    async def hold(self, holder: str, holds: Holds) -> None:
+    async def hold(self, ref: ModelRef, holds: Holds) -> None:
         with self._lock:
-            self._overtaken.check(holder)
-            self._strays.held(holder)
+            self._overtaken.check(ref)
+            self._strays.held(ref)
             moved = self._estate.moved
             if not moved:
-                self._state.hold(holder, holds)
+                self._state.hold(ref, holds)
         if moved:
-            await self._estate.hold(holder, holds)
+            await self._estate.hold(ref, holds)
 
     @answers(HolderCalls.release)
-    async def release(self, holder: str) -> None:
+    async def release(self, holder: Holder) -> None:
         with self._lock:
-            if "@" in holder and not self._state.is_holder(holder):
-                self._overtaken.released(holder)
+            if isinstance(holder, ModelRef):
+                if not self._state.is_holder(holder):
+                    self._overtaken.released(holder)
+                if self._claims is not None:
+                    self._claims.released(holder)
             self._settling.forget(holder)
-            if self._claims is not None:
-                self._claims.released(holder)
         await self._settling.settle()
 
     @answers(HolderCalls.release_homes)
-    async def release_homes(self, home: int, keep: Sequence[str], version: int, restart: int) -> None:
+    async def release_homes(self, home: int, keep: Sequence[ModelRef], version: int, restart: int) -> None:
         with self._lock:
             if restart <= self._restarts_heard.get(home, 0):
                 return
@@ -83,21 +85,21 @@ class Holders:
             if version != self._peers.topology.version:
                 log.warning("shard %d keeps what shard %d held: the topology changed", self._index, home)
                 return
-            for holder in set(self._state.held_by(home)) - set(keep):
-                self._settling.forget(holder)  # at heirs too, by name: when they hear it, that shard may hold anew
+            for ref in set(self._state.held_by(home)) - set(keep):
+                self._settling.forget(ref)  # at heirs too, by name: when they hear it, that shard may hold anew
         await self._settling.settle()
 
     @answers(HolderCalls.release_all)
-    async def release_all(self, holders: Sequence[str]) -> None:
+    async def release_all(self, refs: Sequence[ModelRef]) -> None:
         with self._lock:
-            here = [holder for holder in holders if self._estate.moved or self._state.is_holder(holder)]
-        for holder in here:
-            await self.release(holder)
+            here = [ref for ref in refs if self._estate.moved or self._state.is_holder(ref)]
+        for ref in here:
+            await self.release(ref)
 
     @answers(HolderCalls.cool)
     async def cool(self, ref: ModelRef) -> None:
         with self._lock:
-            self._state.cool(str(ref))
+            self._state.cool(ref)
         await self._settling.settle()
         await self._settling.pass_on(ShardCalls.cool(ref))
 
@@ -109,13 +111,13 @@ class Holders:
             return named_here(self._state, segments)
 
     @answers(HolderCalls.claims)
-    async def claims(self, shard: int) -> dict[str, dict[SegmentId, list[int]]]:
+    async def claims(self, shard: int) -> dict[ModelRef, dict[SegmentId, list[int]]]:
         with self._lock:
             return claims_on(self._state, shard)
 
     @answers(HolderCalls.unknown)
-    async def unknown(self, holders: Sequence[str], version: int) -> list[str]:
+    async def unknown(self, refs: Sequence[ModelRef], version: int) -> list[ModelRef]:
         with self._lock:
             topology = self._peers.topology
             settled = topology.version == version and not topology.former
-            return unknown_here(self._state, holders) if settled else []
+            return unknown_here(self._state, refs) if settled else []

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....store.graphs.index import PrefixQuery
+from ....store.holders import Lease
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats
 from ....store.versions.manifest import Header
@@ -129,7 +130,7 @@ class Queries:
         return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.epoch)
 
     @answers(QueryCalls.unpin)
-    async def unpin(self, leases: Sequence[str]) -> None:
+    async def unpin(self, leases: Sequence[Lease]) -> None:
         await self._names.unpin(leases)
         await self._settling.settle()
 

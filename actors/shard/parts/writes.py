@@ -21,6 +21,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from ....store.errors import MovedError, StorageError
+from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -101,7 +102,7 @@ class Writes:
             newest, version = self._state.newer(asked.name, 0), asked.version
             absent = asked.optional and newest is None
             wanted = self._filled_by(asked.client, asked.sizes)
-            offsets = self._holdings.grant(asked.save_id, wanted) if absent or not asked.inherits else []
+            offsets = self._holdings.grant(asked.save, wanted) if absent or not asked.inherits else []
             if absent:
                 return Begun(
                     header=None, body=None, lease=None, digests={}, blocks=None, offsets=offsets, shard=shard, life=life
@@ -136,11 +137,11 @@ class Writes:
             return self._state.digests(segments)
 
     @answers(WriteCalls.reserve)
-    async def reserve(self, client: str, save_id: str, sizes: Sequence[int]) -> list[int]:
+    async def reserve(self, client: str, save: Save, sizes: Sequence[int]) -> list[int]:
         with self._lock:
             self._state.open(client, time.monotonic())
             wanted = self._filled_by(client, sizes)
-            return self._holdings.reserve(save_id, wanted) if wanted else []
+            return self._holdings.reserve(save, wanted) if wanted else []
 
     def _filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
         """Return what a client may be granted of `sizes`: a shard that drains grants nothing. See `Room.filled_by`."""
@@ -151,34 +152,34 @@ class Writes:
         return self._room.is_short()
 
     @answers(WriteCalls.grant)
-    async def grant(self, client: str, save_id: str, sizes: Sequence[int], timeout: float) -> list[int]:
+    async def grant(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
         with self._lock:
             self._state.open(client, time.monotonic())
             if self._context.is_leaving:
                 version = self._peers.topology.version
                 raise MovedError(f"shard {self._index}: it drains: nothing new is put there", version)
-        return await self._room.granted(save_id, sizes, timeout, client)
+        return await self._room.granted(save, sizes, timeout, client)
 
     @answers(WriteCalls.adopt)
-    async def adopt(self, save_id: str, life: int, blocks: Sequence[Filled]) -> None:
+    async def adopt(self, save: Save, life: int, blocks: Sequence[Filled]) -> None:
         with self._lock:
-            self._holdings.adopt(save_id, life, blocks)
-        await self._estate.late(save_id, [segment for segment, _, _ in blocks])
+            self._holdings.adopt(save, life, blocks)
+        await self._estate.late(save, [segment for segment, _, _ in blocks])
 
     @answers(WriteCalls.adopt_block)
     async def adopt_block(
-        self, save_id: str, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+        self, save: Save, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
-        (offset,) = await self._room.granted(save_id, [block.nbytes], timeout)
+        (offset,) = await self._room.granted(save, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         try:
-            await self._holdings.in_thread(self._holdings.fill, part, save_id, block)
+            await self._holdings.in_thread(self._holdings.fill, part, save, block)
             with self._lock:
-                self._holdings.adopt(save_id, os.getpid(), [(segment, part, sizes)])
-            await self._estate.late(save_id, [segment])
+                self._holdings.adopt(save, os.getpid(), [(segment, part, sizes)])
+            await self._estate.late(save, [segment])
         except BaseException:
             with self._lock:
-                self._holdings.give_back(part, save_id)
+                self._holdings.give_back(part, save)
             raise
 
     # ---- versions ---------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class Writes:
         client: str,
         life: int,
         blocks: Sequence[Filled],
-        leases: Sequence[str],
+        leases: Sequence[Lease],
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
@@ -202,14 +203,14 @@ class Writes:
                     late = self._estate.moved and blocks
                     self._state.open(client, time.monotonic())
                 if late:
-                    await self.adopt(draft.save_id, life, blocks)
+                    await self.adopt(draft.save, life, blocks)
                     blocks = []
                 committed = await self._commit(draft, client, life, blocks, durable, deadline)
             ref, _ = committed
             with _after(ref):
                 await self._names.unpin(leases)
             with _after(ref):
-                self._settling.forget(draft.save_id)
+                self._settling.forget(draft.save)
                 await self._settling.settle()
         return committed
 
@@ -219,13 +220,13 @@ class Writes:
         with self._lock:
             self._state.open(client, time.monotonic())
             draft = self._history.drafted(draft) if self._history is not None else draft
-            self._holdings.adopt(draft.save_id, life, blocks)
+            self._holdings.adopt(draft.save, life, blocks)
             ref = self._state.begin_commit(draft)
         created_ns = time.time_ns()
         keepers = self._peers.keepers(draft.holds)
         try:
             await self._estate.heard()
-            await self._peers.hold(str(ref), draft.holds)
+            await self._peers.hold(ref, draft.holds)
             await self._peers.note({ref: (draft.parent, True)})
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
@@ -244,7 +245,7 @@ class Writes:
             with self._lock:
                 self._state.abandon(ref)
             await self._peers.note_gently({ref: (draft.parent, False)})
-            await self._peers.release(str(ref), keepers | self._peers.keepers(draft.holds))
+            await self._peers.release(ref, keepers | self._peers.keepers(draft.holds))
             raise
         self._context.show()
         self._notifier.tell(ref.name)
@@ -259,7 +260,7 @@ class Writes:
         with _after(ref):
             if self._board is not None:
                 self._board.announce([(draft.header(ref, created_ns), draft.body)])
-            self._holdings.end_save(draft.save_id)
+            self._holdings.end_save(draft.save)
             if self._history is not None:
                 if not durable:
                     self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
@@ -277,10 +278,10 @@ class Writes:
         await self._history.written(job, deadline.left())
 
     @answers(WriteCalls.abort)
-    async def abort(self, save_id: str, leases: Sequence[str]) -> None:
+    async def abort(self, save: Save, leases: Sequence[Lease]) -> None:
         with self._lock:
-            self._settling.forget(save_id)
-            self._holdings.end_save(save_id)
+            self._settling.forget(save)
+            self._holdings.end_save(save)
         await self._names.unpin(leases)
         await self._settling.settle()
 

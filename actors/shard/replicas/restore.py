@@ -17,6 +17,7 @@ from typing import Any
 
 from ....store.archive.manifestfile import Manifest
 from ....store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ....store.holders import Filling
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -43,7 +44,7 @@ ASK_S = 5.0
 OFFER_S = 120.0
 FETCH_S = 600.0
 _PAUSE_S = 0.1
-_OWNER = "restoring"
+_OWNER = Filling("restoring")
 
 
 @dataclass(slots=True)
@@ -165,7 +166,7 @@ def _take(
                 holdings.hash_later(segment)
     finally:
         with lock:
-            holdings.drop_save(_OWNER)
+            holdings.drop_grants(_OWNER)
 
 
 def _enter(context: ShardContext, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:
@@ -188,6 +189,6 @@ def _enter_version(state: ShardState, kept: Kept) -> None:
     here: dict[SegmentId, Any] = slots_of(e for e in entries.values() if state.where(e.segment) == state.index)
     for segment, slots in here.items():
         try:
-            state.hold(str(ref), {segment: slots})
+            state.hold(ref, {segment: slots})
         except TensorVineError as exc:
             log.error("shard %d: %s is lost in part: %s", state.index, ref, exc)

@@ -106,23 +106,23 @@ class Securing:
             by_shard = self._by_shard(record.segments if record is not None else ())
         own, timeout = by_shard.pop(self._index, []), PEER_TIMEOUT_S / 2
         await asyncio.gather(
-            self.leaves(str(ref), own, timeout),
-            *(self._peers.ask(shard, ShardCalls.leaves(str(ref), part, timeout)) for shard, part in by_shard.items()),
+            self.leaves(ref, own, timeout),
+            *(self._peers.ask(shard, ShardCalls.leaves(ref, part, timeout)) for shard, part in by_shard.items()),
         )
 
     @answers(ReplicaCalls.leaves)
-    async def leaves(self, holder: str, segments: Sequence[SegmentId], timeout: float) -> None:
+    async def leaves(self, ref: ModelRef, segments: Sequence[SegmentId], timeout: float) -> None:
         if self._mirrors is None:
             return
         with self._lock:
-            self._state.leaves(holder)
+            self._state.leaves(ref)
             needed = [segment for segment in segments if not self._state.rests(segment)]
             awaited = self._state.awaited(needed)
         if not needed:
             return
         deadline = Deadline.after(timeout)
         # what of it is on disk only is read: after a restart the file would be nobody's
-        views = await self._history.load(holder, awaited, self._room.taken) if awaited and self._history else []
+        views = await self._history.load(str(ref), awaited, self._room.taken) if awaited and self._history else []
         try:
             await self._mirrors.secure(needed, {}, deadline)
         finally:

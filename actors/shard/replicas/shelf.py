@@ -85,7 +85,7 @@ class Shelf:
             mirror.check(of.life)
             new = {segment: original for segment, original in segments.items() if segment not in mirror.copies}
         try:
-            async with self._copying.copied(f"mirror/{of.source}", new, address, timeout, timeout) as copies:
+            async with self._copying.copied(f"mirror of shard {of.source}", new, address, timeout, timeout) as copies:
                 self._keep(mirror, of.life, copies, records)
         finally:
             self._settle()

@@ -13,6 +13,7 @@ from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.holders import Lease
 
 
 class View:
@@ -113,5 +114,6 @@ def test_a_shard_whose_connection_was_dropped_is_told_goodbye(session: Session, 
 
 def test_pins_that_a_shard_that_has_gone_gave_are_let_go_later(session: Session, engine: Engine) -> None:
     engine.is_gone = True
-    session.unpin_behind([f"{session.client}/0.life.1"])
-    assert list(session._dropped) == [f"{session.client}/0.life.1"]
+    lease = Lease(session.client, 0, "life", 1)
+    session.unpin_behind([lease])
+    assert list(session._dropped) == [lease]

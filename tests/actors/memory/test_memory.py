@@ -22,6 +22,8 @@ from tensorvine.actors.memory.pages import CHUNK_BYTES
 from tensorvine.actors.shard import holdings as holdings_module
 from tensorvine.actors.shard.holdings import Holdings
 from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.holders import Save
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
 from tensorvine.store.segments.segment import SegmentId, Stored, layout
@@ -307,24 +309,24 @@ class TestHoldings:
 
     def saved(self, held: Holdings, segment: SegmentId, value: int) -> Part:
         length = layout(self.SIZES)[1]
-        (offset,) = held.grant("c/s1", [length])
+        (offset,) = held.grant(Save("c", 1), [length])
         part = Part(offset, length)
         held.memory.part(part)[:] = value
-        held.adopt("c/s1", os.getpid(), [(segment, part, self.SIZES)])
+        held.adopt(Save("c", 1), os.getpid(), [(segment, part, self.SIZES)])
         return part
 
     def test_a_compaction_does_not_let_its_own_source_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
         held, state = self.start(layout(self.SIZES)[1])
         self.saved(held, (0, 1), 5)
-        state.hold("m@1", {(0, 1): [1]})
-        state.release("c/s1")
+        state.hold(ModelRef("m", 1), {(0, 1): [1]})
+        state.release(Save("c", 1))
         state.store((0, 1), Stored("a.0", 0, 1, frozenset({0, 1})))
         true: Callable[[Part], np.ndarray] = held.memory.part
 
         def part(which: Part) -> np.ndarray:
             """Have another save come between the compaction's grant and its copying."""
             monkeypatch.undo()
-            for offset in held.grant("c/s2", [256 << 10]):
+            for offset in held.grant(Save("c", 2), [256 << 10]):
                 true(Part(offset, 256 << 10))[:] = 99
             return true(which)
 
@@ -343,22 +345,22 @@ class TestHoldings:
         """A client of another node times out and gives its save up while the shard still copies its block."""
         length = layout(self.SIZES)[1]
         held, _ = self.start(length)
-        (offset,) = held.grant("far/s1", [length])
+        (offset,) = held.grant(Save("far", 1), [length])
         part, others = Part(offset, length), []
         true = np.copyto
 
         def copyto(target: np.ndarray, source: np.ndarray) -> None:
-            held.drop_save("far/s1")
-            others.extend(held.grant("c/s2", [length]))
+            held.drop_grants(Save("far", 1))
+            others.extend(held.grant(Save("c", 2), [length]))
             true(target, source)
 
         monkeypatch.setattr(holdings_module.np, "copyto", copyto)
-        held.fill(part, "far/s1", np.full(length, 3, np.uint8))
+        held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
         monkeypatch.undo()
         assert others == []
-        assert held.grant("c/s2", [length]) == [offset]
+        assert held.grant(Save("c", 2), [length]) == [offset]
         with pytest.raises(ShardUnavailableError, match="the save was given up"):
-            held.fill(part, "far/s1", np.full(length, 3, np.uint8))
+            held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
 
     def test_a_freed_block_has_no_header_before_its_memory_is_another_s(self) -> None:
         held, state = self.start(layout(self.SIZES)[1])
@@ -369,12 +371,12 @@ class TestHoldings:
         reader = MemoryView(os.getpid(), held.memory.fd, held.memory.capacity)
         found = reader.read(part, header)
         assert found is not None
-        state.release("c/s1")
+        state.release(Save("c", 1))
         held.settle()
-        assert held.grant("c/s2", [part.length]) == []
+        assert held.grant(Save("c", 2), [part.length]) == []
         assert reader.read(part, header) is None
         del found
-        assert held.grant("c/s2", [part.length]) == [part.offset]
+        assert held.grant(Save("c", 2), [part.length]) == [part.offset]
 
     def test_the_shard_s_own_process_stops_reading_when_its_array_goes(self) -> None:
         held, state = self.start(layout(self.SIZES)[1])

@@ -13,6 +13,7 @@ from tensorvine.actors.shard.parts.changes import Changes
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError
 from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.handover import Bundle
@@ -44,7 +45,7 @@ def bundle() -> Bundle:
     graph = ModelGraph(()).to_json()
     draft = Draft(
         name="m",
-        save_id="client/1",
+        save=Save("client", 1),
         parent=None,
         quality=None,
         metadata="{}",

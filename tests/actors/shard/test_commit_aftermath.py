@@ -26,6 +26,8 @@ from tensorvine.actors.shard.settling import Settling
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.holders import Lease, Save
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.overtaken import Overtaken
 from tensorvine.store.versions.version import Draft
@@ -34,7 +36,7 @@ from tensorvine.store.waiting import Deadline
 from tests.support.contexts import context_of, with_memory
 
 BYTES = 1 << 20
-CLIENT, SAVE = "client", "client/s1"
+CLIENT, SAVE = "client", Save("client", 1)
 SEGMENT = (0, 4)
 
 
@@ -96,7 +98,7 @@ class Home:
         self.state = ShardState(0, lambda name: 0)
         self.context = context = replace(context_of(self.state, self.peers, engine=engine), config=config)
         holdings: Any = context.holdings
-        holdings.adopt = lambda save_id, life, blocks: [self.state.adopt(save_id, *block) for block in blocks]
+        holdings.adopt = lambda save, life, blocks: [self.state.adopt(save, *block) for block in blocks]
         room: Any = QuietRoom()
         if roomy:
             clients = LocalClients()
@@ -119,12 +121,12 @@ class Home:
         strays = Strays(context, lambda: True)
         self.holders = Holders(context, self.settling, estate=segments, claims=None, strays=strays)
 
-    def save(self, leases: list[str], holds: dict[tuple[int, int], list[int]] | None = None) -> str:
+    def save(self, leases: list[Lease], holds: dict[tuple[int, int], list[int]] | None = None) -> ModelRef:
         graph = ModelGraph(())
         names = holds or {SEGMENT: [0]}
         draft = Draft(
             name="m",
-            save_id=SAVE,
+            save=SAVE,
             parent=None,
             quality=None,
             metadata="{}",
@@ -136,7 +138,7 @@ class Home:
             bytes_total=4,
         )
         ref, _ = asyncio.run(self.writes.commit(draft, CLIENT, 0, [(SEGMENT, b"abcd", [4])], leases, False, 60.0))
-        return str(ref)
+        return ref
 
 
 @pytest.fixture
@@ -146,17 +148,17 @@ def home() -> Home:
 
 def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     peers = home.peers
-    for call in (lambda: peers.ask(1, ShardCalls.node()), lambda: peers.hold("m@1", {(1, 1): [0]})):
+    for call in (lambda: peers.ask(1, ShardCalls.node()), lambda: peers.hold(ModelRef("m", 1), {(1, 1): [0]})):
         with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it was stopped"):
             asyncio.run(call())
     with pytest.raises(ShardUnavailableError):
         peers.call(1, ShardCalls.claims(0), 1.0)
-    peers.post(1, ShardCalls.release("m@1"))
-    asyncio.run(peers.tell_gently(1, ShardCalls.release("m@1")))
-    asyncio.run(peers.release("m@1", {1}))
-    assert caplog.text.count("shard 1 was not told release('m@1')") == 1
+    peers.post(1, ShardCalls.release(ModelRef("m", 1)))
+    asyncio.run(peers.tell_gently(1, ShardCalls.release(ModelRef("m", 1))))
+    asyncio.run(peers.release(ModelRef("m", 1), {1}))
+    assert caplog.text.count("shard 1 was not told release(ModelRef(name='m', version=1))") == 1
     assert caplog.text.count("shard 1 was not told to release m@1") == 1
-    assert caplog.text.count("shard 1 is not told release('m@1')") == 1
+    assert caplog.text.count("shard 1 is not told release(ModelRef(name='m', version=1))") == 1
 
 
 def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +171,10 @@ def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_commit(home: Home) -> None:
-    home.names._onward["client/0.a.1"] = 1
-    assert home.save(["client/0.a.1"]) == "m@1"
-    assert list(map(str, home.state.models())) == ["m@1"]
+    lease = Lease(CLIENT, 0, "a", 1)
+    home.names._onward[lease] = 1
+    assert home.save([lease]) == ModelRef("m", 1)
+    assert home.state.models() == [ModelRef("m", 1)]
 
 
 def test_nothing_that_comes_after_a_commit_fails_it(
@@ -181,7 +184,7 @@ def test_nothing_that_comes_after_a_commit_fails_it(
         raise OperationTimeoutError("it is slow")
 
     monkeypatch.setattr(home.settling, "settle", fails)
-    assert home.save([]) == "m@1"
+    assert home.save([]) == ModelRef("m", 1)
     assert "m@1 exists; what comes after it failed in part\n" in caplog.text
     assert home.state.held(home.state.models()[0]) == {SEGMENT: [0]}
 
@@ -228,7 +231,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pyt
     home = Home(Estate)
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    for holder in ("m@1", "m@2"):
+    for holder in (ModelRef("m", 1), ModelRef("m", 2)):
         home.state.hold(holder, {SEGMENT: [0]})
     after = Topology("gone", (0, 1), "starter").shrunk([0])
     estate = home.settling._estate
@@ -247,7 +250,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pyt
     async def drain() -> None:
         moving = asyncio.create_task(estate.hand_over(after))
         await asyncio.sleep(0)
-        await home.holders.release("m@1")
+        await home.holders.release(ModelRef("m", 1))
         assert heard == []
         slow.set()
         await moving
@@ -255,7 +258,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pyt
 
     monkeypatch.setattr(home.peers, "ask", ask)
     asyncio.run(drain())
-    assert heard == [SAVE, "m@1", "m@2", (1, "release", "m@1")]
+    assert heard == [SAVE, ModelRef("m", 1), ModelRef("m", 2), (1, "release", ModelRef("m", 1))]
 
 
 def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told(
@@ -270,7 +273,7 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
 
     monkeypatch.setattr(home.peers, "ask", ask)
     home.peers.topology = Topology("gone", (0, 1, 2, 3), "starter").shrunk([1]).settled().shrunk([2])
-    asyncio.run(home.peers.release("m@1", {1}))
+    asyncio.run(home.peers.release(ModelRef("m", 1), {1}))
     assert heard == [1, 0, 2, 3, 0, 3]
 
 
@@ -280,14 +283,14 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
 def test_a_hold_that_its_release_overtook_is_refused_and_holds_nothing(home: Home) -> None:
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.holders.release("m@7"))
+    asyncio.run(home.holders.release(ModelRef("m", 7)))
     with pytest.raises(OperationTimeoutError, match="m@7: expected to be held before it was given up"):
-        asyncio.run(home.holders.hold("m@7", {SEGMENT: [0]}))
+        asyncio.run(home.holders.hold(ModelRef("m", 7), {SEGMENT: [0]}))
     assert home.state.version_holders() == []
-    asyncio.run(home.holders.hold("m@8", {SEGMENT: [0]}))
-    asyncio.run(home.holders.release("m@8"))
-    asyncio.run(home.holders.hold("m@8", {SEGMENT: [0]}))  # that release had found what it undoes
-    assert home.state.version_holders() == ["m@8"]
+    asyncio.run(home.holders.hold(ModelRef("m", 8), {SEGMENT: [0]}))
+    asyncio.run(home.holders.release(ModelRef("m", 8)))
+    asyncio.run(home.holders.hold(ModelRef("m", 8), {SEGMENT: [0]}))  # that release had found what it undoes
+    assert home.state.version_holders() == [ModelRef("m", 8)]
 
 
 @pytest.mark.parametrize("late", [1, 2])
@@ -296,13 +299,13 @@ def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start
 ) -> None:
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.holders.hold("m@1", {SEGMENT: [0]}))
-    asyncio.run(home.holders.hold("m@2", {SEGMENT: [0]}))
-    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, 2))
-    assert home.state.version_holders() == ["m@2"]
-    asyncio.run(home.holders.hold("m@3", {SEGMENT: [0]}))
-    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, late))
-    assert home.state.version_holders() == ["m@2", "m@3"]
+    asyncio.run(home.holders.hold(ModelRef("m", 1), {SEGMENT: [0]}))
+    asyncio.run(home.holders.hold(ModelRef("m", 2), {SEGMENT: [0]}))
+    asyncio.run(home.holders.release_homes(0, [ModelRef("m", 2)], 0, 2))
+    assert home.state.version_holders() == [ModelRef("m", 2)]
+    asyncio.run(home.holders.hold(ModelRef("m", 3), {SEGMENT: [0]}))
+    asyncio.run(home.holders.release_homes(0, [ModelRef("m", 2)], 0, late))
+    assert home.state.version_holders() == [ModelRef("m", 2), ModelRef("m", 3)]
 
 
 def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name() -> None:
@@ -313,10 +316,10 @@ def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name() -> None:
     home = Home(lambda context: estate)
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    for holder in ("m@1", "m@2"):
+    for holder in (ModelRef("m", 1), ModelRef("m", 2)):
         home.state.hold(holder, {SEGMENT: [0]})
-    asyncio.run(home.holders.release_homes(0, ["m@2"], 0, 1))
-    assert sorted(home.state.outbox) == [(1, "m@1"), (2, "m@1")]
+    asyncio.run(home.holders.release_homes(0, [ModelRef("m", 2)], 0, 1))
+    assert sorted(home.state.outbox) == [(1, ModelRef("m", 1)), (2, ModelRef("m", 1))]
 
 
 def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_nothing(
@@ -330,30 +333,28 @@ def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_
 
     monkeypatch.setattr(home.peers, "ask", ask)
     monkeypatch.setattr(home.peers, "_restarts", 3)
-    home.peers.forget_earlier(["m@1"])
-    for holder in ("m@5", "m@6"):
+    home.peers.forget_earlier([ModelRef("m", 1)])
+    for holder in (ModelRef("m", 5), ModelRef("m", 6)):
         asyncio.run(home.peers.hold(holder, {(1, 1): [0]}))
     assert heard == [
-        ("release_homes", (0, ["m@1"], 0, 3)),
-        ("hold", ("m@5", {(1, 1): [0]})),
-        ("hold", ("m@6", {(1, 1): [0]})),
+        ("release_homes", (0, [ModelRef("m", 1)], 0, 3)),
+        ("hold", (ModelRef("m", 5), {(1, 1): [0]})),
+        ("hold", (ModelRef("m", 6), {(1, 1): [0]})),
     ]
 
 
 def test_saves_are_not_remembered_and_of_versions_only_the_newest() -> None:
     overtaken = Overtaken(limit=2)
-    for holder in ("m@1", "m@2", "m@3"):
+    for holder in (ModelRef("m", 1), ModelRef("m", 2), ModelRef("m", 3)):
         overtaken.released(holder)
-    overtaken.check("m@1")
-    for holder in ("m@2", "m@3"):
+    overtaken.check(ModelRef("m", 1))
+    for holder in (ModelRef("m", 2), ModelRef("m", 3)):
         with pytest.raises(OperationTimeoutError):
             overtaken.check(holder)
         overtaken.check(holder)
     home = Home()
-    home.state.open(CLIENT, 0.0)
-    home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
-    asyncio.run(home.holders.release("other/s1"))
-    asyncio.run(home.holders.hold("other/s1", {SEGMENT: [0]}))
+    asyncio.run(home.holders.release(Save("other", 1)))
+    assert not home.holders._overtaken._released
 
 
 # ---- what is asked for a save that has ended ------------------------------------------------------------------
@@ -379,7 +380,7 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
                 known=None,
                 inherits=False,
                 compares=False,
-                save_id=SAVE,
+                save=SAVE,
                 sizes=[BYTES],
                 timeout=60.0,
             )
@@ -393,11 +394,11 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
 
 def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_while_it_waited(roomy: Home) -> None:
     async def both() -> None:
-        assert await roomy.writes.grant(CLIENT, "client/s0", [BYTES], 60.0)
+        assert await roomy.writes.grant(CLIENT, Save("client", 0), [BYTES], 60.0)
         waiting = asyncio.create_task(roomy.writes.grant(CLIENT, SAVE, [BYTES], 60.0))
         await asyncio.sleep(0)  # it waits from here on
         await roomy.writes.abort(SAVE, [])
-        await roomy.writes.abort("client/s0", [])
+        await roomy.writes.abort(Save("client", 0), [])
         with pytest.raises(OperationTimeoutError, match=ENDED):
             await waiting
 
@@ -418,9 +419,9 @@ def test_a_home_tells_which_of_its_versions_are_none_and_nothing_while_names_mov
     saved = home.save([])
 
     def ask(version: int) -> list[str]:
-        return asyncio.run(home.holders.unknown([saved, "m@7"], version))
+        return asyncio.run(home.holders.unknown([saved, ModelRef("m", 7)], version))
 
-    assert ask(home.peers.topology.version) == ["m@7"]
+    assert ask(home.peers.topology.version) == [ModelRef("m", 7)]
     assert ask(home.peers.topology.version + 1) == []
     home.peers.topology = home.peers.topology.grown((5,))
     assert ask(home.peers.topology.version) == []

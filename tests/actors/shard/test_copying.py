@@ -23,6 +23,8 @@ from tensorvine.actors.shard.serving.outlet import Outlet
 from tensorvine.actors.transport.wire import WireClient
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ModelLostError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
+from tensorvine.store.holders import Save
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import KEPT, Part
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
@@ -83,8 +85,8 @@ class Pair:
     def let_go(self, segment: SegmentId, slot: int) -> None:
         """A slot's last holder releases it, and the segment is compacted."""
         with self.source.lock:
-            self.source.state.hold("rest", {segment: [s for s in range(3) if s != slot]})
-            self.source.state.release("m@1")
+            self.source.state.hold(ModelRef("rest", 1), {segment: [s for s in range(3) if s != slot]})
+            self.source.state.release(ModelRef("m", 1))
             self.source.holdings._compact(segment)
             self.source.state.compactable.clear()
 
@@ -105,14 +107,16 @@ def pair() -> Iterator[Pair]:
         with source.lock:
             handle: Any = block.tobytes()
             if length > INLINE_BYTES:
-                (offset,) = source.holdings.grant("c/s1", [length])
+                (offset,) = source.holdings.grant(Save("c", 1), [length])
                 handle = Part(offset, length)
                 source.holdings.memory.part(handle)[:] = block
-            source.state.adopt("c/s1", segment, handle, sizes)
+            source.state.adopt(Save("c", 1), segment, handle, sizes)
             if isinstance(handle, Part):
                 source.holdings.keep(handle, segment)
-            source.state.hold("m@1" if segment == SEGMENT else "m@2", {segment: range(len(sizes))})
-            source.state.release("c/s1")
+            source.state.hold(
+                ModelRef("m", 1) if segment == SEGMENT else ModelRef("m", 2), {segment: range(len(sizes))}
+            )
+            source.state.release(Save("c", 1))
     outlet = Outlet(source)
     source.wire = outlet.address
     target = with_memory(context_of(ShardState(HEIR, lambda _: HEIR)))
@@ -181,13 +185,13 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         with pair.target.lock:
             (owner,) = pair.target.holdings._arena.owners()
-            pair.target.holdings.drop_save(owner)
+            pair.target.holdings.drop_grants(owner)
             size = pair.target.config.capacity - INLINE_BYTES
-            assert not pair.target.holdings.grant("c/s9", [size])
+            assert not pair.target.holdings.grant(Save("c", 9), [size])
         go_on.set()
         await task
         with pair.target.lock:
-            assert pair.target.holdings.grant("c/s9", [size])
+            assert pair.target.holdings.grant(Save("c", 9), [size])
 
     monkeypatch.setattr(WireClient, "read", slow)
     asyncio.run(given_up())
@@ -282,5 +286,5 @@ def test_a_copy_that_comes_twice_is_kept_once(pair: Pair, heirs: Heirs) -> None:
     estate = drain(pair, heirs)
     asyncio.run(estate.copy(AFTER))
     before = pair.taken
-    asyncio.run(estate._copy(SEGMENT, AFTER, estate._holder(AFTER)))
+    asyncio.run(estate._copy(SEGMENT, AFTER, estate._drain(AFTER)))
     assert before == pair.taken > 0

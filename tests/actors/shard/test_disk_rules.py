@@ -22,6 +22,7 @@ from tensorvine.actors.shard.handoff.claims import claims_on
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.local import LocalDirectory
 from tensorvine.store.errors import CorruptDataError, ModelLostError, StorageError
+from tensorvine.store.holders import Holder, Save
 from tensorvine.store.recovery import readmit
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
@@ -70,16 +71,16 @@ class Bench:
         with self.lock:
             self.holdings.settle()
 
-    def fill(self, holder: str, segment: SegmentId, sizes: Sequence[int], seed: int = 0) -> None:
+    def fill(self, holder: Holder, segment: SegmentId, sizes: Sequence[int], seed: int = 0) -> None:
         """Have a segment of noise in the memory."""
         with self.lock:
-            (offset,) = self.holdings.grant("c/s1", [sum(sizes)])
+            (offset,) = self.holdings.grant(Save("c", 1), [sum(sizes)])
             part = Part(offset, sum(sizes))
             self.holdings.memory.part(part)[:] = np.random.default_rng(seed).integers(0, 256, sum(sizes), np.uint8)
-            self.state.adopt("c/s1", segment, part, sizes)
+            self.state.adopt(Save("c", 1), segment, part, sizes)
             self.holdings.keep(part, segment)
             self.state.hold(holder, {segment: range(len(sizes))})
-            self.state.release("c/s1")
+            self.state.release(Save("c", 1))
 
     def job(self, ref: ModelRef, segment: SegmentId, sizes: Sequence[int], urgent: bool = True) -> Job:
         entries = {f"t{i}": TensorEntry("uint8", (n,), n, None, segment, i) for i, n in enumerate(sizes)}
@@ -98,7 +99,7 @@ class Bench:
             urgent,
         )
 
-    def release(self, holder: str) -> None:
+    def release(self, holder: Holder) -> None:
         with self.lock:
             self.state.release(holder)
         self.settle()
@@ -134,15 +135,15 @@ class TestRefusedSaves:
 
         monkeypatch.setattr(bench.archive.directory, "write", full)
         ref, segment, kept = ModelRef("m", 1), (0, 1), list[BaseException | None]()
-        bench.fill(str(ref), segment, [CAPACITY // 2, CAPACITY // 2])
+        bench.fill(ref, segment, [CAPACITY // 2, CAPACITY // 2])
         job = bench.job(ref, segment, [CAPACITY // 2, CAPACITY // 2])
         bench.persister.add(job)
         kept.append(job.done.exception(60))
         assert isinstance(kept[0], StorageError)
-        bench.release(str(ref))
+        bench.release(ref)
         monkeypatch.setattr(bench.archive.directory, "write", real)
         with bench.lock:
-            assert bench.holdings.grant("c/s2", [CAPACITY]) == [HEADER_BYTES]
+            assert bench.holdings.grant(Save("c", 2), [CAPACITY]) == [HEADER_BYTES]
 
     def test_a_flush_does_not_call_on_disk_what_was_given_up(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +161,7 @@ class TestRefusedSaves:
 
         monkeypatch.setattr(bench.persister, "_store", lost)
         monkeypatch.setattr(bench.persister._changed, "wait", wait)
-        bench.fill("m@1", (0, 1), [64])
+        bench.fill(ModelRef("m", 1), (0, 1), [64])
         bench.persister.add(bench.job(ModelRef("m", 1), (0, 1), [64], urgent=False))
         flushing.set()
         with pytest.raises(StorageError, match="m@1: its segment is lost"):
@@ -174,7 +175,7 @@ class TestRefusedSaves:
 
         monkeypatch.setattr(bench.archive.directory, "write", fail)
         ref, segment = ModelRef("m", 1), (0, 1)
-        bench.fill(str(ref), segment, [CAPACITY])
+        bench.fill(ref, segment, [CAPACITY])
         bench.persister.add(bench.job(ref, segment, [CAPACITY], urgent=False))
         eventually(lambda: bench.persister.error is not None, "the first try has failed")
         found = bench.state.segment(segment)
@@ -205,7 +206,7 @@ class TestDeletes:
             raise ModelLostError("a shard that has its tensors lost them")
 
         monkeypatch.setattr(bench.persister, "_on_disk", unheard)
-        bench.fill("m@1", (0, 1), [MIB])
+        bench.fill(ModelRef("m", 1), (0, 1), [MIB])
         job = bench.job(ModelRef("m", 1), (0, 1), [MIB])
         bench.persister.add(job)
         assert isinstance(job.done.exception(60), ModelLostError)
@@ -218,10 +219,10 @@ class TestFilesThatAreReplaced:
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sizes, segment = [MIB, 3 * MIB], (0, 1)
-        bench.fill("m@1", segment, sizes)
+        bench.fill(ModelRef("m", 1), segment, sizes)
         bench.tiers.store({segment: wanted(sizes)})
         with bench.lock:
-            bench.state.hold("m@2", {segment: [0]})
+            bench.state.hold(ModelRef("m", 2), {segment: [0]})
             assert bench.state.evict(segment)
         chosen, _ = bench.tiers.plan(segment, [0, 1])
         real = bench.tiers._file
@@ -229,40 +230,40 @@ class TestFilesThatAreReplaced:
         def retired_first(stored: Stored) -> Any:
             monkeypatch.setattr(bench.tiers, "_file", real)
             with bench.lock:
-                bench.state.release("m@1")
+                bench.state.release(ModelRef("m", 1))
             bench.tiers.rewrite(segment)
             bench.let_go()
             return real(stored)
 
         monkeypatch.setattr(bench.tiers, "_file", retired_first)
-        part = Part(bench.holdings.grant("c/r", [4 * MIB])[0], 4 * MIB)
-        assert bench.tiers.load(segment, chosen, part, "c/r") is None
+        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
+        assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is None
         chosen, _ = bench.tiers.plan(segment, [0])
-        part = Part(bench.holdings.grant("c/r", [4 * MIB])[0], 4 * MIB)
-        assert bench.tiers.load(segment, chosen, part, "c/r") is not None
+        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
+        assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is not None
 
     def test_one_that_meets_it_between_its_look_and_the_file_neither(self, bench: Bench) -> None:
         sizes, segment = [MIB, 3 * MIB], (0, 1)
-        bench.fill("m@1", segment, sizes)
+        bench.fill(ModelRef("m", 1), segment, sizes)
         bench.tiers.store({segment: wanted(sizes)})
         with bench.lock:
-            bench.state.hold("m@2", {segment: [0]})
+            bench.state.hold(ModelRef("m", 2), {segment: [0]})
             bench.state.evict(segment)
         chosen, _ = bench.tiers.plan(segment, [0, 1])
-        part = Part(bench.holdings.grant("c/r", [4 * MIB])[0], 4 * MIB)
+        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
         real, first = bench.holdings.memory.part, [True]
 
         def rewritten_first(part: Part) -> np.ndarray:
             if first.pop() if first else False:
-                bench.release("m@1")
+                bench.release(ModelRef("m", 1))
                 bench.tiers.rewrite(segment)
             return real(part)
 
         bench.holdings.memory.part = rewritten_first
-        assert bench.tiers.load(segment, chosen, part, "c/r") is None
+        assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is None
 
     def test_a_file_that_is_damaged_is_called_so(self, bench: Bench, tmp_path: Path) -> None:
-        bench.fill("m@1", (0, 1), [MIB])
+        bench.fill(ModelRef("m", 1), (0, 1), [MIB])
         bench.tiers.store({(0, 1): wanted([MIB])})
         with bench.lock:
             bench.state.evict((0, 1))
@@ -270,9 +271,9 @@ class TestFilesThatAreReplaced:
         with open(file, "r+b") as content:
             content.seek(-100_000, 2)
             content.write(b"other")
-        part = Part(bench.holdings.grant("c/r", [MIB])[0], MIB)
+        part = Part(bench.holdings.grant(Save("c", 9), [MIB])[0], MIB)
         with pytest.raises(CorruptDataError, match=f"{file}.*checksum"):
-            bench.tiers.load((0, 1), [0], part, "c/r")
+            bench.tiers.load((0, 1), [0], part, Save("c", 9))
 
 
 def calm() -> bool:
@@ -341,7 +342,7 @@ class TestManifestsThatCannotBeRead:
     def test_other_shards_are_told_to_keep_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Moody(monkeypatch, "manifests/b@1.arrow")
         life = Life(path, again=True)
-        assert claims_on(life.state, 1).keys() == {"b@1"}
+        assert claims_on(life.state, 1).keys() == {ModelRef("b", 1)}
         assert named_here(life.state, [(1, 9)]) == {(1, 9)}
 
     def test_what_only_it_names_is_answered_as_unreadable_and_not_as_lost(
@@ -353,7 +354,7 @@ class TestManifestsThatCannotBeRead:
             with pytest.raises(StorageError, match="cannot be read now, as b@1 cannot"):
                 life.state.absent(wanted)
             with pytest.raises(StorageError, match="cannot be read now, as b@1 cannot"):
-                life.state.hold("c@1", wanted)
+                life.state.hold(ModelRef("c", 1), wanted)
         assert life.state.absent({(0, 1): [0, 1]}) == {(0, 1): [0, 1]}
 
     def test_a_new_generation_of_a_file_keeps_what_it_may_name(

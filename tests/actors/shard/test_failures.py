@@ -33,6 +33,7 @@ from tensorvine.store.errors import (
     StoreFullError,
     TensorVineError,
 )
+from tensorvine.store.holders import Save
 
 from tests.support.processes import stand_still
 
@@ -271,10 +272,10 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         session.connection(0)
         other = Repository.connect(repo.name)._session
         other.connection(0)
-        assert other.call(0, ShardCalls.grant(other.client, f"{other.client}/s1", wanted, 60.0))
+        assert other.call(0, ShardCalls.grant(other.client, Save(other.client, 1), wanted, 60.0))
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             session.call(0, ShardCalls.hello("ghost", session.node, process.pid))
-            waiting = session.send(0, ShardCalls.grant("ghost", "ghost/s1", wanted, 60.0))
+            waiting = session.send(0, ShardCalls.grant("ghost", Save("ghost", 1), wanted, 60.0))
             assert session.call(0, ShardCalls.renew("ghost"))
             process.kill()
         eventually(lambda: not session.call(0, ShardCalls.renew("ghost")), "the shard to see that the client is gone")
@@ -289,13 +290,13 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
             known=None,
             inherits=True,
             compares=False,
-            save_id="ghost/s2",
+            save=Save("ghost", 2),
             sizes=wanted,
             timeout=60.0,
         )
         begun = session.call(0, ShardCalls.begin(asked))
         assert not begun.offsets
-        assert not session.call(0, ShardCalls.reserve("ghost", "ghost/r3", [1 << 20]))
+        assert not session.call(0, ShardCalls.reserve("ghost", Save("ghost", 3, ahead=True), [1 << 20]))
         assert nothing_left(repo)
 
 

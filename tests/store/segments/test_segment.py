@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.store.errors import CorruptDataError
+from tensorvine.store.holders import Save
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import (
     ALIGNMENT,
     COMPACT_WHEN_DEAD,
@@ -23,7 +25,7 @@ from tensorvine.store.segments.segment import (
 )
 
 sizes = st.lists(st.integers(0, 300), max_size=8)
-HOLDERS = ("m@1", "m@2", "c/1")
+HOLDERS = (ModelRef("m", 1), ModelRef("m", 2), Save("c", 1))
 
 
 class TestPack:
@@ -100,7 +102,7 @@ class TestCounts:
                 segment.hold(holder, slots)
                 plain[holder] = plain.get(holder, set()) | slots
             else:
-                with pytest.raises(CorruptDataError, match=holder):
+                with pytest.raises(CorruptDataError, match=str(holder)):
                     segment.hold(holder, slots)
             live = set[int]().union(*plain.values())
             segment.check()
@@ -110,7 +112,7 @@ class TestCounts:
 
     def test_a_wrong_count_is_found(self) -> None:
         segment = Segment((0, 1), b"", (4, 4))
-        segment.hold("m@1", [0])
+        segment.hold(ModelRef("m", 1), [0])
         segment.counts[1] += 1
         with pytest.raises(CorruptDataError, match=r"expected counts \[1, 0\]; found \[1, 1\]"):
             segment.check()
@@ -119,7 +121,7 @@ class TestCounts:
     def test_a_refused_hold_changes_nothing(self, slot: int) -> None:
         segment = Segment((0, 1), b"", (4, 4))
         with pytest.raises(CorruptDataError, match=f"m@1 names slot {slot}"):
-            segment.hold("m@1", [0, slot])
+            segment.hold(ModelRef("m", 1), [0, slot])
         assert segment.holders == {}
         assert segment.counts == [0, 0]
 
@@ -129,7 +131,7 @@ class TestCompaction:
     def test_a_compacted_block_holds_the_live_slots_and_nothing_else(self, sizes: list[int], kept: set[int]) -> None:
         kept = {slot for slot in kept if slot < len(sizes)}
         segment = Segment((0, 1), "old", tuple(sizes))
-        segment.hold("m@1", kept)
+        segment.hold(ModelRef("m", 1), kept)
         offsets, length = segment.compacted()
         new, expected = layout([sizes[slot] for slot in sorted(kept)])
         assert [offset for offset in offsets if offset != GONE] == new
@@ -137,28 +139,28 @@ class TestCompaction:
         segment.move("new", offsets, length)
         assert (segment.handle, segment.allocated, segment.generation) == ("new", length, 1)
         assert not segment.wants_compaction
-        segment.hold("m@2", kept)
+        segment.hold(ModelRef("m", 2), kept)
         for slot in set(range(len(sizes))) - kept:
             with pytest.raises(CorruptDataError, match=f"expected a live slot; m@3 names slot {slot}"):
-                segment.hold("m@3", [slot])
+                segment.hold(ModelRef("m", 3), [slot])
         segment.check()
 
     def test_compaction_pays_once_more_than_a_quarter_is_dead(self) -> None:
         segment = Segment((0, 1), b"", (64,) * 8)
-        segment.hold("m@1", range(6))
+        segment.hold(ModelRef("m", 1), range(6))
         assert COMPACT_WHEN_DEAD == (8 - 6) / 8
         assert not segment.wants_compaction
-        segment.hold("m@2", range(5))
-        segment.release("m@1")
+        segment.hold(ModelRef("m", 2), range(5))
+        segment.release(ModelRef("m", 1))
         assert segment.wants_compaction
 
     def test_a_segment_that_nobody_holds_is_freed_not_compacted(self) -> None:
         segment = Segment((0, 1), b"", (64,))
-        segment.hold("m@1", [0])
-        segment.release("m@1")
+        segment.hold(ModelRef("m", 1), [0])
+        segment.release(ModelRef("m", 1))
         assert not segment.wants_compaction
 
     def test_padding_is_not_dead(self) -> None:
         segment = Segment((0, 1), b"", (1,) * 8)
-        segment.hold("m@1", range(8))
+        segment.hold(ModelRef("m", 1), range(8))
         assert not segment.wants_compaction

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.ledger import FLOOR, Ledger, Told
@@ -143,7 +144,7 @@ def of_shard() -> Callable[[int], None]:
         parent = ModelRef("m", version - 1) if version > 1 else None
         draft = Draft(
             name="m",
-            save_id="c/s",
+            save=Save("c", 1),
             parent=parent,
             quality=None,
             metadata="{}",

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tensorvine.store.archive.segmentfile import Slot
 from tensorvine.store.errors import CorruptDataError, ModelLostError
+from tensorvine.store.holders import FileOf, Holder, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import ABSENT, GONE, Offset, SegmentId, Stored, layout
-from tensorvine.store.versions.segments import SegmentTable, file_holder
+from tensorvine.store.versions.segments import SegmentTable
 
-HOLDERS = ("m@1", "m@2", "n@1", "c/s1")
+HOLDERS = (ModelRef("m", 1), ModelRef("m", 2), ModelRef("n", 1), Save("c", 1))
 SIZES = (0, 1, 64, 100)
 
 
@@ -73,7 +74,7 @@ class Segments(RuleBasedStateMachine):
     # ---- holders ------------------------------------------------------------------------------------------
 
     @rule(holder=st.sampled_from(HOLDERS), sizes=st.lists(st.sampled_from(SIZES), min_size=1, max_size=4))
-    def adopt(self, holder: str, sizes: list[int]) -> None:
+    def adopt(self, holder: Holder, sizes: list[int]) -> None:
         self.serial += 1
         segment = (0, self.serial)
         self.known[segment] = Known(sizes, set(range(len(sizes))))
@@ -86,17 +87,17 @@ class Segments(RuleBasedStateMachine):
             self.table.adopt(holder, segment, b"", sizes)
 
     @rule(data=st.data(), holder=st.sampled_from(HOLDERS))
-    def hold(self, data: st.DataObject, holder: str) -> None:
+    def hold(self, data: st.DataObject, holder: Holder) -> None:
         wanted: dict[SegmentId, set[int]] = {}
         for segment in data.draw(st.lists(self.segments(), unique=True, min_size=1, max_size=2)):
             count = len(self.known[segment].sizes) if segment in self.known else 1
             wanted[segment] = data.draw(st.sets(st.integers(0, count - 1)))
         holds = {segment: sorted(slots) for segment, slots in wanted.items()}
         if not wanted.keys() <= self.known.keys():
-            with pytest.raises(ModelLostError, match=holder):
+            with pytest.raises(ModelLostError, match=str(holder)):
                 self.table.hold(holder, holds)
         elif any((slots - self.held.get(holder, {}).get(s, set())) & self.known[s].gone for s, slots in wanted.items()):
-            with pytest.raises(CorruptDataError, match=holder):
+            with pytest.raises(CorruptDataError, match=str(holder)):
                 self.table.hold(holder, holds)
         else:
             self.table.hold(holder, holds)
@@ -104,14 +105,14 @@ class Segments(RuleBasedStateMachine):
                 self.held.setdefault(holder, {}).setdefault(segment, set()).update(slots)
 
     @rule(holder=st.sampled_from(HOLDERS))
-    def release(self, holder: str) -> None:
+    def release(self, holder: Holder) -> None:
         self.table.release(holder)
         self.held.pop(holder, None)
         self.cold.discard(holder)
         self.drop_unneeded()
 
     @rule(holder=st.sampled_from(HOLDERS))
-    def cool(self, holder: str) -> None:
+    def cool(self, holder: Holder) -> None:
         self.table.cool(holder)
         if holder in self.held:
             self.cold.add(holder)
@@ -235,7 +236,9 @@ class Segments(RuleBasedStateMachine):
         chains: dict[Slot, tuple[Slot, ...]] = {}
         named: dict[SegmentId, set[int]] = {}
         for holder, holds in held.items():
-            if "@" not in holder or not all(slots <= old[segment].disk for segment, slots in holds.items()):
+            if not isinstance(holder, ModelRef) or not all(
+                slots <= old[segment].disk for segment, slots in holds.items()
+            ):
                 continue
             self.held[holder] = {segment: set(slots) for segment, slots in holds.items() if slots}
             waiting = [(segment, slot) for segment, slots in holds.items() for slot in slots]
@@ -259,7 +262,7 @@ class Segments(RuleBasedStateMachine):
             self.table.hold(holder, {segment: sorted(slots) for segment, slots in holds.items()})
         self.held = {holder: holds for holder, holds in self.held.items() if holds}
         for (segment, _), chain in chains.items():
-            self.table.hold(file_holder(segment), {chain[0][0]: [chain[0][1]]})
+            self.table.hold(FileOf(segment[1]), {chain[0][0]: [chain[0][1]]})
         assert self.table.drop_unheld() == set()
 
     # ---- what holds after each step -------------------------------------------------------------------------
@@ -322,9 +325,9 @@ class Segments(RuleBasedStateMachine):
         assert self.table.compactable <= set(self.known)
         assert self.table.rewritable <= {segment for segment, known in self.known.items() if known.stored is not None}
         for holder, holds in self.held.items():
-            if "@" in holder:
-                assert self.table.held(ModelRef.parse(holder)) == {s: sorted(slots) for s, slots in holds.items()}
-        assert set(self.table.version_holders()) == {holder for holder in self.held if "@" in holder}
+            if isinstance(holder, ModelRef):
+                assert self.table.held(holder) == {s: sorted(slots) for s, slots in holds.items()}
+        assert set(self.table.version_holders()) == {holder for holder in self.held if isinstance(holder, ModelRef)}
 
     # ---- the plain model ------------------------------------------------------------------------------------
 
@@ -383,7 +386,7 @@ class TestHistories:
     def table(self, segments: int, sizes: list[int] | None = None) -> SegmentTable:
         table = SegmentTable(0)
         for serial in range(segments):
-            table.adopt(f"m@{serial + 1}", (0, serial), bytearray(), sizes or [64, 64, 64, 64])
+            table.adopt(ModelRef("m", serial + 1), (0, serial), bytearray(), sizes or [64, 64, 64, 64])
         return table
 
     def stored(self, serial: int, slots: set[int], generation: int = 0, **bases: tuple[int, int]) -> Stored:
@@ -395,29 +398,29 @@ class TestHistories:
         table = self.table(2)
         for wrong in ({(0, 0): [1], (0, 1): [4]}, {(0, 0): [1], (0, 2): [0]}):
             with pytest.raises((CorruptDataError, ModelLostError)):
-                table.hold("n@1", wrong)
-            assert table.version_holders() == ["m@1", "m@2"]
+                table.hold(ModelRef("n", 1), wrong)
+            assert table.version_holders() == [ModelRef("m", 1), ModelRef("m", 2)]
             table.check()
-        table.release("m@1")
+        table.release(ModelRef("m", 1))
         assert table.segment((0, 0)) is None
 
     def test_a_file_whose_base_went_is_dead_and_holds_nothing(self) -> None:
         table = self.table(3)
         for serial in (0, 1):
             table.store((0, serial), self.stored(serial, {0}))
-        table.release("m@2")
+        table.release(ModelRef("m", 2))
         with pytest.raises(ModelLostError):
             table.store((0, 2), self.stored(2, {0, 1}, _0=(0, 0), _1=(1, 0)))
         assert table.dead_files == ["1.0", "2.0"]
-        table.release("m@1")
+        table.release(ModelRef("m", 1))
         assert table.segment((0, 0)) is None
 
     @pytest.mark.parametrize("first", ["base", "dependent"])
     def test_a_base_stays_on_disk_whatever_is_written_at_once(self, first: str) -> None:
         table = self.table(2)
         table.store((0, 0), self.stored(0, {0, 1, 2, 3}))
-        table.hold("n@1", {(0, 0): [3]})
-        table.release("m@1")
+        table.hold(ModelRef("n", 1), {(0, 0): [3]})
+        table.release(ModelRef("m", 1))
         rewritten, dependent = self.stored(0, {3}, 1), self.stored(1, {0}, _0=(0, 0))
         if first == "base":
             assert table.store((0, 0), rewritten)
@@ -435,7 +438,7 @@ class TestHistories:
         for serial in (0, 1):
             table.store((0, serial), self.stored(serial, {0, 1, 2, 3}))
         table.store((0, 2), self.stored(2, {0, 1}, _0=(0, 0), _1=(1, 0)))
-        for holder in ("m@1", "m@2"):
+        for holder in (ModelRef("m", 1), ModelRef("m", 2)):
             table.release(holder)
         assert table.dead_files == []
         assert table.store((0, 2), self.stored(2, {0, 1}, 1, _1=(1, 0)))
@@ -448,22 +451,22 @@ class TestHistories:
         chains = {0: (((1, 7), 0), ((2, 8), 0)), 1: (((2, 9), 3),)}
         table = SegmentTable(0)
         table.recover((0, 10), [4, 4], Stored("a.0", 0, 1, frozenset({0, 1}), chains))
-        table.hold("m@1", {(0, 10): [0, 1]})
+        table.hold(ModelRef("m", 1), {(0, 10): [0, 1]})
         table.store((0, 10), Stored("a.1", 1, 1, frozenset({0, 1}), {0: chains[0]}))
-        assert table.outbox == [(2, file_holder((0, 10)))]
-        table.release("m@1")
-        assert table.outbox[1:] == [(1, file_holder((0, 10)))]
+        assert table.outbox == [(2, FileOf(10))]
+        table.release(ModelRef("m", 1))
+        assert table.outbox[1:] == [(1, FileOf(10))]
         assert table.dead_files == ["a.0", "a.1"]
 
     def test_a_copy_without_a_slot_that_is_on_disk_and_was_held_meanwhile_is_not_taken(self) -> None:
         table = self.table(1)
         table.store((0, 0), self.stored(0, {0, 1, 2, 3}))
-        table.hold("n@1", {(0, 0): [0]})
-        table.release("m@1")
+        table.hold(ModelRef("n", 1), {(0, 0): [0]})
+        table.release(ModelRef("m", 1))
         segment = table.segment((0, 0))
         assert segment is not None
         offsets, length = segment.compacted()
-        table.hold("n@2", {(0, 0): [3]})
+        table.hold(ModelRef("n", 2), {(0, 0): [3]})
         assert not table.move((0, 0), segment.generation, bytearray(length), offsets, length)
         assert isinstance(segment.offsets[3], int)
 
@@ -471,16 +474,16 @@ class TestHistories:
         table = SegmentTable(0)
         table.recover((0, 1), [4, 0, 4], Stored("1.0", 0, 1, frozenset({0, 2})))
         with pytest.raises(CorruptDataError, match="n@1 names slot 1"):
-            table.hold("n@1", {(0, 1): [1]})
+            table.hold(ModelRef("n", 1), {(0, 1): [1]})
 
     def test_a_long_chain_of_files_goes_at_once(self) -> None:
         table = self.table(3000, [1])
         for serial in range(3000):
             table.store((0, serial), self.stored(serial, {0}, **({"_0": (serial - 1, 0)} if serial else {})))
         for serial in range(2999):
-            table.release(f"m@{serial + 1}")
+            table.release(ModelRef("m", serial + 1))
         assert table.dead_files == []
-        table.release("m@3000")
+        table.release(ModelRef("m", 3000))
         assert len(table.dead_files) == 3000
         assert table.version_holders() == []
         table.check()
@@ -490,8 +493,8 @@ class TestHistories:
         for serial in range(4):
             table.recover((0, serial), [1], self.stored(serial, {0}, **({"_0": (serial - 1, 0)} if serial else {})))
             if serial:
-                table.hold(file_holder((0, serial)), {(0, serial - 1): [0]})
-        table.hold("m@1", {(0, 1): [0]})
+                table.hold(FileOf(serial), {(0, serial - 1): [0]})
+        table.hold(ModelRef("m", 1), {(0, 1): [0]})
         assert table.drop_unheld() == {(0, 2), (0, 3)}
         assert sorted(table.dead_files) == ["2.0", "3.0"]
 

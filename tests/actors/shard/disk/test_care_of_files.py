@@ -16,6 +16,7 @@ from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Chains, ToStore, Wanted
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import MovedError
+from tensorvine.store.holders import Drain
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import Stored
 from tensorvine.store.versions.segments import SegmentTable
@@ -78,7 +79,7 @@ class TestTheShardThatDrains:
     ) -> None:
         before = stored(life)
         with life.lock:
-            life.state.release("m@1")  # two of three slots are dead
+            life.state.release(ModelRef("m", 1))  # two of three slots are dead
         while_written(life, hand_over)
         life.history._tiers.rewrite(SEGMENT)
         with life.lock:
@@ -90,7 +91,7 @@ class TestTheShardThatDrains:
         before = stored(life)
         hand_over(life)
         with life.lock:
-            life.state.release("m@1")
+            life.state.release(ModelRef("m", 1))
             assert life.state.rewritable == set()
         life.history._tiers.rewrite(SEGMENT)
         assert files(life) == [before.name]
@@ -98,8 +99,8 @@ class TestTheShardThatDrains:
     def test_what_goes_after_it_leaves_the_file_to_the_heir(self, life: Life) -> None:
         hand_over(life)
         with life.lock:
-            life.state.release("m@1")
-            life.state.release("m@2")
+            life.state.release(ModelRef("m", 1))
+            life.state.release(ModelRef("m", 2))
             assert life.state.segment(SEGMENT) is None
             assert life.state.dead_files == []
 
@@ -126,7 +127,7 @@ class TestTheShardThatDrains:
         cast("Any", life.peers).call = call
         wanted = {SEGMENT: tensors(0)}
         with life.lock:
-            life.state.release("m@1")
+            life.state.release(ModelRef("m", 1))
             segment = life.state.segment(SEGMENT)
             assert segment is not None
             segment.stored = None  # so that it must be written
@@ -140,12 +141,12 @@ class TestTheHeir:
         giver, heir = SegmentTable(0), SegmentTable(HEIR)
         heir.where = lambda segment: 0
         giver.recover(SEGMENT, [4, 4], Stored("a.0", 0, 8, frozenset({0, 1})))
-        giver.hold("m@1", {SEGMENT: [0, 1]})
+        giver.hold(ModelRef("m", 1), {SEGMENT: [0, 1]})
         moved = giver.moving(SEGMENT)
-        heir.receive(moved, b"", "+drain/0.2")
+        heir.receive(moved, b"", Drain(0, 2))
         with pytest.raises(MovedError):  # its first file would be a.0, too, with less in it
             heir.check_care(SEGMENT)
-        heir.inherit(moved, "+drain/0.2")
+        heir.inherit(moved, Drain(0, 2))
         with pytest.raises(MovedError):
             heir.check_care(SEGMENT)
         heir.where = lambda segment: HEIR
@@ -166,14 +167,14 @@ def test_two_who_write_at_once_do_not_meet_in_one_file(life: Life) -> None:
 
     def take_over(life: Life) -> None:
         heir = SegmentTable(HEIR)
-        heir.inherit(life.state.moving(SEGMENT), "+drain/0.2")
+        heir.inherit(life.state.moving(SEGMENT), Drain(0, 2))
         found = heir.segment(SEGMENT)
         assert found is not None
         seen.append(found.files)
         hand_over(life)
 
     with life.lock:
-        life.state.release("m@1")
+        life.state.release(ModelRef("m", 1))
     while_written(life, take_over)
     thread = threading.Thread(target=life.history._tiers.rewrite, args=(SEGMENT,))
     thread.start()

@@ -15,6 +15,7 @@ import pytest
 from tensorvine.actors.memory.workers import Workers
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import CorruptDataError, StoreFullError
+from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 
@@ -74,10 +75,10 @@ def here(life: Life, *segments: SegmentId) -> bool:
 class TestRoom:
     def test_what_a_load_has_already_does_not_lie_in_its_own_way(self, life: Life) -> None:
         with life.lock:
-            life.holdings.grant("c/s1", [2 * MIB])
+            life.holdings.grant(Save("c", 1), [2 * MIB])
         run(life, load(life, ONE))
         with life.lock:
-            life.holdings.drop_save("c/s1")
+            life.holdings.drop_grants(Save("c", 1))
         # 2 MiB, the first segment, 3 MiB: the second needs 3.5
         (kept,) = run(life, load(life, ONE, TWO))
         assert len(kept) == 2
@@ -114,7 +115,7 @@ class TestRoom:
 
     def test_where_a_save_takes_the_rest_the_error_names_the_load(self, life: Life) -> None:
         with life.lock:
-            life.holdings.grant("c/s1", [3 * MIB])
+            life.holdings.grant(Save("c", 1), [3 * MIB])
 
         async def impatient() -> Any:
             taken = lambda *arguments: life.room.taken(*arguments, timeout=0.05)  # noqa: E731
@@ -125,7 +126,7 @@ class TestRoom:
         assert "load of m: expected room for 6815744 bytes in shard 0" in str(error)
         assert life.holdings.bytes_filling == 3 * MIB
         with life.lock:
-            life.holdings.drop_save("c/s1")
+            life.holdings.drop_grants(Save("c", 1))
         run(life, load(life, ONE, TWO))
         assert here(life, ONE, TWO)
 
@@ -247,7 +248,7 @@ class TestReadings:
             with life.lock:
                 assert life.state.evict(ONE)
                 life.holdings.settle()
-                assert life.holdings.grant("c/s1", [MIB])
+                assert life.holdings.grant(Save("c", 1), [MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", pushed_out)
@@ -261,7 +262,7 @@ class TestReadings:
         def crowded(*arguments: Any) -> np.ndarray | None:
             view = true(*arguments)
             with life.lock:
-                assert not life.holdings.grant("c/s1", [CAPACITY - MIB])
+                assert not life.holdings.grant(Save("c", 1), [CAPACITY - MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", crowded)

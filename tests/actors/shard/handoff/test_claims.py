@@ -9,9 +9,10 @@ from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.handoff.claims import Claims
 from tensorvine.planner.topology import Topology
+from tensorvine.store.holders import Reason
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId, Stored
 from tensorvine.store.shard import ShardState
-from tensorvine.store.versions.segments import RESTORED
 
 from tests.support.contexts import context_of
 
@@ -50,13 +51,13 @@ def state() -> ShardState:
     """One segment that the disk brought back, of a version at home elsewhere."""
     state = ShardState(0, lambda name: 1)
     state.recover(SEGMENT, [4, 4], Stored("a.0", 0, 8, frozenset({0, 1})))
-    state.hold("m@1", {SEGMENT: [0]})
-    state.hold_all(RESTORED)
+    state.hold(ModelRef("m", 1), {SEGMENT: [0]})
+    state.hold_all(Reason.RESTORED)
     return state
 
 
 def claims_of(state: ShardState, others: Others) -> Claims:
-    return Claims(context_of(state, others), ["m@1"])
+    return Claims(context_of(state, others), [ModelRef("m", 1)])
 
 
 def test_what_nobody_names_goes_when_all_have_answered(state: ShardState, others: Others) -> None:
@@ -68,10 +69,10 @@ def test_what_nobody_names_goes_when_all_have_answered(state: ShardState, others
 
 
 def test_what_is_named_stays_and_nothing_else_holds_it(state: ShardState, others: Others) -> None:
-    others.named[1] = {"m@2": {SEGMENT: [0]}}
+    others.named[1] = {ModelRef("m", 2): {SEGMENT: [0]}}
     claims_of(state, others).gather()
-    assert state.version_holders() == ["m@2"]
-    assert not state.is_holder(RESTORED)
+    assert state.version_holders() == [ModelRef("m", 2)]
+    assert not state.is_holder(Reason.RESTORED)
 
 
 def test_when_all_others_have_left_before_they_answered_nothing_stays_for_ever(
@@ -81,7 +82,7 @@ def test_when_all_others_have_left_before_they_answered_nothing_stays_for_ever(
     others.leave()
     claims.gather()
     assert not claims.open
-    assert not state.is_holder(RESTORED)
+    assert not state.is_holder(Reason.RESTORED)
 
 
 def test_an_answer_to_an_earlier_question_says_nothing_of_what_came_since(state: ShardState, others: Others) -> None:
@@ -90,14 +91,14 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_came_since(state:
 
     def meanwhile(*arguments: Any) -> Any:
         others.call = call  # type: ignore[method-assign]
-        state.hold("m@3", {SEGMENT: [0]})  # brought back while they are asked
-        claims.ask_anew(["m@3"])
+        state.hold(ModelRef("m", 3), {SEGMENT: [0]})  # brought back while they are asked
+        claims.ask_anew([ModelRef("m", 3)])
         return call(*arguments)
 
     others.call = meanwhile  # type: ignore[method-assign]
     claims.gather()
     assert claims.open
-    assert state.is_holder(RESTORED)
+    assert state.is_holder(Reason.RESTORED)
     claims.gather()
     assert others.asked == [1, 2, 1, 2]
     assert not claims.open
@@ -105,10 +106,10 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_came_since(state:
 
 
 def test_what_a_home_lets_go_while_it_is_asked_is_not_held_again(state: ShardState, others: Others) -> None:
-    others.named[1] = {"m@1": {SEGMENT: [0]}}
+    others.named[1] = {ModelRef("m", 1): {SEGMENT: [0]}}
     claims = claims_of(state, others)
-    claims.released("m@1")
-    state.release("m@1")
+    claims.released(ModelRef("m", 1))
+    state.release(ModelRef("m", 1))
     claims.gather()
     assert state.version_holders() == []
 

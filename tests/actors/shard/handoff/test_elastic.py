@@ -15,6 +15,7 @@ from tensorvine.actors.shard.replicas.securing import Securing
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.ledger import Told
@@ -54,7 +55,7 @@ def elastic_of(others: Others, standing: Standing | None = None) -> Elastic:
         state.open("client", now=0.0)
         draft = Draft(
             name=name,
-            save_id="client/1",
+            save=Save("client", 1),
             parent=None,
             quality=None,
             metadata="{}",

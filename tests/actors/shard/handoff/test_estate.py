@@ -15,12 +15,12 @@ from tensorvine.actors.shard.handoff.estate import Estate
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import MovedError, StoreFullError
+from tensorvine.store.holders import Drain, Reason, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.handover import MovedSegment
 from tensorvine.store.versions.mirror import Copy
-from tensorvine.store.versions.segments import RESTORED
 
 from tests.support.disk import MIB, eventually
 from tests.support.disklife import Life, note, put
@@ -45,12 +45,12 @@ def life(tmp_path: Path) -> Life:
     life = Life(tmp_path, again=False)
     for segment in SEGMENTS:
         with life.lock:
-            (offset,) = life.holdings.grant("c/s1", [MIB])
+            (offset,) = life.holdings.grant(Save("c", 1), [MIB])
             part = Part(offset, MIB)
             life.holdings.memory.part(part)[:] = np.uint8(segment[1])
-            life.state.adopt("c/s1", segment, part, [MIB])
+            life.state.adopt(Save("c", 1), segment, part, [MIB])
             life.holdings.keep(part, segment)
-            life.state.hold("m@1", {segment: [0]})
+            life.state.hold(ModelRef("m", 1), {segment: [0]})
     return life
 
 
@@ -91,14 +91,14 @@ def test_copies_of_a_try_that_a_planner_did_not_live_to_finish_are_let_go_with_t
     heir = Life(tmp_path, again=False)
     peers = Topologies(Topology("tries", (0, 1, 10), "starter"))
     estate = Estate(replace(heir.context, peers=cast("Any", peers)))
-    tries = list[str]()
+    tries = list[Drain]()
     for shard, segment in ((1, (1, 8)), (1, (1, 9)), (10, (10, 9))):
         peers.topology = peers.topology.warned((shard,))
-        tries.append(f"+drain/{shard}.{peers.topology.version + 1}")
+        tries.append(Drain(shard, peers.topology.version + 1))
         estate.receive(moved_of(segment), COPY, tries[-1])
-    moved = replace(moved_of((1, 9)), holders={"m@1": [0]})
+    moved = replace(moved_of((1, 9)), holders={ModelRef("m", 1): [0]})
     assert estate.inherit(tries[1], [moved]) == []
-    assert sorted(heir.state.holders("")) == [tries[2], "m@1"]
+    assert (heir.state.drains(), heir.state.version_holders()) == ([tries[2]], [ModelRef("m", 1)])
 
 
 def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     peers = Topologies(warned)
     estate = Estate(replace(heir.context, peers=cast("Any", peers)))
     copy = moved_of((1, 9))
-    estate.receive(copy, COPY, "+drain/1.2")
+    estate.receive(copy, COPY, Drain(1, 2))
     peers.topology = warned.warned(())
     estate.learned()
     with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was given up"):
-        estate.receive(copy, COPY, "+drain/1.2")
+        estate.receive(copy, COPY, Drain(1, 2))
     peers.topology = peers.topology.warned((1,))
     with pytest.raises(MovedError):
-        estate.receive(copy, COPY, "+drain/1.2")
-    assert heir.state.holders("") == []
+        estate.receive(copy, COPY, Drain(1, 2))
+    assert heir.state.drains() == []
     assert heir.state.segment(copy.id) is None
 
 
@@ -136,7 +136,7 @@ class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
         estate = self.estate(life)
         assert estate.missed(self.before) == set()
         assert estate.missed(self.after) == {1}
-        estate.inherit("+drain/1.2", [])
+        estate.inherit(Drain(1, 2), [])
         assert estate.missed(self.after) == set()
 
     def test_it_reads_what_it_was_handed_in_the_step_in_which_it_goes_by_the_new_topology(self, tmp_path: Path) -> None:
@@ -144,15 +144,16 @@ class TestAnHeirThatStartsAgainBeforeTheDrainIsDecided:
         put(archive, (1, serial), {slot: np.full(1000, slot, np.uint8) for slot in range(2)})
         note(archive, ModelRef("m", 3), [(serial, slot, 1000) for slot in range(2)], maker=1)
         life = Life(tmp_path, again=True, topology=self.before, home=1)
-        asked: list[list[str]] = []
+        asked: list[list[ModelRef]] = []
 
         def learn() -> None:
             life.state.where = self.after.where
 
         life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
-        assert asked == [[], ["m@3"]]  # what homes let go meanwhile is noted; then they are asked what they name
+        # what homes let go meanwhile is noted; then they are asked what they name
+        assert asked == [[], [ModelRef("m", 3)]]
         assert [content[0] for content in life.content_of((1, serial), range(2))] == [0, 1]
-        assert life.state.is_holder(RESTORED)
+        assert life.state.is_holder(Reason.RESTORED)
         life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
         assert asked[2:] == [[], []]  # a second time changes nothing
 

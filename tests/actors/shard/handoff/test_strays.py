@@ -11,13 +11,14 @@ from tensorvine.actors.shard.handoff import strays
 from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.shard import ShardState
 
 from tests.support.contexts import context_of
 
 HERE, FIRST, SECOND = 0, (0, 7), (0, 8)
-FACTS = {"committed@1": (None, True), "retired@1": (None, False)}
+FACTS = {ModelRef("committed", 1): (None, True), ModelRef("retired", 1): (None, False)}
 """By the ledger here; of `begun@1`, whose home died before it told anybody, it says nothing."""
 
 
@@ -26,16 +27,16 @@ class Homes:
 
     def __init__(self) -> None:
         self.topology = Topology("strays", (0, 1), "starter")
-        self.knows: set[str] = set()
-        self.asked: list[list[str]] = []
+        self.knows: set[ModelRef] = set()
+        self.asked: list[list[ModelRef]] = []
         self.meanwhile = lambda: None
 
     def call(self, shard: int, request: Request[Any], timeout: float) -> Any:
-        holders, version = request.arguments
+        refs, version = request.arguments
         assert (shard, request.remote, version) == (1, ShardCalls.unknown, self.topology.version)
-        self.asked.append(list(holders))
+        self.asked.append(list(refs))
         self.meanwhile()
-        return [holder for holder in holders if holder not in self.knows]
+        return [ref for ref in refs if ref not in self.knows]
 
 
 @pytest.fixture
@@ -49,13 +50,13 @@ def state() -> ShardState:
     state = ShardState(HERE, lambda name: 1)
     state.open("client", now=0.0)
     for segment in (FIRST, SECOND):
-        state.adopt(f"client/{segment[1]}", segment, b"abcdefgh", [4, 4])
-    state.ledger.note({ModelRef.parse(ref): fact for ref, fact in FACTS.items()})
-    state.hold("committed@1", {FIRST: [0]})
-    state.hold("retired@1", {FIRST: [1]})
-    state.hold("begun@1", {SECOND: [0, 1]})
+        state.adopt(Save("client", segment[1]), segment, b"abcdefgh", [4, 4])
+    state.ledger.note(FACTS)
+    state.hold(ModelRef("committed", 1), {FIRST: [0]})
+    state.hold(ModelRef("retired", 1), {FIRST: [1]})
+    state.hold(ModelRef("begun", 1), {SECOND: [0, 1]})
     for segment in (FIRST, SECOND):
-        state.release(f"client/{segment[1]}")
+        state.release(Save("client", segment[1]))
     return state
 
 
@@ -73,15 +74,15 @@ def test_what_two_looks_found_and_its_home_does_not_know_goes(state: ShardState,
     assert found.look() == 0
     assert homes.asked == []
     assert found.look() == 2
-    assert homes.asked == [["begun@1", "retired@1"]]
-    assert state.version_holders() == ["committed@1"]
+    assert homes.asked == [[ModelRef("begun", 1), ModelRef("retired", 1)]]
+    assert state.version_holders() == [ModelRef("committed", 1)]
     assert state.segment(SECOND) is None
     assert state.held(ModelRef("committed", 1)) == {FIRST: [0]}
 
 
 def test_what_its_home_knows_stays(state: ShardState, homes: Homes) -> None:
     """A commit on its way, or a version that is retired and pinned."""
-    homes.knows = {"begun@1", "retired@1"}
+    homes.knows = {ModelRef("begun", 1), ModelRef("retired", 1)}
     found = strays_of(state, homes)
     assert [found.look() for _ in range(3)] == [0, 0, 0]
     assert len(state.version_holders()) == 3
@@ -90,7 +91,7 @@ def test_what_its_home_knows_stays(state: ShardState, homes: Homes) -> None:
 def test_what_is_held_anew_while_its_home_is_asked_stays(state: ShardState, homes: Homes) -> None:
     """The home started again, and gives the number again."""
     found = strays_of(state, homes)
-    homes.meanwhile = lambda: found.held("begun@1")
+    homes.meanwhile = lambda: found.held(ModelRef("begun", 1))
     assert [found.look(), found.look()] == [0, 1]
     assert state.held(ModelRef("begun", 1)) == {SECOND: [0, 1]}
 
@@ -141,4 +142,4 @@ def test_of_names_that_are_at_home_here_the_state_itself_tells(state: ShardState
     found = strays_of(state, homes)
     assert [found.look(), found.look()] == [0, 2]
     assert homes.asked == []
-    assert state.version_holders() == ["committed@1"]
+    assert state.version_holders() == [ModelRef("committed", 1)]

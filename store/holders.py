@@ -1,0 +1,134 @@
+"""Who keeps what from going, each as a type of its own.
+
+What holds slots of segments (`Holder`):
+
+| kind | made by | ends with | what it decides |
+|---|---|---|---|
+| `ModelRef` | a commit, a restart, its home elsewhere | its end | what homes, mirrors, retention count |
+| `Save` | `Holdings.adopt` | commit, `abort`, the client's session | opens the session anew where its segments go |
+| `FileOf` | `SegmentTable.store`, `recovery` | its segment, the next file | stays on disk; keeps none in memory |
+| `FileTaking` | `SegmentTable.store` | the same step | as `FileOf`; both count while one follows the other |
+| `Drain` | `Estate.receive` at an heir | `Estate.inherit`, a drain given up | copies of which drains are refused |
+| `Reason` | a shard for itself, see there | see there | `RESTORED`: a mirror has it, too |
+
+Whose a part of a shard's memory is until a segment lies in it (`Owner`): a `Save`, or a `Filling` of the shard itself.
+Saves under way keep a shard that drained from ending (`Holdings.serves_saves`), those `ahead` do not. A `Lease` holds
+no slots: it keeps a retired version, which does.
+
+Rules
+- Kinds are told apart by their types alone. No two kinds are equal: tuples of theirs differ in length or in kind.
+- What is looked up most is made, hashed and compared in C: hence named tuples.
+- They travel inside messages, and stand in no file.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from .refs import ModelRef
+
+
+class Lease(NamedTuple):
+    """A client's pin on a version, which keeps its tensors until it is let go of or the client's session ends.
+
+    The home of the version gives it, and it moves with the name from home to home.
+
+    >>> str(Lease("client", 2, "5fe7c1d2", 7))
+    'client/2.5fe7c1d2.7'
+    """
+
+    client: str
+    shard: int
+    """Which gave it."""
+    life: str
+    """Of that shard: a lease of an earlier one must not let go of another's pin."""
+    serial: int
+
+    def __str__(self) -> str:
+        return f"{self.client}/{self.shard}.{self.life}.{self.serial}"
+
+
+class Save(NamedTuple):
+    """A save under way, or to come: it owns memory that its client fills, and holds what that brought until its commit.
+
+    >>> str(Save("client", 7)), str(Save("client", 8, ahead=True))
+    ('client/s7', 'client/r8')
+    """
+
+    client: str
+    serial: int
+    """Counts the client's saves."""
+    ahead: bool = False
+    """Its memory was granted before there was a save, which may never come: then nobody waits for its end."""
+
+    def __str__(self) -> str:
+        return f"{self.client}/{'r' if self.ahead else 's'}{self.serial}"
+
+
+class Filling(NamedTuple):
+    """A shard that fills memory of its own: it loads, copies, compacts.
+
+    >>> str(Filling("load", 3)), str(Filling("compaction"))
+    ('load 3', 'compaction')
+    """
+
+    purpose: str
+    serial: int = 0
+    """Tells those of one purpose apart."""
+
+    def __str__(self) -> str:
+        return f"{self.purpose} {self.serial}" if self.serial else self.purpose
+
+
+Owner = Save | Filling
+"""Whose a part of a shard's memory is, as long as no segment lies in it."""
+
+
+class FileOf(NamedTuple):
+    """A segment's file: it holds what its tensors are encoded against, in segments of this shard and of others.
+
+    >>> str(FileOf(255))
+    'file ff'
+    """
+
+    serial: int
+    """Of the segment, wherever it was made: savers draw them at random."""
+
+    def __str__(self) -> str:
+        return f"file {self.serial:x}"
+
+
+class FileTaking(NamedTuple):
+    """A file that is about to take the place of its segment's: both hold for a moment."""
+
+    file: FileOf
+
+    def __str__(self) -> str:
+        return f"next {self.file}"
+
+
+class Drain(NamedTuple):
+    """A shard that drains: it holds the copies at its heirs until they are told who does."""
+
+    shard: int
+    version: int
+    """Of the topology after it."""
+
+    def __str__(self) -> str:
+        return f"drain of shard {self.shard} to topology {self.version}"
+
+
+class Reason(Enum):
+    """Why a shard itself holds what nobody is known to."""
+
+    RESTORED = "restored"
+    """The disk or a mirror gave it back, and not all homes have said what their versions name."""
+    UNREAD = "unread"
+    """It has a file, and a manifest could not be read: that may name any of it."""
+    DRAINED = "drained"
+    """Its heirs have it, and a shard that drained goes on answering from it."""
+
+
+Holder = ModelRef | Save | FileOf | FileTaking | Drain | Reason
+"""What holds slots of segments."""

@@ -1,0 +1,34 @@
+"""Kinds of holders: told apart whatever they are made of, and the same in another process."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import combinations
+
+import pytest
+from tensorvine.store.holders import Drain, FileOf, FileTaking, Filling, Holder, Lease, Owner, Reason, Save
+from tensorvine.store.refs import ModelRef
+
+ALIKE: list[Holder | Owner | Lease] = [
+    ModelRef("a", 1),
+    Save("a", 1),
+    Save("a", 1, ahead=True),
+    FileOf(1),
+    FileTaking(FileOf(1)),
+    Drain(1, 1),
+    Filling("a", 1),
+    Lease("a", 1, "a", 1),
+    *Reason,
+]
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(ALIKE, 2)), ids=str)
+def test_no_two_are_equal(one: object, other: object) -> None:
+    assert one != other
+    assert len({one, other}) == 2
+
+
+@pytest.mark.parametrize("one", ALIKE, ids=str)
+def test_a_message_brings_the_same(one: object) -> None:
+    found = pickle.loads(pickle.dumps(one, 5))  # noqa: S301  of this test
+    assert (found, type(found), hash(found)) == (one, type(one), hash(one))
