@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .training.forks import fork, fork_many, fork_version
     from .training.keras.callback import ForkCallback
     from .training.keras.training import KerasTraining
+    from .training.mailbox import find_trainers
     from .training.numpy import NumpyTraining, StepContext
-    from .training.post import find_trainers
     from .training.report import RankReport
     from .training.start import start_trainers
     from .training.torch.rank import ForkableRank
@@ -115,7 +115,7 @@ _MODULES = {
     "Trainers": "training.trainers",
     "Training": "training.training",
     "Update": "updates.published",
-    "find_trainers": "training.post",
+    "find_trainers": "training.mailbox",
     "fork": "training.forks",
     "fork_many": "training.forks",
     "fork_version": "training.forks",

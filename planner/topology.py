@@ -6,7 +6,7 @@ Rules
 - A name lives where rendezvous hashing among `shards` puts it. While `former` is not empty, names are on their way
   from where it put them among `former`.
 - A segment stays where it was made for as long as that shard is there: a shard that joins moves no bytes. Where one
-  drained, hashing of the segment among its heirs says where its segments went.
+  drained, hashing of the segment among its successors says where its segments went.
 - Numbers of shards are never used twice. The serial number of a segment says on which shard it was made: modulo the
   number of shards at the start, or, for one that joined later, by the shard's tag in the bits above `SERIAL_BITS`.
 """
@@ -150,7 +150,7 @@ class Topology:
         found = json.loads(text)
         found |= {name: tuple(found[name]) for name in ("shards", "former", "leaving")}
         found["tags"] = {int(shard): tag for shard, tag in found["tags"].items()}
-        found["gone"] = {int(shard): tuple(heirs) for shard, heirs in found["gone"].items()}
+        found["gone"] = {int(shard): tuple(successors) for shard, successors in found["gone"].items()}
         return cls(**found)
 
     @property

@@ -4,16 +4,16 @@ What holds slots of segments (`Holder`):
 
 | kind | made by | ends with | what it decides |
 |---|---|---|---|
-| `ModelRef` | a commit, a restart, its home elsewhere | its end | what homes, mirrors, retention count |
-| `Save` | `Holdings.adopt` | commit, `abort`, the client's session | opens the session anew where its segments go |
-| `FileOf` | `SegmentTable.store`, `recovery` | its segment, the next file | stays on disk; keeps none in memory |
+| `ModelRef` | a commit, a restart, its home elsewhere | its end | what homes, replicas, retention count |
+| `Save` | `SegmentMemory.adopt` | commit, `abort`, the client's session | opens the session anew where its segments go
+| | `FileOf` | `SegmentTable.store`, `recovery` | its segment, the next file | stays on disk; keeps none in memory |
 | `FileTaking` | `SegmentTable.store` | the same step | as `FileOf`; both count while one follows the other |
-| `Drain` | `Estate.receive` at an heir | `Estate.inherit`, a drain given up | copies of which drains are refused |
-| `Reason` | a shard for itself, see there | see there | `RESTORED`: a mirror has it, too |
+| `Drain` | `Estate.receive` at a successor | `Estate.inherit`, a drain given up | copies of which drains are refused |
+| `Reason` | a shard for itself, see there | see there | `RESTORED`: a replica has it, too |
 
 Whose a part of a shard's memory is until a segment lies in it (`Owner`): a `Save`, or a `Filling` of the shard itself.
-Saves under way keep a shard that drained from ending (`Holdings.serves_saves`), those `ahead` do not. A `Lease` holds
-no slots: it keeps a retired version, which does.
+Saves under way keep a shard that drained from ending (`SegmentMemory.serves_saves`), those `ahead` do not. A `Lease`
+holds no slots: it keeps a retired version, which does.
 
 Rules
 - Kinds are told apart by their types alone. No two kinds are equal: tuples of theirs differ in length or in kind.
@@ -41,12 +41,12 @@ class Lease(NamedTuple):
     client: str
     shard: int
     """Which gave it."""
-    life: str
+    incarnation: str
     """Of that shard: a lease of an earlier one must not let go of another's pin."""
     serial: int
 
     def __str__(self) -> str:
-        return f"{self.client}/{self.shard}.{self.life}.{self.serial}"
+        return f"{self.client}/{self.shard}.{self.incarnation}.{self.serial}"
 
 
 class Save(NamedTuple):
@@ -109,7 +109,7 @@ class FileTaking(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A shard that drains: it holds the copies at its heirs until they are told who does."""
+    """A shard that drains: it holds the copies at its successors until they are told who does."""
 
     shard: int
     version: int
@@ -123,11 +123,11 @@ class Reason(Enum):
     """Why a shard itself holds what nobody is known to."""
 
     RESTORED = "restored"
-    """The disk or a mirror gave it back, and not all homes have said what their versions name."""
+    """The disk or a replica gave it back, and not all homes have said what their versions name."""
     UNREAD = "unread"
     """It has a file, and a manifest could not be read: that may name any of it."""
     DRAINED = "drained"
-    """Its heirs have it, and a shard that drained goes on answering from it."""
+    """Its successors have it, and a shard that drained goes on answering from it."""
 
 
 Holder = ModelRef | Save | FileOf | FileTaking | Drain | Reason

@@ -41,7 +41,7 @@ class VariableMemory:
     def in_place(self, name: str) -> Array | None:
         """Return the writable memory of a variable; None where it has none that NumPy could write to.
 
-        Whoever calls this writes all of it: a buffer that is given for the first time holds anything.
+        The caller writes all of it: a buffer that is given for the first time holds anything.
         """
         variable = self._variables[name]
         buffer = self._buffers.get(name)

@@ -120,7 +120,7 @@ def take_over(
     """Restore the segments that are this shard's since its topology changed; what the state knows stays as it is.
 
     Args:
-        state: of a shard that started again, and does not know what its earlier life was handed.
+        state: of a shard that started again, and does not know what its earlier incarnation was handed.
         manifests: all that are on disk.
         files: all segments' files, the newest generation of each first.
 

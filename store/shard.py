@@ -97,9 +97,9 @@ class ShardState(VersionTable):
         super().__init__(index, session_s)
         self.home_of = home_of
         self.departing: frozenset[ModelRef] = frozenset()
-        """Live versions that were handed over and have not arrived yet: mirrors keep them until then."""
+        """Live versions that were handed over and have not arrived yet: replicas keep them until then."""
         self.arriving: set[ModelRef] = set()
-        """Live versions whose names are about to be at home here: mirrors have them before."""
+        """Live versions whose names are about to be at home here: replicas have them before."""
 
     def stats(self) -> ShardStats:
         """Sum up what is here."""
@@ -115,7 +115,7 @@ class ShardState(VersionTable):
             manifests_unread=len(self.unread),
         )
 
-    def census(self) -> dict[ModelRef, Fact]:
+    def version_facts(self) -> dict[ModelRef, Fact]:
         """Return this home's versions that live, are lost, or stand in a lineage: the parent, and whether it exists."""
         return {
             ref: (parent, ref in self._records or ref in self.unread or ref.version in known.lost)
@@ -123,7 +123,7 @@ class ShardState(VersionTable):
             for ref, parent in self.lineage.known(name)
         }
 
-    # ---- queries ----------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------
 
     def match(self, queries: Sequence[PrefixQuery], client: str, now: float) -> list[Match | None]:
         """Find, for each query, the model here with the longest common prefix, and pin it for `client`."""
@@ -143,7 +143,7 @@ class ShardState(VersionTable):
         """Return all descendants of `refs` that this shard's versions lead to, and whether each lives."""
         return [(ref, ref in self._records) for ref in self.lineage.offspring(refs)]
 
-    # ---- an earlier life --------------------------------------------------------------------------------
+    # ---- an earlier incarnation -----------------------------------------------------------------------
 
     def restore_version(self, manifest: Manifest, body: bytes) -> None:
         """Learn of a version of this home that is on disk. Its segments are restored, and held, apart from this.
@@ -178,9 +178,9 @@ class ShardState(VersionTable):
             self._names[ref.name].lost[ref.version] = None
         self.epoch += 1
 
-    def restore(self, census: Mapping[ModelRef, Fact]) -> None:
-        """Learn, after a restart, what an earlier life held: what exists and is not on disk counts as lost."""
-        for ref, (parent, exists) in census.items():
+    def restore(self, version_facts: Mapping[ModelRef, Fact]) -> None:
+        """Learn, after a restart, what an earlier incarnation held: what exists and is not on disk counts as lost."""
+        for ref, (parent, exists) in version_facts.items():
             name = self._name(ref.name, ref.version + 1)
             self.ledger.note({ref: (parent, exists)})
             here = ref in self._records or ref in self.unread
@@ -197,7 +197,7 @@ class ShardState(VersionTable):
         """List the versions of a home that hold something here."""
         return [ref for ref in self.version_holders() if self.home_of(ref.name) == home]
 
-    # ---- moving to another home -------------------------------------------------------------------------
+    # ---- moving to another home -----------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """List all names that this shard ever was home to, those that share an architecture beside one another."""
@@ -230,13 +230,13 @@ class ShardState(VersionTable):
         versions: list[MovedVersion] = []
         graphs: dict[bytes, tuple[str, str | None]] = {}
         live = [ModelRef(name, version) for name, known in moved.items() for version in known.live]
-        for ref in [*live, *(ref for ref in self._ghosts if ref.name in moved)]:
-            ghost = ref in self._ghosts
-            record = self._ghosts.pop(ref) if ghost else self._records[ref]
+        for ref in [*live, *(ref for ref in self._retired_pinned if ref.name in moved)]:
+            retired = ref in self._retired_pinned
+            record = self._retired_pinned.pop(ref) if retired else self._records[ref]
             key = record.header.graph_key
             graphs[key] = self.graphs.architecture(key)
-            versions.append(MovedVersion(record.header, record.body, record.segments, tuple(record.pins), ghost))
-            if not ghost:
+            versions.append(MovedVersion(record.header, record.body, record.segments, tuple(record.pins), retired))
+            if not retired:
                 self._remove(ref, record)
             self.graphs.leave(key)
             for lease in record.pins:
@@ -267,8 +267,8 @@ class ShardState(VersionTable):
         for version in [version for version in bundle.versions if version.header.ref.name in fresh]:
             ref, key = version.header.ref, version.header.graph_key
             self.graphs.use(key, bundle.graphs[key], str(ref))
-            if version.ghost:
-                self._ghosts[ref] = Record(version.header, version.body, version.segments)
+            if version.retired:
+                self._retired_pinned[ref] = Record(version.header, version.body, version.segments)
                 self.ledger.enter(ref, version.header.parent, version.header.quality)
             else:
                 self._enter(version.header, version.body, version.segments)
@@ -279,7 +279,7 @@ class ShardState(VersionTable):
         return self.bytes_metadata - before
 
     def _take_pins(self, ref: ModelRef, pins: Iterable[Lease], now: float) -> None:
-        record = self._ghosts.get(ref) or self._records[ref]
+        record = self._retired_pinned.get(ref) or self._records[ref]
         for lease in pins:
             self.open(lease.client, now)
             self._sessions[lease.client].leases[lease] = ref

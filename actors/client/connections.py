@@ -1,7 +1,7 @@
 """A client's connections to the shards.
 
 Rules
-- A connection is to one life of a shard. It maps the shard's memory when both are on one node: see `memory`.
+- A connection is to one incarnation of a shard. It maps the shard's memory when both are on one node: see `memory`.
 - It is closed when another one takes its place, and with the session. The channel for short calls goes with it.
 """
 
@@ -23,18 +23,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Connection:
-    """What a client knows of one life of a shard."""
+    """What a client knows of one incarnation of a shard."""
 
     hello: Hello
     view: MemoryView | None
     """Its memory; None when the shard is on another node."""
 
     def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its board cannot be seen or its process has ended."""
+        """Return the shard's epoch; None when its version page cannot be seen or its process has ended."""
         return self.view.epoch() if self.view is not None else None
 
     def is_of(self, hello: Hello) -> bool:
-        """Tell whether it is to the life of a shard that said this, and that has not ended as far as can be seen."""
+        """Tell whether it is to the incarnation of a shard that said this, and that has not ended as far as can be
+        seen."""
         return self.hello.pid == hello.pid and (self.view is None or self.view.epoch() is not None)
 
     def close(self) -> None:
@@ -56,13 +57,14 @@ class Connections:
         self._lock = threading.Lock()
 
     def present(self, shard: int) -> Connection | None:
-        """Return the connection to a shard's present life, if there is one. Does not wait."""
+        """Return the connection to a shard's present incarnation, if there is one. Does not wait."""
         with self._lock:
             known = self._to.get(shard)
         return known if known is not None and known.is_of(known.hello) else None
 
     def add(self, hello: Hello, near: bool) -> Connection:
-        """Return the connection to the life of a shard that said this: a new one, unless another thread was faster.
+        """Return the connection to the incarnation of a shard that said this: a new one, unless another thread was
+        faster.
 
         Args:
             hello: what the shard said.

@@ -23,7 +23,7 @@ from ..engine.engine import Engine, Node
 from ..engine.ray import RayEngine
 from ..planner.calls import PlannerCalls
 from ..planner.planner import Planner
-from ..rpc import redis_link
+from ..rpc import redis_connection
 from ..rpc.channel import Channel
 from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
 from ..rpc.shard_channels import ShardChannels
@@ -100,7 +100,7 @@ def launch(
     """
     _check_numbers(shards, replicas, scaling)
     if redis is not None:
-        redis_link.present_start(redis, repository)  # it must answer
+        redis_connection.present_start(redis, repository)  # it must answer
     engine = RayEngine()
     launched = Launched(engine, repository, owns_cluster=embedded.attach_or_start())
     try:
@@ -119,7 +119,7 @@ def launch(
             _check_joined(found, wanted, shards)
             log.info("joined the running repository %r", repository)
         _await_shards(engine, found)
-        if redis is not None and redis_link.present_start(redis, repository) != found.started_by:
+        if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
             raise ValueError(f"repository {repository!r} runs already without the Redis server of redis=")
     except BaseException:
         launched.stop()
@@ -163,7 +163,7 @@ def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
     if topology.path is not None:
         planner.call(PlannerCalls.claim(), START_TIMEOUT_S)
     if redis is not None:
-        redis_link.enter_start(redis, topology.repository, topology.started_by)
+        redis_connection.enter_start(redis, topology.repository, topology.started_by)
 
 
 def _check_joined(found: Topology, wanted: Topology, shards: int | None) -> None:

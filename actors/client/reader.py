@@ -2,13 +2,15 @@
 
 Rules
 - One message finds a model that was never met: manifest and places come together. One that was loaded before needs
-  none: where its tensors lie is kept, and which version that is holds as long as its home's board shows the same epoch.
+  none: where its tensors lie is kept, and which version that is holds as long as its home's version page shows the same
+  epoch.
 - No place is believed: a block counts when it is locked and its header says that it is the one (`memory`). What is not
   there any more is asked for again. An answer may be of another version than the one that was expected, and lack
   blocks: what was not answered is asked for.
 - No memory is kept: an array locks its block in the shard until nobody uses it any more. So arrays stay intact,
   whatever becomes of the model.
-- What is not mapped is carried, by the way (`carrier`) that is predicted to be the fastest, or that the caller names.
+- What is not mapped is carried, by the transport (`fetcher`) that is predicted to be the fastest, or that the caller
+  names.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from ..rpc.messages import Fetched
 from ..shard.calls import ShardCalls
 from ..transport.frames import Slots
 from .catalog import Catalog
-from .fetch.carrier import Carrier, Wish
-from .fetch.ways import AUTO, SHARED, SharedMemoryWay, Way, far_ways
+from .fetch.fetcher import Fetcher, Wish
+from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session
 
 PLANS = 256
@@ -54,8 +56,8 @@ class Loaded:
     """Tensor -> read-only array."""
     ref: ModelRef
     """The version."""
-    ways: dict[str, int]
-    """Way -> bytes of the tensors that came by it; those that this client has already count for none."""
+    transports: dict[str, int]
+    """Transport -> bytes of the tensors that came by it; those that this client has already count for none."""
     digests_checked: bool
     """All that travelled was held against its content hashes."""
 
@@ -102,15 +104,15 @@ class Reader:
     Args:
         session: the client's.
         catalog: what it knows of models.
-        far: ways to shards whose memory is not mapped, the preferred one first; None: all that there are.
+        far: transports to shards whose memory is not mapped, the preferred one first; None: all that there are.
     """
 
-    def __init__(self, session: Session, catalog: Catalog, far: Sequence[Way] | None = None) -> None:
+    def __init__(self, session: Session, catalog: Catalog, far: Sequence[Transport] | None = None) -> None:
         self._session = session
         self._catalog = catalog
-        self._shared = SharedMemoryWay(session)
-        self._carrier = Carrier(
-            far if far is not None else far_ways(session), lambda segment: session.topology.where(segment)
+        self._shared = SharedMemoryTransport(session)
+        self._fetcher = Fetcher(
+            far if far is not None else far_transports(session), lambda segment: session.topology.where(segment)
         )
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: tuple[Fetched, Topology] | None = None
@@ -146,11 +148,11 @@ class Reader:
             layers: names of layers.
             tensors: names of tensors.
             timeout: seconds.
-            transport: a way's name, or `"auto"`.
+            transport: a transport's name, or `"auto"`.
             verify: hold what travels against the content hashes that its shard has.
 
         Raises:
-            ValueError: there is no such way.
+            ValueError: there is no such transport.
             CorruptDataError: what travelled is not what the shard has.
             TensorVineError: see `Repository.load`.
         """
@@ -183,19 +185,19 @@ class Reader:
         return _views(_rows(entries, offsets), {segment: array for segment, (_, array) in held.items()})
 
     @property
-    def far_ways(self) -> tuple[str, ...]:
-        """Names of the ways by which what is not mapped may come, the preferred one first."""
-        return tuple(self._carrier.automatic)
+    def far_transports(self) -> tuple[str, ...]:
+        """Names of the transports by which what is not mapped may come, the preferred one first."""
+        return tuple(self._fetcher.automatic)
 
     def close(self) -> None:
-        """Let go of what the ways keep open."""
-        self._carrier.close()
+        """Let go of what the transports keep open."""
+        self._fetcher.close()
 
     def _loaded(
         self, model: ModelRef | str, selection: Selection, timeout: float, transport: str, verify: bool
     ) -> Loaded:
-        if transport not in (AUTO, SHARED, *self._carrier.names):
-            raise ValueError(f"transport: expected one of {[AUTO, SHARED, *self._carrier.names]}; found {transport!r}")
+        if transport not in (AUTO, SHARED, *self._fetcher.names):
+            raise ValueError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
         name, version = split_ref(model)
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
@@ -211,7 +213,7 @@ class Reader:
             except _NewerError:
                 wish.deadline.left_for(wish.what)
 
-    # ---- without a message ------------------------------------------------------------------------------
+    # ---- without a message ----------------------------------------------------------------------------
 
     def _planned(self, key: Key) -> Loaded | None:
         """Return the arrays of a load that was planned before, if its plan still holds."""
@@ -234,7 +236,7 @@ class Reader:
         with self._lock:
             self._plans[key] = plan
 
-    # ---- with messages ----------------------------------------------------------------------------------
+    # ---- with messages --------------------------------------------------------------------------------
 
     def _fetched(self, key: Key, wish: Wish) -> Loaded:
         """Ask where the tensors lie and lock the places, until all are locked that lie in mapped memory.
@@ -248,7 +250,7 @@ class Reader:
             found = self._ask(key, wish, held)
         far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.near}
         with self._in_part(key, found.ref, wish):
-            carried, ways = self._carrier.carried(far, wish)
+            carried, transports = self._fetcher.carried(far, wish)
         near = sum(entry.nbytes for name, entry in found.chosen.items() if name not in far)
         offsets: dict[SegmentId, _Offsets] = {segment: held[segment][0].offsets for segment in found.near}
         offsets.update((segment, part.offsets) for segment, part in carried.items())
@@ -259,8 +261,8 @@ class Reader:
         blocks = {segment: held[segment][1] for segment in found.near}
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(found.chosen):
-            ways[SHARED] = near
-        return Loaded(_views(rows, blocks), found.ref, ways, wish.verify or not far)
+            transports[SHARED] = near
+        return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far)
 
     def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:
         """Ask for the manifest, and for the blocks that are not `held`; lock those that are told."""

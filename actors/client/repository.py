@@ -39,7 +39,7 @@ from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
-from ..rpc.lives import Lives
+from ..rpc.incarnations import Incarnations
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
@@ -89,7 +89,7 @@ class Repository:
         self._lock = threading.Lock()
         self._closed = False
 
-    # ---- life -------------------------------------------------------------------------------------------
+    # ---- start and end --------------------------------------------------------------------------------
 
     @classmethod
     def start(
@@ -222,7 +222,7 @@ class Repository:
     def __repr__(self) -> str:
         return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
 
-    # ---- saving -----------------------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -320,7 +320,7 @@ class Repository:
         graph, recipe = adapter.graph_of(model), frameworks.recipe_of(model)
         return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
-    # ---- loading ----------------------------------------------------------------------------------------
+    # ---- loading --------------------------------------------------------------------------------------
 
     def load(
         self,
@@ -341,7 +341,7 @@ class Repository:
             into: tensor name -> writable array to fill; selects its own tensors when neither `layers` nor `tensors`
                 is given.
             timeout: seconds.
-            transport: which way the bytes take: `"shared"` (memory of this node), `"socket"`, `"object_store"`,
+            transport: which transport brings the bytes: `"shared"` (memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), `"files"` (the repository's path: what is on disk), or
                 `"auto"`: shared where that can be, else the fastest.
 
@@ -353,8 +353,8 @@ class Repository:
             ModelNotFoundError, TensorNotFoundError: no such model, layer or tensor.
             TensorMismatchError: a buffer has another shape or dtype; none was written.
             ModelLostError: the bytes went with a shard that died.
-            ValueError: there is no such way.
-            ShardUnavailableError: the way cannot be used from here.
+            ValueError: there is no such transport.
+            ShardUnavailableError: the transport cannot be used from here.
         """
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
@@ -383,7 +383,7 @@ class Repository:
         frameworks.fill(into, tensors, graph)
         return into
 
-    # ---- questions about one model ----------------------------------------------------------------------
+    # ---- questions about one model --------------------------------------------------------------------
 
     def graph(self, model: Model) -> ModelGraph:
         """Return a version's architecture; without layers when it was saved without a graph."""
@@ -432,7 +432,7 @@ class Repository:
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
 
-    # ---- questions about all models ---------------------------------------------------------------------
+    # ---- questions about all models -------------------------------------------------------------------
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """List live versions whose name starts with `prefix`, sorted."""
@@ -471,7 +471,7 @@ class Repository:
         """Sum up what the repository holds."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
 
-    # ---- changes ----------------------------------------------------------------------------------------
+    # ---- changes --------------------------------------------------------------------------------------
 
     def retire(self, model: Model) -> None:
         """Make a version cease to exist. A tensor of it goes when no live version and no pin refers to it.
@@ -518,14 +518,14 @@ class Repository:
             ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
         """
         patience = timeout + CONTROL_TIMEOUT_S
-        lives = Lives()
-        self._session.broadcast(ShardCalls.tag(), patience, heard=lives.heard)
-        self._session.broadcast(ShardCalls.flush(timeout), patience, heard=lives.heard)
-        self._session.broadcast(ShardCalls.tag(), patience, heard=lives.heard)
-        if lives.died:
+        incarnations = Incarnations()
+        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
+        self._session.broadcast(ShardCalls.flush(timeout), patience, heard=incarnations.heard)
+        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
+        if incarnations.died:
             raise ShardUnavailableError(
                 "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
-                f"{sorted(lives.died)}"
+                f"{sorted(incarnations.died)}"
             )
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
@@ -597,7 +597,7 @@ class Repository:
             except OperationTimeoutError:
                 return None
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _submit(
         self,

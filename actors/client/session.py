@@ -101,7 +101,7 @@ class Session:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # ---- shards -----------------------------------------------------------------------------------------
+    # ---- shards ---------------------------------------------------------------------------------------
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Session:
                 self.moved(name, shard, exc, deadline)
 
     def connection(self, shard: int, deadline: Deadline = NEVER) -> Connection:
-        """Return the connection to a shard's present life, made anew when its process has ended.
+        """Return the connection to a shard's present incarnation, made anew when its process has ended.
 
         Args:
             shard: its index.
@@ -297,7 +297,7 @@ class Session:
         """Call a shard, and do not wait."""
         return self._channels[shard].send(request)
 
-    # ---- leases -----------------------------------------------------------------------------------------
+    # ---- leases ---------------------------------------------------------------------------------------
 
     def unpin(self, leases: Sequence[Lease]) -> None:
         """Let pins go, and wait until they went: what they kept may be freed when this returns."""
@@ -372,7 +372,7 @@ class Session:
             except Exception:
                 log.exception("housekeeping of client %s failed; it goes on in %s s", self.client, TICK_S)
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _pause(self, seconds: float, deadline: Deadline) -> bool:
         """Pause before the next try; False: there is no time for one."""

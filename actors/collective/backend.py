@@ -1,4 +1,4 @@
-"""How a back end makes groups: what a member opens, and how members that have each other's cards become a group."""
+"""How a back end makes groups: what a member opens, and how members that have each other's endpoints become a group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .links import Link
 from .listener import Listener
 from .member import Member, Seat
 
-Card = Mapping[str, Any]
+Endpoint = Mapping[str, Any]
 """Tells the others how a member is reached; JSON-like."""
 
 
@@ -24,9 +24,9 @@ class Offer:
         facts: what else the others are to know.
     """
 
-    def __init__(self, listener: Listener, facts: Card) -> None:
+    def __init__(self, listener: Listener, facts: Endpoint) -> None:
         self.listener = listener
-        self.card: dict[str, Any] = {"listener": listener.card, **facts}
+        self.endpoint: dict[str, Any] = {"listener": listener.endpoint, **facts}
 
     def close(self) -> None:
         """Close what no group has taken over; a second call does nothing."""
@@ -59,7 +59,7 @@ class Backend(ABC, Generic[OfferT, MemberT]):
         epoch: int,
         rank: int,
         size: int,
-        cards: Sequence[Card],
+        endpoints: Sequence[Endpoint],
         timeout: float,
     ) -> Group:
         """Connect to all others.
@@ -70,7 +70,7 @@ class Backend(ABC, Generic[OfferT, MemberT]):
             epoch: of the group.
             rank: this member.
             size: how many there are.
-            cards: all members', by rank.
+            endpoints: all members', by rank.
             timeout: seconds for this, and later the group's.
 
         Raises:
@@ -80,12 +80,12 @@ class Backend(ABC, Generic[OfferT, MemberT]):
         """
         seat, deadline = Seat(name, epoch, rank, size), Deadline.after(timeout)
         try:
-            self._check(seat, offer, cards)
-            links = offer.listener.meet(seat.label, rank, [card["listener"] for card in cards], deadline)
-            group = self._member(seat, timeout, links, offer, cards)
+            self._check(seat, offer, endpoints)
+            links = offer.listener.meet(seat.label, rank, [endpoint["listener"] for endpoint in endpoints], deadline)
+            group = self._member(seat, timeout, links, offer, endpoints)
             try:
                 group.start()
-                self._attach(group, offer, cards, deadline)
+                self._attach(group, offer, endpoints, deadline)
                 group.barrier(timeout=max(deadline.left(), 1e-3))  # who returns knows that all do, or fail
             except BaseException:
                 group.close()
@@ -94,14 +94,14 @@ class Backend(ABC, Generic[OfferT, MemberT]):
             offer.close()
         return group
 
-    def _check(self, seat: Seat, offer: OfferT, cards: Sequence[Card]) -> None:
+    def _check(self, seat: Seat, offer: OfferT, endpoints: Sequence[Endpoint]) -> None:
         """Refuse members that cannot be a group, with a ValueError."""
 
     @abstractmethod
     def _member(
-        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: OfferT, cards: Sequence[Card]
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: OfferT, endpoints: Sequence[Endpoint]
     ) -> MemberT:
         """Make this member's end of the group."""
 
-    def _attach(self, group: MemberT, offer: OfferT, cards: Sequence[Card], deadline: Deadline) -> None:
+    def _attach(self, group: MemberT, offer: OfferT, endpoints: Sequence[Endpoint], deadline: Deadline) -> None:
         """Have a library connect the members, too."""

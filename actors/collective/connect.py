@@ -19,7 +19,7 @@ from ..engine.embedded import default_engine
 from .backend import Backend, Offer
 from .group import Group
 from .member import Seat
-from .rendezvous import ActorRendezvous, Card, Cards, Rendezvous
+from .rendezvous import ActorRendezvous, Endpoint, Endpoints, Rendezvous
 from .standing import label_of
 from .timeouts import TIMEOUTS
 
@@ -115,12 +115,12 @@ class _Joining:
         backend = backend_of("shared" if wanted == AUTO else wanted)
         offer = backend.offer()
         try:
-            cards = self._met("", {"wanted": wanted, "card": offer.card})
-            others = [rank for rank, card in enumerate(cards) if card["wanted"] != wanted]
+            endpoints = self._met("", {"wanted": wanted, "endpoint": offer.endpoint})
+            others = [rank for rank, endpoint in enumerate(endpoints) if endpoint["wanted"] != wanted]
             if others:
-                found = f"{cards[others[0]]['wanted']!r} of rank {others[0]}"
+                found = f"{endpoints[others[0]]['wanted']!r} of rank {others[0]}"
                 raise ValueError(f"{self._label}: expected back end {wanted!r} of all ranks; found {found}")
-            theirs = [card["card"] for card in cards]
+            theirs = [endpoint["endpoint"] for endpoint in endpoints]
             if wanted != AUTO or self._readable(offer, theirs):
                 return self._connected(backend, offer, theirs)
         finally:
@@ -128,28 +128,34 @@ class _Joining:
         backend = backend_of("gloo")
         offer = backend.offer()
         try:
-            return self._connected(backend, offer, self._met(": gloo", offer.card))
+            return self._connected(backend, offer, self._met(": gloo", offer.endpoint))
         finally:
             offer.close()
 
-    def _readable(self, offer: Offer, cards: Sequence[Card]) -> bool:
+    def _readable(self, offer: Offer, endpoints: Sequence[Endpoint]) -> bool:
         """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
         from .shared.crossmemory import trouble
 
-        found = self._met(": agree", {"trouble": trouble(offer.card, cards)})
-        troubles = [f"rank {rank}: {card['trouble']}" for rank, card in enumerate(found) if card["trouble"]]
+        found = self._met(": agree", {"trouble": trouble(offer.endpoint, endpoints)})
+        troubles = [f"rank {rank}: {endpoint['trouble']}" for rank, endpoint in enumerate(found) if endpoint["trouble"]]
         if troubles and self._seat.rank == 0:
             log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])
         return not troubles
 
-    def _met(self, what: str, card: Card) -> Cards:
+    def _met(self, what: str, endpoint: Endpoint) -> Endpoints:
         seat = self._seat
-        return self._place.exchange(f"{self._label}{what}", seat.rank, seat.size, card, self._left())
+        return self._place.exchange(f"{self._label}{what}", seat.rank, seat.size, endpoint, self._left())
 
-    def _connected(self, backend: Backend[Any, Any], offer: Offer, cards: Sequence[Card]) -> Group:
+    def _connected(self, backend: Backend[Any, Any], offer: Offer, endpoints: Sequence[Endpoint]) -> Group:
         seat = self._seat
         group = backend.join(
-            offer, seat.name, epoch=seat.epoch, rank=seat.rank, size=seat.size, cards=cards, timeout=self._left()
+            offer,
+            seat.name,
+            epoch=seat.epoch,
+            rank=seat.rank,
+            size=seat.size,
+            endpoints=endpoints,
+            timeout=self._left(),
         )
         group.timeout = self._timeout
         return group

@@ -2,7 +2,7 @@
 
 Rules
 - Within one machine it is a Unix-domain socket of an abstract name, which ends with it; otherwise TCP.
-- It takes whoever knows the token of its card, and the group's label; others are sent away.
+- It takes whoever knows the token of its endpoint, and the group's label; others are sent away.
 - A machine that vanished is noticed by keep-alive probes of TCP.
 """
 
@@ -57,17 +57,19 @@ class Listener:
 
     def __init__(self, host: str | None = None) -> None:
         token = secrets.token_hex(16)
-        self.card: dict[str, Any]
+        self.endpoint: dict[str, Any]
         """What the others need to connect."""
         if host is None:
             name = f"tensorvine-{secrets.token_hex(16)}"
             self._server = _listen_here(name)
-            self.card = {"socket": name, "process": os.getpid(), "token": token}
+            self.endpoint = {"socket": name, "process": os.getpid(), "token": token}
         else:
             self._server = listen(host)
-            self.card = {"host": host, "port": self._server.getsockname()[1], "token": token}
+            self.endpoint = {"host": host, "port": self._server.getsockname()[1], "token": token}
 
-    def meet(self, label: str, rank: int, cards: Sequence[Mapping[str, Any]], deadline: Deadline) -> dict[int, Link]:
+    def meet(
+        self, label: str, rank: int, endpoints: Sequence[Mapping[str, Any]], deadline: Deadline
+    ) -> dict[int, Link]:
         """Connect to the lower ranks, and be connected to by the higher ones.
 
         Raises:
@@ -77,8 +79,8 @@ class Listener:
         met: dict[int, socket.socket] = {}
         try:
             for peer in range(rank):
-                met[peer] = _connected(label, rank, peer, cards[peer], deadline)
-            while missing := [peer for peer in range(rank + 1, len(cards)) if peer not in met]:
+                met[peer] = _connected(label, rank, peer, endpoints[peer], deadline)
+            while missing := [peer for peer in range(rank + 1, len(endpoints)) if peer not in met]:
                 self._server.settimeout(max(deadline.left(), 1e-3))
                 try:
                     connection, _ = self._server.accept()
@@ -94,7 +96,7 @@ class Listener:
             for connection in met.values():
                 connection.close()
             raise
-        return {peer: Link(_kept_alive(one), cards[peer].get("process")) for peer, one in met.items()}
+        return {peer: Link(_kept_alive(one), endpoints[peer].get("process")) for peer, one in met.items()}
 
     def _welcomed(self, connection: socket.socket, label: str, deadline: Deadline) -> int | None:
         """Read who has connected; None: a stranger."""
@@ -109,7 +111,7 @@ class Listener:
         except OSError:
             return None
         rank, token, called = _HELLO.unpack(hello)
-        known = hmac.compare_digest(token, str(self.card["token"]).encode())
+        known = hmac.compare_digest(token, str(self.endpoint["token"]).encode())
         return rank if known and called == _hashed(label) else None
 
     def close(self) -> None:
@@ -117,26 +119,26 @@ class Listener:
         self._server.close()
 
 
-def hello_of(label: str, rank: int, card: Mapping[str, Any]) -> bytes:
-    """Write what a member says first to a listener of this card."""
-    return _HELLO.pack(rank, str(card["token"]).encode(), _hashed(label))
+def hello_of(label: str, rank: int, endpoint: Mapping[str, Any]) -> bytes:
+    """Write what a member says first to a listener of this endpoint."""
+    return _HELLO.pack(rank, str(endpoint["token"]).encode(), _hashed(label))
 
 
-def _connected(label: str, rank: int, peer: int, card: Mapping[str, Any], deadline: Deadline) -> socket.socket:
+def _connected(label: str, rank: int, peer: int, endpoint: Mapping[str, Any], deadline: Deadline) -> socket.socket:
     """Connect to a lower rank and say who this is."""
-    local = "socket" in card
-    family = socket.AF_UNIX if local else socket.AF_INET6 if ":" in card["host"] else socket.AF_INET
+    local = "socket" in endpoint
+    family = socket.AF_UNIX if local else socket.AF_INET6 if ":" in endpoint["host"] else socket.AF_INET
     connection = socket.socket(family)
     connection.settimeout(max(deadline.left(), 1e-3))
     try:
-        connection.connect(f"\0{card['socket']}" if local else (card["host"], card["port"]))
-        connection.sendall(hello_of(label, rank, card))
+        connection.connect(f"\0{endpoint['socket']}" if local else (endpoint["host"], endpoint["port"]))
+        connection.sendall(hello_of(label, rank, endpoint))
     except TimeoutError as exc:
         connection.close()
         raise OperationTimeoutError(f"{label}: expected rank {peer} to answer in time; it did not") from exc
     except OSError as exc:
         connection.close()
-        where = card["socket"] if local else f"{card['host']}:{card['port']}"
+        where = endpoint["socket"] if local else f"{endpoint['host']}:{endpoint['port']}"
         raise PeerLostError(f"{label}: expected rank {peer} at {where}; found {exc}") from exc
     return connection
 

@@ -24,7 +24,7 @@ from .group import Group, Op, Work, even_bounds
 from .links import ASKED, BEGUN, GAVE_UP, OWN, PAYLOAD_BYTES, Frame, Link
 from .operation import Operation
 from .reduction import Numbers, Reduction
-from .standing import Standing, again, label_of, ranks, told
+from .standing import RecoveryInfo, again, label_of, ranks, told
 from .timeouts import TIMEOUTS
 
 Memory = TypeVar("Memory")
@@ -64,7 +64,7 @@ class Member(Group, Generic[Memory]):
         self.timeout = timeout
         self.label = seat.label
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.standing = Standing(self.label)
+        self.standing = RecoveryInfo(self.label)
         self._changed = self.standing.changed
         self._begun = 0
         """Collectives."""
@@ -93,7 +93,7 @@ class Member(Group, Generic[Memory]):
             self._cut()
         self._release()
 
-    # ---- operations -----------------------------------------------------------------------------------------
+    # ---- operations -----------------------------------------------------------------------------------
 
     def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
         """Start to send; see `Group`."""
@@ -153,7 +153,7 @@ class Member(Group, Generic[Memory]):
         if error is not None:
             raise self._break(error)
 
-    # ---- failures -------------------------------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------------------
 
     def late(self, operation: Operation) -> None:
         """Break the group because of an operation that takes too long."""
@@ -227,7 +227,7 @@ class Member(Group, Generic[Memory]):
             self._changed.notify_all()
         return again(standing.reason)
 
-    # ---- what the connections tell, in their thread ---------------------------------------------------------
+    # ---- what the connections tell, in their thread ---------------------------------------------------
 
     def _told(self, peer: int, frame: Frame) -> None:
         if frame.kind >= OWN:
@@ -248,7 +248,7 @@ class Member(Group, Generic[Memory]):
             self.standing.lose(peer, loss)
             self._without(peer)
 
-    # ---- what a back end gives ------------------------------------------------------------------------------
+    # ---- what a back end gives ------------------------------------------------------------------------
 
     @abstractmethod
     def _memory(self, array: object, where: str, *, writes: bool) -> Memory:

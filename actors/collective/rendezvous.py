@@ -1,9 +1,9 @@
-"""Where the members of a group meet before they are one: each brings a card, and gets the cards of all.
+"""Where the members of a group meet before they are one: each brings an endpoint, and gets the endpoints of all.
 
 Rules
 - A meeting is a key. It ends when all have their answer, or when those who wait have given up; then it is forgotten.
 - Who does not come within the time is named. Two who come as the same rank are refused, and so are two sizes.
-- A card is JSON-like. It says how its bringer is reached.
+- An endpoint is JSON-like. It says how its bringer is reached.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .timeouts import TIMEOUTS
 
 ACTOR = "rendezvous"
 
-Card = Mapping[str, Any]
-Cards = list[dict[str, Any]]
+Endpoint = Mapping[str, Any]
+Endpoints = list[dict[str, Any]]
 
 
 class Rendezvous(Protocol):
     """A place to meet."""
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        """Bring a card, and wait for those of all ranks.
+    def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
+        """Bring an endpoint, and wait for those of all ranks.
 
         Args:
             key: names the meeting, and stands at the beginning of errors: "group 'g', epoch 2".
             rank: who comes, 0 to size - 1.
             size: how many come.
-            card: what the others are to know.
+            endpoint: what the others are to know.
             timeout: seconds.
 
         Returns:
-            The cards, by rank.
+            The endpoints, by rank.
 
         Raises:
             OperationTimeoutError: not all came; names the missing ranks.
@@ -56,7 +56,7 @@ class Meeting:
     >>> meeting = Meeting("group 'g'", 2)
     >>> meeting.come(1, 2, {"port": 7}), meeting.missing
     (False, [0])
-    >>> meeting.come(0, 2, {"port": 8}), meeting.cards
+    >>> meeting.come(0, 2, {"port": 8}), meeting.endpoints
     (True, [{'port': 8}, {'port': 7}])
     """
 
@@ -65,7 +65,7 @@ class Meeting:
         self._came: dict[int, dict[str, Any]] = {}
         self._gave_up: set[int] = set()
 
-    def come(self, rank: int, size: int, card: Card) -> bool:
+    def come(self, rank: int, size: int, endpoint: Endpoint) -> bool:
         """Take note of who comes; gives whether all have come.
 
         Raises:
@@ -77,7 +77,7 @@ class Meeting:
             raise ValueError(f"{self._key}: expected a rank from 0 to {size - 1}; found {rank}")
         if rank in self._came:
             raise ValueError(f"{self._key}: expected one rank {rank}; found another")
-        self._came[rank] = dict(card)
+        self._came[rank] = dict(endpoint)
         return not self.missing
 
     def leave(self, rank: int) -> bool:
@@ -92,8 +92,8 @@ class Meeting:
         return [rank for rank in range(self._size) if rank not in self._came]
 
     @property
-    def cards(self) -> Cards:
-        """The cards, by rank."""
+    def endpoints(self) -> Endpoints:
+        """The endpoints, by rank."""
         return [self._came[rank] for rank in range(self._size)]
 
     def late(self, timeout: float) -> OperationTimeoutError:
@@ -112,33 +112,33 @@ class LocalRendezvous:
     """
 
     def __init__(self) -> None:
-        self._meetings: dict[str, tuple[Meeting, Future[Cards]]] = {}
+        self._meetings: dict[str, tuple[Meeting, Future[Endpoints]]] = {}
         self._lock = threading.Lock()
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+    def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         """Meet, from a thread; see `Rendezvous.exchange`."""
         deadline = Deadline.after(timeout)
-        meeting, complete = self._come(key, rank, size, card)
+        meeting, complete = self._come(key, rank, size, endpoint)
         wait([complete], deadline.left())
         return self._left(key, rank, meeting, complete, timeout)
 
-    async def met(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+    async def met(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         """Meet, from a coroutine; see `Rendezvous.exchange`."""
-        meeting, complete = self._come(key, rank, size, card)
+        meeting, complete = self._come(key, rank, size, endpoint)
         await asyncio.wait([asyncio.wrap_future(complete)], timeout=max(timeout, 0.0))
         return self._left(key, rank, meeting, complete, timeout)
 
-    def _come(self, key: str, rank: int, size: int, card: Card) -> tuple[Meeting, Future[Cards]]:
+    def _come(self, key: str, rank: int, size: int, endpoint: Endpoint) -> tuple[Meeting, Future[Endpoints]]:
         with self._lock:
-            meeting, complete = self._meetings.get(key) or (Meeting(key, size), Future[Cards]())
-            if meeting.come(rank, size, card):
+            meeting, complete = self._meetings.get(key) or (Meeting(key, size), Future[Endpoints]())
+            if meeting.come(rank, size, endpoint):
                 self._meetings.pop(key, None)
-                complete.set_result(meeting.cards)
+                complete.set_result(meeting.endpoints)
             else:
                 self._meetings[key] = meeting, complete
         return meeting, complete
 
-    def _left(self, key: str, rank: int, meeting: Meeting, complete: Future[Cards], timeout: float) -> Cards:
+    def _left(self, key: str, rank: int, meeting: Meeting, complete: Future[Endpoints], timeout: float) -> Endpoints:
         with self._lock:
             if complete.done():
                 return complete.result()
@@ -152,7 +152,7 @@ class RendezvousCalls:
     """Calls of the cluster's rendezvous."""
 
     @remote("watch")
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+    def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         """Meet; see `Rendezvous.exchange`."""
         ...
 
@@ -164,8 +164,8 @@ class RendezvousActor:
         self._place = LocalRendezvous()
 
     @answers(RendezvousCalls.exchange)
-    async def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        return await self._place.met(key, rank, size, card, timeout)
+    async def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
+        return await self._place.met(key, rank, size, endpoint, timeout)
 
 
 class ActorRendezvous:
@@ -178,7 +178,7 @@ class ActorRendezvous:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+    def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         """Meet; see `Rendezvous.exchange`.
 
         Raises:
@@ -188,7 +188,7 @@ class ActorRendezvous:
             actor = self._engine.find(ACTOR)
         except LookupError:
             actor = self._engine.spawn(RendezvousActor, ACTOR, {})
-        request = RendezvousCalls.exchange(key, rank, size, dict(card), timeout)
+        request = RendezvousCalls.exchange(key, rank, size, dict(endpoint), timeout)
         try:
             return Channel(self._engine, f"{key}: rendezvous", actor=actor).call(request, timeout + TIMEOUTS.answer)
         except ValueError as exc:  # the engine's tells how it came here, too

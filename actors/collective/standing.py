@@ -16,13 +16,13 @@ from .connections import Loss
 _TOLD = {kind.__name__: kind for kind in (OperationTimeoutError, PeerLostError, TensorMismatchError)}
 
 
-class Standing:
+class RecoveryInfo:
     """How a group stands; all but `reason` is used with `changed` held.
 
     Args:
         label: names the group in errors.
 
-    >>> standing = Standing("group 'g', epoch 0")
+    >>> standing = RecoveryInfo("group 'g', epoch 0")
     >>> standing.lose(2, "left")
     >>> standing.lacks([0, 2]), str(standing.blame("barrier", [0, 2]))
     (True, "group 'g', epoch 0: barrier: rank 2 left")

@@ -62,17 +62,17 @@ class StockGroup(BaseGroup):
         group_name: of the group.
     """
 
-    carrier: ClassVar[str]
+    fetcher: ClassVar[str]
     """The back end that `connect` is given."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        self._group: Group = connect(f"ray.util.collective/{group_name}", rank, world_size, backend=self.carrier)
+        self._group: Group = connect(f"ray.util.collective/{group_name}", rank, world_size, backend=self.fetcher)
 
     @classmethod
     def backend(cls) -> str:
         """Return the name that Ray knows it by."""
-        return f"TENSORVINE_{cls.carrier.upper()}"
+        return f"TENSORVINE_{cls.fetcher.upper()}"
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -83,7 +83,7 @@ class StockGroup(BaseGroup):
         """Leave."""
         self._group.close()
 
-    # ---- the calls; Ray hands over each tensor in a list ------------------------------------------------------
+    # ---- the calls; Ray hands over each tensor in a list ----------------------------------------------
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = types.AllReduceOptions) -> None:
         """Combine all members' tensors, in place."""
@@ -148,7 +148,7 @@ class StockGroup(BaseGroup):
 class AutoGroup(StockGroup):
     """Shared memory on one machine, otherwise Gloo."""
 
-    carrier = "auto"
+    fetcher = "auto"
 
     @classmethod
     def backend(cls) -> str:
@@ -159,19 +159,19 @@ class AutoGroup(StockGroup):
 class SharedGroup(StockGroup):
     """Shared memory."""
 
-    carrier = "shared"
+    fetcher = "shared"
 
 
 class GlooGroup(StockGroup):
     """Gloo."""
 
-    carrier = "gloo"
+    fetcher = "gloo"
 
 
 class NcclGroup(StockGroup):
     """NCCL."""
 
-    carrier = "nccl"
+    fetcher = "nccl"
 
 
 def _only(given: list[Any]) -> Any:

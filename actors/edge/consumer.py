@@ -1,7 +1,7 @@
-"""A consumer outside the cluster: it needs Redis, the shards' wire servers and `store/`, and no engine.
+"""A consumer outside the cluster: it needs Redis, the shards' TCP servers and `store/`, and no engine.
 
 Rules
-- Redis says what there is and where; the bytes come over the wire, and their content hashes are checked.
+- Redis says what there is and where; the bytes come over TCP, and their content hashes are checked.
 - With `build`, a thread takes each newest version into the copy of the model that does not answer (`serving`).
   Whatever goes wrong there is logged once per version, and the version before goes on answering.
 - A consumer that is slower than the updates finds only the newest: nothing queues.
@@ -33,10 +33,10 @@ from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import ModelInfo, slots_of
 from ...store.waiting import Backoff, Deadline
 from ..memory.buffers import Buffers
+from ..rpc.redis_connection import RedisConnection
 from ..rpc.redis_keys import Address
-from ..rpc.redis_link import RedisLink
 from ..transport.frames import Received
-from ..transport.wire import WireClient, check_content
+from ..transport.tcp import TcpClient, check_content
 from ..updates.serving import Inference, Serving
 from .listener import Listener
 from .reader import Newest, RedisReader
@@ -84,9 +84,9 @@ class EdgeConsumer:
     ) -> None:
         self.name = check_name(name)
         self._timeout = timeout
-        self._link = RedisLink(url, f"EdgeConsumer of {name!r}")
+        self._redis = RedisConnection(url, f"EdgeConsumer of {name!r}")
         self._buffers = Buffers()
-        self._clients: dict[Address, WireClient] = {}
+        self._clients: dict[Address, TcpClient] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._told: str | None = None
@@ -94,18 +94,18 @@ class EdgeConsumer:
         self.refused: dict[ModelRef, str] = {}
         """Versions that did not fit the model, and why."""
         try:
-            self._link.run([("PING",)])
+            self._redis.run([("PING",)])
             self._serving = Serving(build, name) if build is not None else None
         except BaseException:
-            self._link.close()
+            self._redis.close()
             raise
-        self._reader = RedisReader(self._link, check_name(repository))
+        self._reader = RedisReader(self._redis, check_name(repository))
         self._listener = Listener(self._reader, name)
         self._thread = threading.Thread(target=self._follow, name="tensorvine-edge", daemon=True)
         if self._serving is not None:
             self._thread.start()
 
-    # ---- what there is ----------------------------------------------------------------------------------
+    # ---- what there is --------------------------------------------------------------------------------
 
     def wait_newer(self, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
         """Wait for a version above `after`; pushed by Redis, not polled.
@@ -124,7 +124,7 @@ class EdgeConsumer:
         return ModelRef(self.name, newest.version)
 
     def load(self, model: ModelRef | str | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
-        """Load a version's tensors over the wire.
+        """Load a version's tensors over TCP.
 
         Args:
             model: the version; None: the newest of this consumer's model.
@@ -173,7 +173,7 @@ class EdgeConsumer:
                     raise
                 tries -= 1
 
-    # ---- answering --------------------------------------------------------------------------------------
+    # ---- answering ------------------------------------------------------------------------------------
 
     @property
     def ref(self) -> ModelRef | None:
@@ -202,7 +202,7 @@ class EdgeConsumer:
         """
         return self._answering().wait_for(version, timeout)
 
-    # ---- life -------------------------------------------------------------------------------------------
+    # ---- start and end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the threads and connections. A second call is no error."""
@@ -217,7 +217,7 @@ class EdgeConsumer:
             clients, self._clients = self._clients, {}
         for client in clients.values():
             client.close()
-        self._link.close()
+        self._redis.close()
 
     def __enter__(self) -> EdgeConsumer:
         return self
@@ -227,7 +227,7 @@ class EdgeConsumer:
     ) -> None:
         self.close()
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _answering(self) -> Serving:
         if self._serving is None:
@@ -265,7 +265,7 @@ class EdgeConsumer:
         version = self._reader.newest(name).version
         if version == 0:
             raise ModelNotFoundError(
-                f"{self._link.where}: expected a model named {name!r}; found no live version of it"
+                f"{self._redis.where}: expected a model named {name!r}; found no live version of it"
             )
         return version
 
@@ -284,17 +284,17 @@ class EdgeConsumer:
             left = deadline.left()
             received |= self._client(shards[shard]).read(places, left, f"load of {ref}", digests=True)
         rows = posted.entries.items()
-        check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"the wire for {ref}")
+        check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"TCP for {ref}")
         arrays: dict[str, np.ndarray] = {}
         for name, row in rows:
             part: Any = received[row.segment]
             arrays[name] = np.ndarray(row.shape, dtype_of(row.dtype), part.block, part.offsets[row.slot])
         return arrays, graph
 
-    def _client(self, address: Address) -> WireClient:
+    def _client(self, address: Address) -> TcpClient:
         with self._lock:
             if address not in self._clients:
-                self._clients[address] = WireClient((address.host, address.port), address.token, buffers=self._buffers)
+                self._clients[address] = TcpClient((address.host, address.port), address.token, buffers=self._buffers)
             return self._clients[address]
 
     def _drop_clients(self, present: set[Address]) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from ...store.errors import ModelNotFoundError, RepositoryNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
+from ..rpc.redis_connection import Command, RedisConnection, Subscription
 from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest
-from ..rpc.redis_link import Command, RedisLink, Subscription
 
 GRAPHS = 16
 """Architectures that are kept."""
@@ -43,12 +43,12 @@ class RedisReader:
     """Reads what the shards of one repository posted. Safe between threads.
 
     Args:
-        link: to the Redis server.
+        redis: to the Redis server.
         repository: its name.
     """
 
-    def __init__(self, link: RedisLink, repository: str) -> None:
-        self._link = link
+    def __init__(self, redis: RedisConnection, repository: str) -> None:
+        self._redis = redis
         self._keys = Keys(repository)
         self._start = ""
         self._graphs: dict[str, ModelGraph] = {}
@@ -74,7 +74,7 @@ class RedisReader:
             lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards)]
         )
         if text is None:
-            raise ModelNotFoundError(f"Redis at {self._link.where}: expected a live model; found no {ref}")
+            raise ModelNotFoundError(f"Redis at {self._redis.where}: expected a live model; found no {ref}")
         return read_manifest(text, ref), {int(shard): Address.from_json(at) for shard, at in shards.items()}
 
     def graph(self, posted: Posted) -> ModelGraph:
@@ -85,24 +85,24 @@ class RedisReader:
             _, (text,) = self._read(lambda keys: [("HGET", keys.graphs(posted.home), key)])
             if text is None:
                 ref = posted.header.ref
-                raise ModelNotFoundError(f"Redis at {self._link.where}: expected the graph of {ref}; it was retired")
+                raise ModelNotFoundError(f"Redis at {self._redis.where}: expected the graph of {ref}; it was retired")
             if len(self._graphs) >= GRAPHS:
                 self._graphs.clear()
             graph = self._graphs[key] = ModelGraph.from_json(text)
         return graph
 
     def updates(self, name: str) -> Subscription:
-        """Hear of new versions of `name`; errors as of `RedisLink.subscribe`."""
-        return self._link.subscribe(self._keys.updates(name))
+        """Hear of new versions of `name`; errors as of `RedisConnection.subscribe`."""
+        return self._redis.subscribe(self._keys.updates(name))
 
     def _read(self, commands: Callable[[StartKeys], list[Command]]) -> tuple[str, list[Any]]:
         """Run commands on the keys of the present start, and give its id and their answers."""
         guess = self._start
         while True:
-            found, *answers = self._link.run([("GET", self._keys.start), *commands(self._keys.of(guess))])
+            found, *answers = self._redis.run([("GET", self._keys.start), *commands(self._keys.of(guess))])
             if found is None:
                 raise RepositoryNotFoundError(
-                    f"Redis at {self._link.where}: expected a repository named {self._keys.repository!r}; found none"
+                    f"Redis at {self._redis.where}: expected a repository named {self._keys.repository!r}; found none"
                 )
             if found.decode() == guess:
                 return guess, answers

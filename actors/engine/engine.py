@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifetime:
     """How long an actor lives, and on what."""
 
     outlives: bool = True
@@ -60,7 +60,7 @@ class Life:
     """A placement group of the engine's, and the number of the bundle in it where the actor is placed."""
 
 
-SERVICE = Life()
+SERVICE = Lifetime()
 
 
 class Engine(Protocol):
@@ -79,7 +79,12 @@ class Engine(Protocol):
         ...
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, object], node: str | None = None, life: Life = SERVICE
+        self,
+        cls: type,
+        name: str,
+        arguments: Mapping[str, object],
+        node: str | None = None,
+        lifetime: Lifetime = SERVICE,
     ) -> Actor:
         """Start an actor, by default one that outlives its starter, or find the running one of that name."""
         ...
@@ -97,7 +102,7 @@ class Engine(Protocol):
         ...
 
     def restarted(self) -> bool:
-        """Tell whether the actor that this code runs in had an earlier life."""
+        """Tell whether the actor that this code runs in had an earlier lifetime."""
         ...
 
     def keep(self, name: str, value: bytes | None) -> None:

@@ -1,10 +1,10 @@
 """Ray behind the engine seam.
 
 Rules (each measured or read in Ray's source, see docs/design/engine.md)
-- Actors are named in the namespace `tensorvine`, and take no CPU slot unless their `Life` says so. Where a node is
+- Actors are named in the namespace `tensorvine`, and take no CPU slot unless their `Lifetime` says so. Where a node is
   named they ask for one byte of its memory: without any demand, Ray 2.60 puts 3 to 7 of 10 elsewhere in spite of
   their affinity.
-- Services are detached and restart for ever; others live as their `Life` says. Calls are not retried: what may be
+- Services are detached and restart for ever; others live as their `Lifetime` says. Calls are not retried: what may be
   repeated is the caller's to know.
 - An object dies with the process that put it, so only shards put what lasts.
 - Errors that Ray wraps are unwrapped here; foreign ones are mapped to the one tree.
@@ -31,7 +31,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
-from .engine import GROUPS, SERVICE, Actor, Life, Node
+from .engine import GROUPS, SERVICE, Actor, Lifetime, Node
 
 NAMESPACE = "tensorvine"
 
@@ -61,24 +61,29 @@ class RayEngine:
         return cast(str, ray.util.get_node_ip_address())
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, object], node: str | None = None, life: Life = SERVICE
+        self,
+        cls: type,
+        name: str,
+        arguments: Mapping[str, object],
+        node: str | None = None,
+        lifetime: Lifetime = SERVICE,
     ) -> Any:
         """Start or find a named actor."""
         for _, method in inspect.getmembers(cls, callable):
             chosen = getattr(method, "concurrency_group", None)
             if chosen is not None:
                 method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
-        placed: dict[str, Any] = {"num_cpus": life.cpus}
-        if life.bundle is not None:
-            group, index = life.bundle
+        placed: dict[str, Any] = {"num_cpus": lifetime.cpus}
+        if lifetime.bundle is not None:
+            group, index = lifetime.bundle
             placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
         elif node is not None:
             placed |= {"memory": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         make: Any = ray.remote  # its stubs do not know concurrency_groups
-        restarts = -1 if life.restarts else 0
-        actor_class = make(concurrency_groups=GROUPS, num_gpus=life.gpus, max_restarts=restarts)(cls)
-        lifetime = "detached" if life.outlives else None
-        options = dict(name=name, namespace=NAMESPACE, lifetime=lifetime, get_if_exists=True, **placed)
+        restarts = -1 if lifetime.restarts else 0
+        actor_class = make(concurrency_groups=GROUPS, num_gpus=lifetime.gpus, max_restarts=restarts)(cls)
+        kept = "detached" if lifetime.outlives else None
+        options = dict(name=name, namespace=NAMESPACE, lifetime=kept, get_if_exists=True, **placed)
         return actor_class.options(**options).remote(**arguments)
 
     def find(self, name: str) -> Actor:

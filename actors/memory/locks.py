@@ -28,7 +28,7 @@ from ...store.segments.arena import Part
 
 log = logging.getLogger(__name__)
 
-BOARD_BYTES = mmap.PAGESIZE
+PAGE_BYTES = mmap.PAGESIZE
 _GETLK, _SETLK = 36, 37  # F_OFD_GETLK and F_OFD_SETLK; builds of Python against old headers lack the names
 
 
@@ -92,7 +92,7 @@ class ReadLocks:
             finally:
                 self._mutex.release()
 
-    # ---- forks ------------------------------------------------------------------------------------------
+    # ---- forks ----------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
         """Make the locks that the child is to have, and keep all as it is until it has them."""
@@ -175,4 +175,4 @@ def is_locked(fd: int, offset: int) -> bool:
 
 
 def _flock(kind: int, offset: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, BOARD_BYTES + offset, 1, 0)
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, PAGE_BYTES + offset, 1, 0)

@@ -3,8 +3,8 @@
 Rules
 - M1. The memory is a memfd: it has no name in any file system, so nothing is left behind however its processes end.
   Clients open it through the shard's `/proc/PID/fd`; where they cannot, blocks are carried (`ways`).
-- M2. Its first page is the board, which the shard alone writes: `epoch` counts whatever changes an answer. A client
-  that finds there what its last answer said knows, without a message, that the answer still holds.
+- M2. Its first page is the version page, which the shard alone writes: `epoch` counts whatever changes an answer. A
+  client that finds there what its last answer said knows, without a message, that the answer still holds.
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
   to, before anybody else may see it. A part returns when its segment is gone and nobody reads it, or when the client
   that was filling it has ended; never by time alone: a paused client could write into what has become another's.
@@ -31,7 +31,7 @@ import numpy as np
 from ...store.errors import ShardUnavailableError
 from ...store.segments.arena import Part
 from ...store.segments.blockheader import CLEARED, HEADER_BYTES
-from .locks import BOARD_BYTES, ReadLocks, is_locked
+from .locks import PAGE_BYTES, ReadLocks, is_locked
 from .pages import Pages
 
 log = logging.getLogger(__name__)
@@ -61,24 +61,24 @@ class SharedMemory:
         self.size = size_for(capacity)
         self.fd = os.memfd_create("tensorvine")
         weakref.finalize(self, os.close, self.fd)
-        os.ftruncate(self.fd, BOARD_BYTES + self.size)
+        os.ftruncate(self.fd, PAGE_BYTES + self.size)
         try:
             is_locked(self.fd, 0)
         except OSError as exc:
             raise ShardUnavailableError(
                 f"shared memory: expected a kernel with open file description locks (Linux 3.15 or later): {exc}"
             ) from exc
-        self._map = mmap.mmap(self.fd, BOARD_BYTES + self.size)
+        self._map = mmap.mmap(self.fd, PAGE_BYTES + self.size)
         whole = np.frombuffer(self._map, np.uint8)
-        self._board = whole[:8].view(np.uint64)
-        self._blocks = whole[BOARD_BYTES:]
+        self._page = whole[:8].view(np.uint64)
+        self._blocks = whole[PAGE_BYTES:]
         self._pages = Pages(self.fd, self._blocks)
         self._pages.part(Part(0, min(touch, capacity)))
         self._readers = ReadLocks(self.fd)
 
     def publish(self, epoch: int) -> None:
         """Show the shard's counter to the clients of this node."""
-        self._board[0] = epoch
+        self._page[0] = epoch
 
     def part(self, part: Part) -> np.ndarray:
         """Return a part's bytes."""
@@ -125,19 +125,19 @@ class MemoryView:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         weakref.finalize(self, os.close, own)
         is_locked(own, 0)  # else it would be found out in the middle of a read
-        length = BOARD_BYTES + size_for(capacity)
+        length = PAGE_BYTES + size_for(capacity)
         readable = mmap.mmap(own, length, prot=mmap.PROT_READ)
         self._readers = ReadLocks(own, readable)
         self._readable = memoryview(readable)
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
-        self._pages = Pages(own, writable[BOARD_BYTES:])
-        self._board = np.frombuffer(self._readable[:8], np.uint64)
+        self._pages = Pages(own, writable[PAGE_BYTES:])
+        self._page = np.frombuffer(self._readable[:8], np.uint64)
         self._pidfd = os.pidfd_open(pid)
         self._alive = process_watch(self._pidfd)
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its process has ended."""
-        return int(self._board[0]) if self._alive() else None
+        return int(self._page[0]) if self._alive() else None
 
     def part(self, part: Part) -> np.ndarray:
         """Return a granted part, to write to."""
@@ -148,7 +148,7 @@ class MemoryView:
 
         None: what lies in the part is not, or is no longer, the block with this header.
         """
-        start = BOARD_BYTES + part.offset
+        start = PAGE_BYTES + part.offset
         block = np.frombuffer(self._readable[start : start + part.length], np.uint8)
         block = self._readers.guard(block, part)
         return block if bytes(self._readable[start - HEADER_BYTES : start]) == header else None

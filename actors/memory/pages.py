@@ -20,7 +20,7 @@ import numpy as np
 from ...store.errors import StoreFullError
 from ...store.segments.arena import Part
 from ...store.segments.blockheader import HEADER_BYTES
-from .locks import BOARD_BYTES
+from .locks import PAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def _populate(fd: int, offset: int, block: np.ndarray) -> None:
 
     Args:
         fd: of the memory.
-        offset: of the block, after the board.
+        offset: of the block, after the version page.
         block: where it is mapped.
     """
     start = block.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
@@ -60,7 +60,7 @@ def _populate(fd: int, offset: int, block: np.ndarray) -> None:
     code = _advise(start, length)
     if code in _NO_SUCH_CALL:
         _log_old_kernel()
-        code = _allocate(fd, BOARD_BYTES + offset, block.nbytes)
+        code = _allocate(fd, PAGE_BYTES + offset, block.nbytes)
     if code:
         raise StoreFullError(f"shared memory: expected {length} more bytes; the system has none: {os.strerror(code)}")
 

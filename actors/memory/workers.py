@@ -32,6 +32,6 @@ def _run(call: list[Any]) -> Any:
     kwargs, args, fn = call.pop(), call.pop(), call.pop()
     try:
         return fn(*args, **kwargs)
-    except BaseException as exc:  # noqa: BLE001 - it goes to whoever asks the future
+    except BaseException as exc:  # noqa: BLE001 - it goes to the caller of the future
         del fn, args, kwargs
         raise without_frames(exc)  # noqa: B904 - it is the same

@@ -30,7 +30,7 @@ from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..rpc.calls import answers
 from ..rpc.channel import Answer
-from ..rpc.messages import Account, ShardPlan, Standing
+from ..rpc.messages import Account, RecoveryInfo, ShardPlan
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..rpc.sockets.framing import SocketAddress
@@ -142,13 +142,13 @@ class Planner:
                 )
             self._arrived |= dict.fromkeys(names, shard)
 
-    @answers(PlannerCalls.standing)
-    async def standing(self, shard: int) -> Standing:
+    @answers(PlannerCalls.recovery_info)
+    async def recovery_info(self, shard: int) -> RecoveryInfo:
         with self._lock:
             self._again.add(shard)
         await asyncio.wrap_future(self._ready)
         with self._lock:
-            return Standing(self._topology, tuple(self._finished), self._ledger.told(), dict(self._arrived))
+            return RecoveryInfo(self._topology, tuple(self._finished), self._ledger.told(), dict(self._arrived))
 
     @answers(PlannerCalls.scale)
     async def scale(self, shards: int, timeout: float) -> ScaleReport:
@@ -202,7 +202,7 @@ class Planner:
         if self._scaling is not None:
             AutoScale(self._engine, self._shards, self._scaling, lambda: self._topology, self._resizing.scale)
 
-    # ---- an earlier life --------------------------------------------------------------------------------
+    # ---- an earlier incarnation -----------------------------------------------------------------------
 
     def _start_again(self) -> None:
         """Learn how things stand, however long it takes."""

@@ -3,7 +3,7 @@
 Rules
 - A change has one step at which it is decided: the topology is recorded where it outlives all actors (`registry`),
   before any of them goes by it. Before that, whatever fails undoes all; after it, every call is repeated until it has
-  succeeded, by the planner's next life too, however long it takes.
+  succeeded, by the planner's next incarnation too, however long it takes.
 - Every shard goes by the new topology before the first name moves, and one that joined has the whole ledger. One
   shard at a time hands over.
 - Who asked waits as long as its timeout says; the change goes on without it. One change at a time.
@@ -37,7 +37,7 @@ RETRY_S = 0.1
 LONG_S = 3600.0
 """How long one call may hand over names, or copy segments: it is called again after that."""
 RESUME_S = 120.0
-"""How long the copying of a drain may take that the planner's next life goes on with."""
+"""How long the copying of a drain may take that the planner's next incarnation goes on with."""
 STRAYS = 16
 """Shards of a change that was never decided on are looked for among so many numbers."""
 LINGER_S = 30.0
@@ -100,7 +100,7 @@ class Resizing:
         self._ledger = ledger
         self._turn = threading.Lock()
         self._resumed = threading.Event()
-        """No change of an earlier life of the planner is to be finished first."""
+        """No change of an earlier incarnation of the planner is to be finished first."""
         self._resumed.set()
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
@@ -126,11 +126,11 @@ class Resizing:
             self._turn.release()
 
     def resume_first(self) -> None:
-        """Have who asks for another change wait until `resume` has ended."""
+        """Have callers that ask for another change wait until `resume` has ended."""
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Bring a change to its end that an earlier life of the planner began."""
+        """Bring a change to its end that an earlier incarnation of the planner began."""
         try:
             with self._turn:
                 topology = self._topology()
@@ -167,7 +167,7 @@ class Resizing:
             names, metadata = names + moved.names, metadata + moved.metadata_bytes
         return ScaleReport(len(before.shards), shards, names, metadata, total, tensors, time.monotonic() - began)
 
-    # ---- joining ----------------------------------------------------------------------------------------
+    # ---- joining --------------------------------------------------------------------------------------
 
     def _join(self, count: int, deadline: Deadline) -> None:
         """Start shards, and decide that they belong to the repository when all answer."""
@@ -210,7 +210,7 @@ class Resizing:
     def _node_of(self, shard: int, deadline: Deadline) -> str:
         return self._shards[shard].call(ShardCalls.node(), deadline.left())
 
-    # ---- draining ---------------------------------------------------------------------------------------
+    # ---- draining -------------------------------------------------------------------------------------
 
     def _emptiest(self, deadline: Deadline) -> int:
         """Choose the shard with the fewest bytes; of several, the one that joined last."""
@@ -218,7 +218,7 @@ class Resizing:
         return min(stats, key=lambda s: (s.bytes_memory + s.bytes_disk, -s.shard)).shard
 
     def _drain(self, shard: int, deadline: Deadline) -> int:
-        """Have a shard's segments copied to its heirs, and decide that these hold them; gives the bytes."""
+        """Have a shard's segments copied to its successors, and decide that these hold them; gives the bytes."""
         warned = self._topology().warned([shard])
         after = warned.shrunk([shard])
         self._recorded(warned)
@@ -227,7 +227,7 @@ class Resizing:
             self._tell(warned.alive, ShardCalls.learn(warned), deadline)
             self._shards[shard].call(ShardCalls.copy_out(after), deadline.left())
         except BaseException:
-            # it has, where an earlier life of the planner had it do so
+            # it has, where an earlier incarnation of the planner had it do so
             if not self._until_done(shard, ShardCalls.has_moved()):
                 self._stay()
                 raise
@@ -252,7 +252,7 @@ class Resizing:
             log.warning("drained shard %d does not answer: %s", shard, exc)
         self._end(shard)
 
-    # ---- after the decision -----------------------------------------------------------------------------
+    # ---- after the decision ---------------------------------------------------------------------------
 
     def _complete(self) -> Moved:
         """Have all shards go by the topology that was decided on, have names move, and say that all have arrived."""
@@ -308,7 +308,7 @@ class Resizing:
                 log.warning("change of the shards: topology %d is recorded again: %s", topology.version, exc)
             pauses.wait()
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _end(self, shard: int) -> None:
         """End a shard for good. One that was never decided on leaves its number to another."""

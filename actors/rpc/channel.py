@@ -75,7 +75,7 @@ class Channel:
         self._threads = _ThreadSide(engine, name, self._ask_address if follows else None)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopSide] = {}
 
-    # ---- calls ------------------------------------------------------------------------------------------
+    # ---- calls ----------------------------------------------------------------------------------------
 
     def call(self, request: Request[_R], timeout: float) -> _R:
         """Call from a thread, and wait for the answer; errors as in `Answer.result` and `send`."""
@@ -115,7 +115,7 @@ class Channel:
             raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
         return answer.result()
 
-    # ---- the actor --------------------------------------------------------------------------------------
+    # ---- the actor ------------------------------------------------------------------------------------
 
     def find(self) -> Actor:
         """Return the actor, as the engine knows it, looked up again if it failed a thread; errors as in `send`."""
@@ -128,7 +128,8 @@ class Channel:
         return self._actor
 
     def failed(self) -> None:
-        """Learn that a thread's call found the actor dead: its next life is another process, or another actor."""
+        """Learn that a thread's call found the actor dead: its next incarnation is another process, or another
+        actor."""
         if self._follows:
             self._stale = True
             self._threads.ended()
@@ -139,7 +140,7 @@ class Channel:
     def _who(self, request: Request[Any]) -> str:
         return f"{self.name}: {request.remote.name}"
 
-    # ---- its socket -------------------------------------------------------------------------------------
+    # ---- its socket -----------------------------------------------------------------------------------
 
     def open(self, address: SocketAddress | None) -> None:
         """Have threads use this socket from now on, as the actor said; None: none, for it died."""

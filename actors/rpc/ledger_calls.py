@@ -8,7 +8,7 @@ from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Told
 from .actor_calls import ActorCalls
 from .calls import remote
-from .messages import Standing
+from .messages import RecoveryInfo
 
 
 class LedgerCalls(ActorCalls):
@@ -21,7 +21,7 @@ class LedgerCalls(ActorCalls):
 
     @remote("ctl")
     def merge(self, told: Told) -> None:
-        """Take what a shard found on its disk, or with its mirrors."""
+        """Take what a shard found on its disk, or with its replicas."""
         ...
 
     @remote("ctl")
@@ -40,6 +40,6 @@ class LedgerCalls(ActorCalls):
         ...
 
     @remote("ctl")
-    def standing(self, shard: int) -> Standing:
+    def recovery_info(self, shard: int) -> RecoveryInfo:
         """Tell a shard that starts again how things stand; what lived there counts as lost from now on."""
         ...

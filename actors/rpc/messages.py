@@ -95,7 +95,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RecoveryInfo:
     """What a shard that starts again must know of what went before."""
 
     topology: Topology
@@ -133,15 +133,15 @@ class Tag:
 
     version: int
     """Of its topology."""
-    stamp: str
+    revision: str
     """Another one after every name that left or arrived."""
     sending: bool
     """Names are on their way from it."""
     shard: int
-    life: str
+    incarnation: str
     """Of the shard: another one after each restart."""
     again: bool
-    """It is not the shard's first life."""
+    """It is not the shard's first incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class Hello:
     memory_fd: int
     capacity: int
     """Bytes of memory for segments."""
-    wire: tuple[str, int, str] | None = None
-    """(host, port, token) of its end of the wire; None: it has none."""
+    tcp_address: tuple[str, int, str] | None = None
+    """(host, port, token) of its TCP server; None: it has none."""
     socket: SocketAddress | None = None
     """For short calls; None: it has none, or the client is on another node."""
 
@@ -236,7 +236,7 @@ class Begun:
     """Memory for the first few of the blocks that were announced."""
     shard: int
     """Which answers."""
-    life: int
+    incarnation: int
     """Its process id."""
 
 
@@ -248,7 +248,7 @@ class Fetched:
     body: bytes | None
     blocks: dict[SegmentId, Block]
     epoch: int
-    """The answer holds while the shard's board shows the same. Its places need not: see `memory`."""
+    """The answer holds while the shard's version page shows the same. Its places need not: see `memory`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class StartKeys:
 
     @property
     def shards(self) -> str:
-        """Hash: shard's number -> where its wire server is."""
+        """Hash: shard's number -> where its TCP server is."""
         return f"{self.prefix}:shards"
 
     def model(self, name: str) -> str:
@@ -69,7 +69,7 @@ class StartKeys:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a shard's wire server is."""
+    """Where a shard's TCP server is."""
 
     host: str
     port: int

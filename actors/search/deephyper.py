@@ -78,7 +78,7 @@ def run_function(
 
 
 class Retirement(Callback):
-    """Mirrors the population of the search into the repository: who falls out of it is retired.
+    """Replication the population of the search into the repository: who falls out of it is retired.
 
     Args:
         population: of the size of the search's.

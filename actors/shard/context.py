@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from ...store.shard import ShardState
 from ..engine.engine import Engine
-from ..rpc.messages import ShardConfig, Standing
+from ..rpc.messages import RecoveryInfo, ShardConfig
 from ..rpc.notifier import Notifier
 from .calls.copies import Address
-from .holdings import Holdings
 from .peers import Peers
+from .segment_memory import SegmentMemory
 
 
 class Change(Enum):
@@ -47,13 +47,14 @@ class ShardContext:
     """The other actors; has the topology."""
     state: ShardState
     lock: threading.RLock
-    holdings: Holdings
+    segment_memory: SegmentMemory
     """The shard's memory."""
     notifier: Notifier[Topic]
     """Where those wait who are told of changes."""
-    standing: Standing | None = None
-    """How things stood when the shard started again in a repository that runs; None: it had no earlier life there."""
-    wire: Address | None = field(default=None, init=False)
+    recovery_info: RecoveryInfo | None = None
+    """How things stood when the shard started again in a repository that runs; None: it had no earlier incarnation
+    there."""
+    tcp_address: Address | None = field(default=None, init=False)
     """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
     requests: int = field(default=0, init=False)
     """Saves begun, versions fetched and prefix queries answered."""
@@ -72,21 +73,23 @@ class ShardContext:
     def show(self) -> None:
         """Show the epoch to the readers of this node."""
         with self.lock:
-            self.holdings.publish()
+            self.segment_memory.publish()
 
 
 def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
     """Make what the parts share. A shard that starts again waits for the planner, and goes by its standing."""
     lock = threading.RLock()
     peers = Peers(engine, config)
-    standing = peers.standing() if engine.restarted() else None
-    if standing is not None and config.index in standing.topology.alive:  # else it was to join, and does not yet
-        peers.topology = standing.topology
+    recovery_info = peers.recovery_info() if engine.restarted() else None
+    if (
+        recovery_info is not None and config.index in recovery_info.topology.alive
+    ):  # else it was to join, and does not yet
+        peers.topology = recovery_info.topology
     state = ShardState(config.index, lambda name: peers.topology.home(name), config.session_s)
     state.where = peers.topology.where
-    state.writes_files = standing is None or config.index not in peers.topology.leaving
-    if standing is not None:
-        state.ledger.merge(standing.ledger)
+    state.writes_files = recovery_info is None or config.index not in peers.topology.leaving
+    if recovery_info is not None:
+        state.ledger.merge(recovery_info.ledger)
     state.generations = secrets.randbits(62)
     return ShardContext(
         engine=engine,
@@ -94,7 +97,7 @@ def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
         peers=peers,
         state=state,
         lock=lock,
-        holdings=Holdings(state, lock, engine, config.capacity, config.preallocate_bytes),
+        segment_memory=SegmentMemory(state, lock, engine, config.capacity, config.preallocate_bytes),
         notifier=Notifier(lock),
-        standing=standing,
+        recovery_info=recovery_info,
     )

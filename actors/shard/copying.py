@@ -1,7 +1,7 @@
 """Segments of other shards, copied into this one's memory: what keeps copies of them does it, and what inherits them.
 
 Rules
-- Whoever needs the bytes pulls them. Few travel inside the message that tells of them; others are read over the wire
+- Whoever needs the bytes pulls them. Few travel inside the message that tells of them; others are read over TCP
   from where they lie, `READ_BYTES` at a time.
 - A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made.
 - Memory that a copy does not come to use goes back.
@@ -20,15 +20,15 @@ from ...store.errors import ShardUnavailableError
 from ...store.holders import Filling, Owner
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
-from ...store.versions.mirror import Copy
+from ...store.versions.replica import Copy
 from ...store.waiting import Deadline
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
-from ..transport.wire import WireClient
+from ..transport.tcp import TcpClient
+from .admission import Admission
 from .calls.copies import Address, Original
 from .context import ShardContext
-from .holdings import INLINE_BYTES, Holdings
-from .room import Room
+from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them."""
@@ -44,10 +44,10 @@ class Copying:
         room: grants memory.
     """
 
-    def __init__(self, context: ShardContext, room: Room) -> None:
+    def __init__(self, context: ShardContext, admission: Admission) -> None:
         self._lock = context.lock
-        self._holdings = context.holdings
-        self._room = room
+        self._segment_memory = context.segment_memory
+        self._admission = admission
         self._serial = count(1)
         self._fetchers = Workers(FETCHERS, thread_name_prefix="tensorvine-copy")
 
@@ -78,11 +78,11 @@ class Copying:
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             loop, left = asyncio.get_running_loop(), deadline.left()
-            arguments = (originals, parts, owner, self._holdings, address, left)
+            arguments = (originals, parts, owner, self._segment_memory, address, left)
             yield await loop.run_in_executor(self._fetchers, fetched, *arguments)
         finally:
             with self._lock:
-                self._holdings.drop_grants(owner)
+                self._segment_memory.drop_grants(owner)
 
     async def _granted(
         self, owner: Owner, originals: Mapping[SegmentId, Original], timeout: float
@@ -92,7 +92,7 @@ class Copying:
         parts: dict[SegmentId, Part] = {}
         deadline = Deadline.after(timeout)
         while left := [segment for segment in lengths if segment not in parts]:
-            offsets = await self._room.granted(owner, [lengths[s] for s in left], deadline.left())
+            offsets = await self._admission.granted(owner, [lengths[s] for s in left], deadline.left())
             parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
         return parts
 
@@ -108,11 +108,11 @@ def length_of(original: Original) -> int:
     return layout([original.sizes[slot] for slot in original.slots])[1]
 
 
-def original_of(segment: Segment, holdings: Holdings) -> Original:
+def original_of(segment: Segment, segment_memory: SegmentMemory) -> Original:
     """Describe what a segment has, with its bytes where they are few. Call it with the shard's lock held."""
     slots = tuple(s for s in segment.live_slots if isinstance(segment.offsets[s], int))
     original = Original(segment.sizes, slots, None)
-    view = holdings.view(segment) if length_of(original) <= INLINE_BYTES else None
+    view = segment_memory.view(segment) if length_of(original) <= INLINE_BYTES else None
     return with_bytes(original, view, segment.offsets) if view is not None else original
 
 
@@ -134,7 +134,7 @@ def fetched(
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
     owner: Owner,
-    holdings: Holdings,
+    segment_memory: SegmentMemory,
     address: Address | None,
     timeout: float,
 ) -> dict[SegmentId, Copy]:
@@ -144,7 +144,7 @@ def fetched(
         originals: what they are.
         parts: memory of this shard for those that are `large`.
         owner: who was granted it.
-        holdings: of this shard.
+        segment_memory: of this shard.
         address: where the bytes are that no message brought.
         timeout: seconds for all.
 
@@ -156,39 +156,41 @@ def fetched(
     missing = {segment: original for segment, original in originals.items() if original.data is None}
     if missing and address is None:
         raise ShardUnavailableError(f"segments {list(missing)}: expected an address to fetch them from; found none")
-    with holdings.filling(parts.values(), owner):
-        found = {s: _brought(o, o.data, parts.get(s), holdings) for s, o in originals.items() if o.data is not None}
+    with segment_memory.filling(parts.values(), owner):
+        found = {
+            s: _brought(o, o.data, parts.get(s), segment_memory) for s, o in originals.items() if o.data is not None
+        }
         if missing and address is not None:
-            client = WireClient((address[0], address[1]), address[2])
+            client = TcpClient((address[0], address[1]), address[2])
             try:
                 for some in batches(missing, READ_BYTES):
-                    found |= _read(client, some, parts, holdings, deadline.left())
+                    found |= _read(client, some, parts, segment_memory, deadline.left())
             finally:
                 client.close()
     return found
 
 
-def _brought(original: Original, data: bytes, part: Part | None, holdings: Holdings) -> Copy:
+def _brought(original: Original, data: bytes, part: Part | None, segment_memory: SegmentMemory) -> Copy:
     """Make a copy of what a message brought: it is laid out already."""
     if part is None:
         return Copy(original.sizes, original.slots, data)
-    holdings.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
+    segment_memory.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
     return Copy(original.sizes, original.slots, part)
 
 
 def _read(
-    client: WireClient,
+    client: TcpClient,
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
-    holdings: Holdings,
+    segment_memory: SegmentMemory,
     timeout: float,
 ) -> dict[SegmentId, Copy]:
-    """Read segments over the wire."""
+    """Read segments over TCP."""
     arrived = client.read({segment: original.slots for segment, original in originals.items()}, timeout, "a copy")
     found: dict[SegmentId, Copy] = {}
     for segment, original in originals.items():
         part, has, length = parts.get(segment), arrived[segment], length_of(original)
-        target = holdings.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
+        target = segment_memory.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
         pack(has.block, [(has.offsets[slot], original.sizes[slot]) for slot in original.slots], target)
         found[segment] = Copy(original.sizes, original.slots, part if part is not None else target.tobytes())
     return found

@@ -3,7 +3,7 @@
 Rules
 - A commit is noted by the planner and by every other shard before the version exists. A shard that does not hear it is
   not waited for: that it is owed something is recorded first (`registry`), and it is told until it has heard.
-- A shard that starts again holds nothing at another before that has let go of what an earlier life held there: a
+- A shard that starts again holds nothing at another before that has let go of what an earlier incarnation held there: a
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
@@ -28,14 +28,14 @@ from ..engine.engine import Engine
 from ..rpc.calls import Request
 from ..rpc.channel import Channel
 from ..rpc.ledger_calls import LedgerCalls
-from ..rpc.messages import PEER_TIMEOUT_S, Sender, ShardConfig, Standing, planner_name
+from ..rpc.messages import PEER_TIMEOUT_S, RecoveryInfo, Sender, ShardConfig, planner_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from .calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
-STANDING_PAUSE_S = 0.5
+RECOVERY_PAUSE_S = 0.5
 NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
 OWED_PAUSE_S = (0.2, 1.0)
@@ -63,10 +63,12 @@ class Peers:
         self._paying: dict[int, asyncio.Task[None]] = {}
         self._recording = asyncio.Lock()
         self._recorded = config.index in self._registry.owing() if engine.restarted() else False
-        """It stands in the registry that some are owed something; an earlier life's word stays until all is paid."""
+        """It stands in the registry that some are owed something; an earlier incarnation's word stays until all is
+        paid."""
         self._restarts = self._registry.count_restart(config.index) if engine.restarted() else 0
         self._stale: dict[int, tuple[list[ModelRef], int]] = {}
-        """Shard that may hold what an earlier life had there -> what it is to keep, and the topology's version."""
+        """Shard that may hold what an earlier incarnation had there -> what it is to keep, and the topology's
+        version."""
         self.topology = config.topology or Topology(config.repository, config.shards, config.start)
         """By which this shard goes."""
         self.topology_after = self.topology
@@ -104,7 +106,8 @@ class Peers:
         return self._registry.restarts() if self._restarts else {}
 
     def forget_earlier(self, kept: Iterable[ModelRef]) -> None:
-        """Have the other shards let go of what an earlier life held there, but for some versions; does not wait."""
+        """Have the other shards let go of what an earlier incarnation held there, but for some versions; does not
+        wait."""
         self._stale = {shard: (list(kept), self.topology.version) for shard in self.others}
         for shard, told in self._stale.items():
             self.post(shard, ShardCalls.release_homes(self._config.index, *told, self._restarts))
@@ -136,10 +139,10 @@ class Peers:
         try:
             await self.ask(shard, ShardCalls.release(holder))
         except TensorVineError as exc:
-            heirs = self.topology.gone.get(shard, ())
-            if not heirs:  # if it died, it forgot all of it anyway
+            successors = self.topology.gone.get(shard, ())
+            if not successors:  # if it died, it forgot all of it anyway
                 log.warning("shard %d was not told to release %s: %s", shard, holder, exc)
-            await self.release(holder, heirs)
+            await self.release(holder, successors)
 
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
         """Tell the planner and the other shards what was committed: version -> its parent, and whether it exists."""
@@ -169,7 +172,7 @@ class Peers:
         return self._config.index, self._restarts
 
     def owe(self, news: Mapping[ModelRef, Fact]) -> None:
-        """Have the other shards be told, with the next commit, what an earlier life owed them, if it did."""
+        """Have the other shards be told, with the next commit, what an earlier incarnation owed them, if it did."""
         for shard in self.others if self._recorded else ():
             self._owed.setdefault(shard, {}).update(news)
 
@@ -211,15 +214,15 @@ class Peers:
                 self._recorded = bool(self._owed)
                 await asyncio.to_thread(self._registry.owes, self._config.index, self._recorded)
 
-    def standing(self) -> Standing:
+    def recovery_info(self) -> RecoveryInfo:
         """Ask the planner how things stand, which tells it that this shard starts again.
 
         Waits for one that was lost as well, until it has heard all: without it this shard could not start.
         """
-        pauses = Backoff(STANDING_PAUSE_S, STANDING_PAUSE_S)
+        pauses = Backoff(RECOVERY_PAUSE_S, RECOVERY_PAUSE_S)
         while True:
             try:
-                return self._planner.call(LedgerCalls.standing(self._config.index), PEER_TIMEOUT_S)
+                return self._planner.call(LedgerCalls.recovery_info(self._config.index), PEER_TIMEOUT_S)
             except (ShardUnavailableError, OperationTimeoutError) as exc:
                 log.warning("shard %d starts again and waits for the planner: %s", self._config.index, exc)
                 pauses.wait()

@@ -3,8 +3,8 @@
 Rules
 - It goes by the planner's standing, which has heard all others. The disk has been read by then; copies in other
   shards' memory come back now, and what neither has is answered as lost, by name.
-- Other shards are told to let go of what an earlier life held there, and of its versions that are gone. They are not
-  waited for: they may be starting again as well.
+- Other shards are told to let go of what an earlier incarnation held there, and of its versions that are gone. They are
+  not waited for: they may be starting again as well.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ log = logging.getLogger(__name__)
 
 
 def take_back(context: ShardContext, history: History | None) -> Restored:
-    """Take back what an earlier life had, and tell other shards and the planner what is here now.
+    """Take back what an earlier incarnation had, and tell other shards and the planner what is here now.
 
     Args:
         context: the shard's.
         history: has read the disk, if there is one.
 
     Returns:
-        What came from copies; nothing where the shard had no earlier life.
+        What came from copies; nothing where the shard had no earlier incarnation.
     """
-    state, peers, standing = context.state, context.peers, context.standing
-    if standing is None:
+    state, peers, recovery_info = context.state, context.peers, context.recovery_info
+    if recovery_info is None:
         if history is not None:
             peers.tell_planner(state.ledger.told())  # what the disk brought back
         return Restored()
     restored = Restored()
     if context.config.replicas > 1:
-        restored = restore(context, standing.home)
+        restored = restore(context, recovery_info.home)
         for kept in map(state.kept, restored.refs):
             if history is not None:
                 history.persister.add(Job(kept.header, kept.body, urgent=False))
-    names = [name for name in state.ledger.names() if standing.home(name) == context.index]
+    names = [name for name in state.ledger.names() if recovery_info.home(name) == context.index]
     state.claim(names)
-    _let_go_elsewhere(context, standing.ledger, names)
+    _let_go_elsewhere(context, recovery_info.ledger, names)
     peers.tell_planner(state.ledger.told())
     used = {ModelRef(name, state.ledger.highest(name)): (None, False) for name in names}
-    peers.owe(used | state.census())
+    peers.owe(used | state.version_facts())
     if context.config.replicas == 1:
         log.warning("shard %d started again: what was only in its memory is lost", context.index)
     return restored
@@ -60,7 +60,7 @@ def _let_go_elsewhere(context: ShardContext, told: Told, names: Iterable[str]) -
     state, peers = context.state, context.peers
     kept = {*state.models(), *state.unread}
     buried = _buried(context, told, names)
-    gone = [ref for ref in dict.fromkeys((*state.census(), *buried)) if ref not in kept]
+    gone = [ref for ref in dict.fromkeys((*state.version_facts(), *buried)) if ref not in kept]
     if not peers.topology.former:  # else names that are to be at home here may be elsewhere still
         peers.forget_earlier(kept)
     for shard in peers.others if gone else ():  # also where they go by another topology already

@@ -2,9 +2,9 @@
 
 Rules
 - The state decides what is to be freed, compacted, deleted and told to other shards, and leaves it; here it is done.
-- Other shards are told without the lock. While the heirs of a shard that drains still learn who holds what, nothing
-  is told: it would overtake that.
-- Then the board shows the epoch, and those look again who wait for room.
+- Other shards are told without the lock. While the successors of a shard that drains still learn who holds what,
+  nothing is told: it would overtake that.
+- Then the version page shows the epoch, and those look again who wait for room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..rpc.busy import Busy
 from ..rpc.calls import Request
 from .calls import ShardCalls
 from .context import Change, ShardContext
-from .handoff.estate import Estate
+from .handoff.segment_handoff import SegmentHandoff
 
 
 class Settling:
@@ -24,17 +24,17 @@ class Settling:
 
     Args:
         context: the shard's.
-        estate: knows the heirs, if the shard drains.
+        segment_handoff: knows the successors, if the shard drains.
     """
 
-    def __init__(self, context: ShardContext, estate: Estate) -> None:
+    def __init__(self, context: ShardContext, segment_handoff: SegmentHandoff) -> None:
         self._context = context
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._notifier = context.notifier
-        self._estate = estate
+        self._segment_handoff = segment_handoff
         self._tidy: list[Callable[[], None]] = []
         self._telling = Busy()
 
@@ -62,22 +62,22 @@ class Settling:
         """Forget a holder, and with the next `settle`, if this shard drains, at those that have its segments now."""
         with self._lock:
             self._state.release(holder)
-            self._state.outbox += [(heir, holder) for heir in self._estate.heirs]
+            self._state.outbox += [(successor, holder) for successor in self._segment_handoff.successors]
 
     async def pass_on(self, request: Request[None]) -> None:
         """Tell the shards that have this one's segments now, if it drains."""
         with self._lock:
-            moved = self._estate.moved
+            moved = self._segment_handoff.moved
         if moved:
-            await self._estate.pass_on(request)
+            await self._segment_handoff.pass_on(request)
 
     def _settle_here(self) -> list[tuple[int, Holder]]:
         """Do of it what concerns this shard only; return what is for others."""
         with self._lock:
             outbox: list[tuple[int, Holder]] = []
-            if not self._estate.is_telling:  # else it would overtake who holds what, and that would stay
+            if not self._segment_handoff.is_telling:  # else it would overtake who holds what, and that would stay
                 outbox, self._state.outbox = self._state.outbox, []
-            self._holdings.settle()
+            self._segment_memory.settle()
             for tidy in self._tidy:
                 tidy()
         self._context.show()

@@ -2,7 +2,7 @@
 
 Rules
 - The state decides, the parts act: they take the lock, ask the state, and carry out what the state left. What concerns
-  bytes is in `holdings`. No rule of what is kept or freed stands in a part.
+  bytes is in `segment_memory`. No rule of what is kept or freed stands in a part.
 - Each part answers the calls of one matter (`calls`); the shard makes the parts, in the order in which they need each
   other, and hands calls on to them.
 - Concurrency groups run in threads of their own: `ctl` for short answers, `data` for bytes, `watch` for long polls.
@@ -23,13 +23,14 @@ from ..engine.engine import Engine
 from ..rpc.calls import answers, composed
 from ..rpc.messages import Disk, ShardConfig, Tag
 from ..rpc.sockets.server import LazyServer
+from .admission import Admission
 from .calls.changes import ChangeCalls
 from .context import ShardContext, open_context
 from .copying import Copying
 from .disk.history import History
-from .handoff.claims import Claims
-from .handoff.elastic import Elastic
-from .handoff.estate import Estate
+from .handoff.name_handoff import NameHandoff
+from .handoff.reconciliation import Reconciliation
+from .handoff.segment_handoff import SegmentHandoff
 from .handoff.strays import Strays
 from .local_clients import LocalClients
 from .parts.changes import Changes
@@ -40,13 +41,12 @@ from .parts.queries import Queries
 from .parts.reads import Reads
 from .parts.sessions import Sessions
 from .parts.writes import Writes
-from .replicas.mirrors import Mirrors
+from .replicas.replica_store import ReplicaStore
+from .replicas.replication import Replication
 from .replicas.securing import Securing
-from .replicas.shelf import Shelf
 from .restart import take_back
-from .room import Room
-from .serving.outlet import Outlet
-from .serving.redis_board import RedisBoard
+from .serving.block_server import BlockServer
+from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
 from .sweep import Sweep
@@ -56,53 +56,55 @@ log = logging.getLogger(__name__)
 DISK_PAUSE_S = 2.0
 
 
-@composed([Sessions, Writes, Reads, Queries, Holders, Files, Shelf, Securing, Notes, Changes])
+@composed([Sessions, Writes, Reads, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
 class Shard:
     """One shard of a repository, as an actor."""
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         context = open_context(engine, config)
-        outlet = _open_outlet(context)
-        estate = Estate(context)
-        settling = Settling(context, estate)
+        block_server = _open_block_server(context)
+        segment_handoff = SegmentHandoff(context)
+        settling = Settling(context, segment_handoff)
         history = _open_history(context, config.disk, settling) if config.disk is not None else None
         local = LocalClients()
-        room = Room(context, local, history.persister if history is not None else None)
-        claims = Claims(context, history.recovered if history is not None else []) if context.standing else None
+        room = Admission(context, local, history.persister if history is not None else None)
+        reconciliation = (
+            Reconciliation(context, history.recovered if history is not None else []) if context.recovery_info else None
+        )
 
         def calm() -> bool:
-            return claims is None or not claims.open
+            return reconciliation is None or not reconciliation.open
 
         strays = Strays(context, calm)
         restored = take_back(context, history)
-        board = _open_board(context, config.redis) if config.redis is not None else None
-        if board is not None and context.wire is not None:
-            board.shard_at(*context.wire)
+        redis_index = _open_redis_index(context, config.redis) if config.redis is not None else None
+        if redis_index is not None and context.tcp_address is not None:
+            redis_index.shard_at(*context.tcp_address)
         rendezvous = LocalRendezvous()
-        senders = Senders(config, outlet, rendezvous)
+        senders = Senders(config, block_server, rendezvous)
         copying = Copying(context, room)
-        shelf = Shelf(context, copying, settling.settle_from_thread)
-        mirrors = Mirrors(context, restored, history) if config.replicas > 1 else None
-        securing = Securing(context, mirrors, history, room)
-        names = self._names = Elastic(context, history, board, securing)
+        replica_store = ReplicaStore(context, copying, settling.settle_from_thread)
+        replication = Replication(context, restored, history) if config.replicas > 1 else None
+        securing = Securing(context, replication, history, room)
+        names = self._names = NameHandoff(context, history, redis_index, securing)
         server = LazyServer(self, f"shard {config.index}")
         sessions = Sessions(context, settling, local=local, senders=senders, server=server)
         writes = Writes(
             context,
             settling,
-            room=room,
+            admission=room,
             history=history,
             names=names,
-            estate=estate,
+            segment_handoff=segment_handoff,
             securing=securing,
-            board=board,
+            redis_index=redis_index,
         )
         changes = Changes(
             context,
             settling,
             names=names,
-            estate=estate,
-            claims=claims,
+            segment_handoff=segment_handoff,
+            reconciliation=reconciliation,
             history=history,
             copying=copying,
             securing=securing,
@@ -111,11 +113,11 @@ class Shard:
         parts = (
             sessions,
             writes,
-            Reads(context, room=room, history=history, names=names, senders=senders, rendezvous=rendezvous),
-            Queries(context, settling, names=names, history=history, securing=securing, shelf=shelf),
-            Holders(context, settling, estate=estate, claims=claims, strays=strays),
-            Files(context, settling, history, estate),
-            shelf,
+            Reads(context, admission=room, history=history, names=names, senders=senders, rendezvous=rendezvous),
+            Queries(context, settling, names=names, history=history, securing=securing, replica_store=replica_store),
+            Holders(context, settling, segment_handoff=segment_handoff, reconciliation=reconciliation, strays=strays),
+            Files(context, settling, history, segment_handoff),
+            replica_store,
             securing,
             Notes(context, names),
             changes,
@@ -123,7 +125,15 @@ class Shard:
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         if history is not None:
             history.care.start(calm)
-        Sweep(context, settling, sessions=sessions, claims=claims, strays=strays, shelf=shelf, senders=senders)
+        Sweep(
+            context,
+            settling,
+            sessions=sessions,
+            reconciliation=reconciliation,
+            strays=strays,
+            replica_store=replica_store,
+            senders=senders,
+        )
 
     @answers(ChangeCalls.gathered)
     async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
@@ -141,24 +151,24 @@ def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> Hist
             settling.also(history.tidy)
             return history
         except StorageError as exc:
-            if context.standing is None:
+            if context.recovery_info is None:
                 raise
             log.error("shard %d starts again and waits for its path: %s", context.index, exc)
             pause.wait(DISK_PAUSE_S)
 
 
-def _open_outlet(context: ShardContext) -> Outlet | None:
+def _open_block_server(context: ShardContext) -> BlockServer | None:
     """Serve those who cannot map the memory; without it, the engine's object store does."""
     try:
-        outlet = Outlet(context)
-        context.wire = outlet.address
-        return outlet
+        block_server = BlockServer(context)
+        context.tcp_address = block_server.address
+        return block_server
     except OSError as exc:
-        log.warning("shard %d: no wire: %s", context.index, exc)
+        log.warning("shard %d: no TCP server: %s", context.index, exc)
         return None
 
 
-def _open_board(context: ShardContext, redis: str) -> RedisBoard:
+def _open_redis_index(context: ShardContext, redis: str) -> RedisIndex:
     """Post what lives here in Redis, from now on."""
     state = context.state
 
@@ -166,7 +176,7 @@ def _open_board(context: ShardContext, redis: str) -> RedisBoard:
         with context.lock:
             return state.graphs.architecture(key)[0]
 
-    board = RedisBoard(redis, context.config, graph_of, lambda name: context.peers.topology.home(name))
+    redis_index = RedisIndex(redis, context.config, graph_of, lambda name: context.peers.topology.home(name))
     records = [state.record(ref.name, ref.version, "") for ref in state.models()]
-    board.announce((record.header, record.body) for record in records)
-    return board
+    redis_index.announce((record.header, record.body) for record in records)
+    return redis_index

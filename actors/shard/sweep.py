@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .context import ShardContext
-from .handoff.claims import Claims
+from .handoff.reconciliation import Reconciliation
 from .handoff.strays import Strays
 from .parts.sessions import Sessions
-from .replicas.shelf import Shelf
+from .replicas.replica_store import ReplicaStore
 from .serving.senders import Senders
 from .settling import Settling
 from .ticker import Ticker
@@ -21,9 +21,9 @@ class Sweep:
         context: the shard's.
         settling: carries out what follows.
         sessions: of the shard's clients.
-        claims: what other homes name here, where they must still be asked.
+        reconciliation: what other homes name here, where they must still be asked.
         strays: holders here that may be no version's.
-        shelf: copies of other shards, which may have drained.
+        replica_store: copies of other shards, which may have drained.
         senders: have groups that may be idle.
     """
 
@@ -33,31 +33,31 @@ class Sweep:
         settling: Settling,
         *,
         sessions: Sessions,
-        claims: Claims | None,
+        reconciliation: Reconciliation | None,
         strays: Strays,
-        shelf: Shelf,
+        replica_store: ReplicaStore,
         senders: Senders,
     ) -> None:
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._settling = settling
         self._sessions = sessions
-        self._claims = claims
+        self._reconciliation = reconciliation
         self._strays = strays
-        self._shelf = shelf
+        self._replica_store = replica_store
         self._senders = senders
         self._ticker = Ticker("sweep", context.index, lambda: SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        if self._claims is not None and self._claims.open and not self._peers.topology.former:
-            self._claims.gather()
+        if self._reconciliation is not None and self._reconciliation.open and not self._peers.topology.former:
+            self._reconciliation.gather()
         self._strays.look()
-        self._holdings.start_hashing()
+        self._segment_memory.start_hashing()
         self._sessions.end_lost()
-        self._holdings.drop_idle_exports()
+        self._segment_memory.drop_idle_exports()
         topology = self._peers.topology
         with self._lock:
-            self._shelf.forget(topology.gone.keys() - set(topology.alive))
+            self._replica_store.forget(topology.gone.keys() - set(topology.alive))
             self._senders.close_idle()
         self._settling.settle_from_thread()

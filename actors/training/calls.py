@@ -13,7 +13,7 @@ from .report import RankReport, Recipe
 
 
 class RankCalls(ForkCalls):
-    """Calls of any rank that can be forked: an actor of ours, or the post of another process."""
+    """Calls of any rank that can be forked: an actor of ours, or the mailbox of another process."""
 
     @remote("ctl", repeatable=True)
     def describe(self) -> RankReport:

@@ -24,8 +24,8 @@ from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from .calls import RankCalls
 from .fork.calls import ForkCalls
+from .fork.fork_hooks import ForkState
 from .fork.order import ForkOrder, PeerGoneError
-from .fork.port import ForkState
 from .report import RankReport, Recipe, steps_ahead
 from .start import engine_here, start_trainers
 from .trainers import ANSWER_S, Trainers
@@ -158,7 +158,7 @@ class ForkDirector:
             if not training and stood == done:
                 return True
             stood = None if training else done
-        return False  # whoever waits for the step says which rank did not come to it
+        return False  # the caller that waits for the step says which rank did not come to it
 
     def _arm_soon(self, order: ForkOrder) -> int:
         """Order the fork for one of the next steps: far enough that no rank has begun it when it hears of it."""

@@ -1,7 +1,7 @@
 """Forking a running training into clones (DeepClone).
 
 Rules
-- Whoever calls `fork` directs it (`directing`). Wrong arguments are refused before anybody is asked.
+- The caller of `fork` directs it (`directing`). Wrong arguments are refused before anybody is asked.
 - The clones are trainers like the others: they belong to who forked, and can be forked themselves.
 """
 

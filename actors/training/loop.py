@@ -184,7 +184,7 @@ class TrainingLoop:
                 train.losses.append(self._ready().step())
                 self._last_s.append(time.perf_counter() - began)
                 self.steps_trained += 1
-        except BaseException as exc:  # noqa: BLE001  handed to whoever trains
+        except BaseException as exc:  # noqa: BLE001  handed to the caller that trains
             error = _raisable(exc)
             self._failed(error)
         with self._changed:
@@ -233,7 +233,7 @@ class TrainingLoop:
                 continue
             try:
                 result = job.work()
-            except BaseException as exc:  # noqa: BLE001  handed to whoever asked
+            except BaseException as exc:  # noqa: BLE001  handed to the caller
                 job.ended.set_exception(_raisable(exc))
             else:
                 job.ended.set_result(result)

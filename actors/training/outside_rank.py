@@ -1,7 +1,7 @@
-"""A rank that is no actor of ours: what callers of its post ask, and how it leaves.
+"""A rank that is no actor of ours: what callers of its mailbox ask, and how it leaves.
 
 Rules
-- The rank's class brings the state and tells its port of each step; here is what is the same for every framework.
+- The rank's class brings the state and tells its hooks of each step; here is what is the same for every framework.
 - A rank that comes to its end sends first what a fork has captured; one that fails gives it up.
 """
 
@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
+from .fork.fork_hooks import ForkHooks, ForkState
 from .fork.order import ForkOrder
-from .fork.port import ForkPort, ForkState
-from .post import Postbox
+from .mailbox import MailboxServer
 from .report import RankReport
 from .training import TensorSpec
 
@@ -26,8 +26,8 @@ class OutsideRank:
     run: str
     rank: int
     size: int
-    _port: ForkPort
-    _post: Postbox
+    _fork_hooks: ForkHooks
+    _mailbox: MailboxServer
     _node: str
     _lock: threading.Lock
     """Held while a step begins or ends, and while a state is captured between two steps."""
@@ -62,11 +62,11 @@ class OutsideRank:
             give_up: do not send what a fork has captured; otherwise that is sent first, within the fork's timeout.
         """
         if give_up:
-            self._port.close()
+            self._fork_hooks.close()
         else:
-            self._port.leave()
+            self._fork_hooks.leave()
         self._unhook()
-        self._post.close()
+        self._mailbox.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -89,20 +89,20 @@ class OutsideRank:
             backend=None,
             node=self._node,
             pid=os.getpid(),
-            fork=self._port.busy,
+            fork=self._fork_hooks.busy,
             own_loop=True,
         )
 
     def arm(self, order: ForkOrder, step: int) -> None:
-        """Take an order to fork; errors as in `ForkPort.arm` and `ForkPort.capture`."""
+        """Take an order to fork; errors as in `ForkHooks.arm` and `ForkHooks.capture`."""
         with self._lock:
-            if self._port.arm(order, step):
-                self._port.capture()
+            if self._fork_hooks.arm(order, step):
+                self._fork_hooks.capture()
 
     def cancel(self, fork_id: str, reason: str) -> None:
         """Give up a fork."""
-        self._port.cancel(fork_id, reason)
+        self._fork_hooks.cancel(fork_id, reason)
 
     def fork_state(self, fork_id: str, timeout: float) -> ForkState:
-        """Wait for a fork's end, and tell how it goes; errors as in `ForkPort.state`."""
-        return self._port.state(fork_id, timeout)
+        """Wait for a fork's end, and tell how it goes; errors as in `ForkHooks.state`."""
+        return self._fork_hooks.state(fork_id, timeout)

@@ -245,7 +245,7 @@ class Reducer:
                         self._begun = len(self._reduced) < len(self._sizes)
                         self._arrays = self._arrays if self._begun else {}
                         self._changed.notify_all()
-        except BaseException as exc:  # noqa: BLE001  handed to whoever waits
+        except BaseException as exc:  # noqa: BLE001  handed to the caller that waits
             with self._changed:
                 self._error = exc
                 self._changed.notify_all()

@@ -14,7 +14,7 @@ from ...store.refs import check_name
 from ..client.repository import Repository
 from ..engine import embedded
 from ..engine.embedded import default_engine
-from ..engine.engine import Engine, Life
+from ..engine.engine import Engine, Lifetime
 from .calls import TrainerCalls
 from .report import Recipe
 from .trainer import TrainerActor
@@ -75,10 +75,10 @@ def start_trainers(
     try:
         places = _places(engine, count, nodes, placement_group, where)
         for rank, (node, bundle) in enumerate(places):
-            life = Life(outlives=False, restarts=False, gpus=gpus, cpus=cpus, bundle=bundle)
+            lifetime = Lifetime(outlives=False, restarts=False, gpus=gpus, cpus=cpus, bundle=bundle)
             arguments = {"engine": engine, "recipe": recipe, "run": run, "group": f"{run}-{token}"}
             arguments |= {"rank": rank, "size": count, "timeout": timeout}
-            trainers.append(engine.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, life))
+            trainers.append(engine.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, lifetime))
         trainers._ask(TrainerCalls.start(), timeout)
     except BaseException:
         trainers.kill()

@@ -48,7 +48,7 @@ class RankContext:
 
 
 class Hooks(Protocol):
-    """What a training calls in each step; `forking.port.ForkPort` is one. All are cheap while nothing is forked."""
+    """What a training calls in each step; `fork.fork_hooks.ForkHooks` is one. All are cheap while nothing is forked."""
 
     def step_begins(self, step: int) -> bool:
         """Tell that step `step` is about to begin; gives whether `updated` wants to be called in it."""

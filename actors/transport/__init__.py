@@ -1,5 +1,5 @@
 """How bytes travel between shards and clients: TCP frames, files, collective groups.
 
-From outside: `wire`, `frames`, `parcels`, `files_way`, `pair_sender`, `backends`. Stands on `collective`,
+From outside: `tcp`, `frames`, `parcels`, `files_transport`, `pair_sender`, `backends`. Stands on `collective`,
 `rpc` and `memory`.
 """

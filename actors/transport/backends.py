@@ -1,7 +1,7 @@
-"""What the back ends of groups need to be ways of updates: loaded before anybody waits for it.
+"""What the back ends of groups need to be transports of updates: loaded before anybody waits for it.
 
 Rules
-- Nothing is imported before somebody asks for a way by name: PyTorch takes seconds, and hundreds of megabytes.
+- Nothing is imported before somebody asks for a transport by name: PyTorch takes seconds, and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..collective.group import Group
 from ..collective.rendezvous import Rendezvous
 
 BACKENDS = ("gloo", "nccl")
-"""Back ends that are ways; `transport=` calls them so."""
+"""Back ends that are transports; `transport=` calls them so."""
 TROUBLE = (TensorVineError, OSError, RuntimeError, ValueError)
 """What connecting and using a group may raise."""
 

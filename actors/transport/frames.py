@@ -1,4 +1,4 @@
-"""What goes over the wire (see `wire`): messages, and the bytes of segments behind them.
+"""What goes over TCP (see `tcp`): messages, and the bytes of segments behind them.
 
 Rules
 - A message is a length (4 bytes, big-endian) and so much JSON, an object; nothing is pickled.
@@ -86,7 +86,7 @@ class Row(NamedTuple):
         return cls(segment, slots, [found.slots[slot][1] for slot in slots])
 
 
-# ---- messages ---------------------------------------------------------------------------------------------
+# ---- messages -----------------------------------------------------------------------------------------
 
 
 def message(facts: Mapping[str, Any]) -> bytes:
@@ -128,7 +128,7 @@ def request_of(facts: Mapping[str, Any]) -> tuple[dict[SegmentId, list[int]], fl
         slots = {_segment(segment): _naturals(numbers) for segment, numbers in facts["read"]}
         timeout = float(facts["timeout"])
     except (KeyError, TypeError, ValueError) as exc:
-        raise CorruptDataError(f"wire: expected a request to read slots of segments; found {exc!r}") from exc
+        raise CorruptDataError(f"TCP: expected a request to read slots of segments; found {exc!r}") from exc
     return slots, min(max(timeout, 0.0), ANSWER_S), bool(facts.get("digests"))
 
 
@@ -141,11 +141,11 @@ def rows_of(facts: Mapping[str, Any], asked: Slots) -> list[Row]:
     try:
         rows = [Row(_segment(segment), _naturals(slots), _naturals(sizes)) for segment, slots, sizes in facts["rows"]]
     except (KeyError, TypeError, ValueError) as exc:
-        raise CorruptDataError(f"wire: expected an answer's segments, slots and sizes; found {exc!r}") from exc
+        raise CorruptDataError(f"TCP: expected an answer's segments, slots and sizes; found {exc!r}") from exc
     found = {row.segment: set(row.slots) for row in rows}
     whole = all(len(row.slots) == len(row.sizes) == len(found[row.segment]) for row in rows)
     if not whole or len(found) != len(rows) or found != {segment: set(slots) for segment, slots in asked.items()}:
-        raise CorruptDataError(f"wire: expected slots {dict(asked)}; found {found}")
+        raise CorruptDataError(f"TCP: expected slots {dict(asked)}; found {found}")
     return rows
 
 
@@ -173,10 +173,10 @@ def digests_of(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[SegmentId,
             for row, texts in zip(rows, facts["digests"], strict=True)
         }
     except (KeyError, TypeError, ValueError) as exc:
-        raise CorruptDataError(f"wire: expected a content hash of each slot; found {exc!r}") from exc
+        raise CorruptDataError(f"TCP: expected a content hash of each slot; found {exc!r}") from exc
 
 
-# ---- bytes ------------------------------------------------------------------------------------------------
+# ---- bytes --------------------------------------------------------------------------------------------
 
 
 def pieces(found: Served, row: Row) -> Iterator[memoryview]:
@@ -261,14 +261,14 @@ def receive(connection: socket.socket, limit: int, deadline: Deadline) -> dict[s
     """
     (length,) = _LENGTH.unpack(receive_bytes(connection, _LENGTH.size, deadline))
     if length > limit:
-        raise CorruptDataError(f"wire: expected a message of at most {limit} bytes; found one of {length}")
+        raise CorruptDataError(f"TCP: expected a message of at most {limit} bytes; found one of {length}")
     text = receive_bytes(connection, length, deadline)
     try:
         facts: Any = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise CorruptDataError(f"wire: expected a message in JSON; found {exc}") from exc
+        raise CorruptDataError(f"TCP: expected a message in JSON; found {exc}") from exc
     if not isinstance(facts, dict):
-        raise CorruptDataError(f"wire: expected a JSON object; found {type(facts).__name__}")
+        raise CorruptDataError(f"TCP: expected a JSON object; found {type(facts).__name__}")
     return cast("dict[str, Any]", facts)
 
 

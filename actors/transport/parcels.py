@@ -1,7 +1,7 @@
 """Slots of segments as the messages of a group: what a shard sends, and where it goes at a reader.
 
 Rules
-- As over the wire, large segments get a memory of their own each, small ones share one: a parcel. A reader lays slots
+- As over TCP, large segments get a memory of their own each, small ones share one: a parcel. A reader lays slots
   out one after another, padded, in the order in which they lie at the shard.
 - What lies together there is one message, straight from its memory; only what is small is copied together.
 - The shard tells the messages' lengths beforehand, so both ends know what comes next.
@@ -18,7 +18,7 @@ from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError
 from ...store.segments.segment import SegmentId, layout
 from .frames import Received, Row, Served, Slots, pieces
-from .wire import _groups
+from .tcp import _groups
 
 COPIED_BYTES = 64 << 10
 """Pieces below this are copied together into one message."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..client.repository import Repository
-from .due import ScheduleLike
 from .fitting import FitCallback
 from .publisher import Publisher, PublishReport
+from .trigger import ScheduleLike
 
 
 class CheckpointCallback(FitCallback):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
-from ..engine.engine import Life
+from ..engine.engine import Lifetime
 from ..rpc.calls import answers, remote
 from ..rpc.messages import check_transport
 from .follower import ConsumerStatus, Follower
@@ -110,9 +110,9 @@ class Consumer(Remote):
         check_transport(transport, where)
         if not callable(build):
             raise ValueError(f"{where}: build: expected a function that makes a model; found {type(build).__name__}")
-        life = Life(outlives=False, gpus=gpus)
+        lifetime = Lifetime(outlives=False, gpus=gpus)
         arguments = {"build": build, "transport": transport}
-        return cls._spawn(repo, name, ConsumerActor, arguments, node, life, ConsumerCalls.status())
+        return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status())
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that has arrived.

@@ -19,7 +19,7 @@ from statistics import median
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.waiting import Backoff
-from ..client.fetch.ways import AUTO, SHARED
+from ..client.fetch.transports import AUTO, SHARED
 from ..client.repository import Repository
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Delivered
@@ -164,14 +164,14 @@ class Follower:
             self._refuse(ref, exc)
             return
         ended = time.perf_counter()
-        far = {name: nbytes for name, nbytes in loaded.ways.items() if name != SHARED}
+        far = {name: nbytes for name, nbytes in loaded.transports.items() if name != SHARED}
         way = max(far, key=far.__getitem__) if far else SHARED
-        nbytes = sum(far.values()) if far else loaded.ways.get(SHARED, 0)
+        nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
         delivery = Delivery(ref, told_at, fetched - begun, ended - fetched, way, nbytes)
         with self._lock:
             self._deliveries.append(delivery)
             self._skipped += ref.version - after - 1 if after else 0
-        self._report(delivery, reader.far_ways if far else (SHARED,))
+        self._report(delivery, reader.far_transports if far else (SHARED,))
 
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
         log.error("%s is refused, %s goes on answering: %s", ref, self._serving.ref, exc)

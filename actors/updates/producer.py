@@ -16,12 +16,12 @@ from typing import Any
 from ...store.errors import OperationTimeoutError
 from ...store.refs import check_name
 from ..client.repository import Repository
-from ..engine.engine import Life
+from ..engine.engine import Lifetime
 from ..rpc.calls import answers, remote
 from ..rpc.messages import check_transport
-from .due import ScheduleLike, due_of
 from .publisher import Publisher, PublishReport
 from .remote import Remote, RemoteCalls
+from .trigger import ScheduleLike, trigger_of
 
 ANSWER_S = 5.0
 """How much longer than the training the answer may take."""
@@ -60,7 +60,7 @@ class ProducerActor:
         try:
             self._result = train(self._publisher)
             self._publisher.finish()
-        except BaseException as exc:  # noqa: BLE001  handed to whoever asks for the result
+        except BaseException as exc:  # noqa: BLE001  handed to the caller that asks for the result
             self._error = exc
         finally:
             self._ended.set()
@@ -126,14 +126,14 @@ class Producer(Remote):
         """
         check_name(name)
         where = f"Producer.start of {name!r}"
-        due_of(schedule, where)
+        trigger_of(schedule, where)
         check_transport(transport, where)
         if not callable(train):
             raise ValueError(f"{where}: train: expected a function of a publisher; found {type(train).__name__}")
         options = {"schedule": schedule, "transport": transport, "synchronous": synchronous, "keep": keep}
-        life = Life(outlives=False, restarts=False, gpus=gpus)
+        lifetime = Lifetime(outlives=False, restarts=False, gpus=gpus)
         arguments = {"train": train, "options": options}
-        return cls._spawn(repo, name, ProducerActor, arguments, node, life, ProducerCalls.report())
+        return cls._spawn(repo, name, ProducerActor, arguments, node, lifetime, ProducerCalls.report())
 
     def result(self, timeout: float) -> Any:
         """Wait for the end of the training and give what it returned; raises what it raised.

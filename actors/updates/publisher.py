@@ -29,8 +29,8 @@ from ..client.save.pending import PendingSave
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Advice, Observed
 from ..rpc.messages import check_transport
-from .due import Due, ScheduleLike, due_of
 from .published import PublishReport, Told, Update
+from .trigger import ScheduleLike, Trigger, trigger_of
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Publisher:
     ) -> None:
         self.name = check_name(name)
         self._repo = repo
-        self._due: Due = due_of(schedule, f"publisher of {name!r}", warmup)
+        self._trigger: Trigger = trigger_of(schedule, f"publisher of {name!r}", warmup)
         if keep is not None and keep < 1:
             raise ValueError(f"publisher of {name!r}: keep: expected at least 1 version; found {keep}")
         self._keep = keep if keep is not None or repo.has_path else KEPT_IN_MEMORY
@@ -124,7 +124,7 @@ class Publisher:
         self._now = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # ---- training -----------------------------------------------------------------------------------------
+    # ---- training -------------------------------------------------------------------------------------
 
     @property
     def iteration(self) -> int:
@@ -134,7 +134,7 @@ class Publisher:
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
         """Tell what the training knows of itself and the plan does not: its last iteration, iterations per epoch."""
         with self._lock:
-            self._due = self._due.told(stop, epoch)
+            self._trigger = self._trigger.told(stop, epoch)
 
     def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
         """Tell of a training iteration that has just ended; publish if it is time.
@@ -151,7 +151,7 @@ class Publisher:
             ValueError: iterations do not increase.
         """
         now = time.perf_counter()
-        if self._due.each_epoch:
+        if self._trigger.each_epoch:
             raise ValueError(f"publisher of {self.name!r}: schedule 'epoch': expected expect(epoch=...) first")
         at = self._iteration + 1 if iteration is None else iteration
         if at <= self._iteration:
@@ -162,7 +162,7 @@ class Publisher:
         with self._lock:
             self._iteration = at
             self._losses.append((at, float(loss)))
-            due, self._owed = self._due.at(at) or self._owed, False
+            due, self._owed = self._trigger.at(at) or self._owed, False
         busy = due and self._is_under_way()
         if busy:
             with self._lock:
@@ -211,12 +211,12 @@ class Publisher:
         """Tell what was published so far."""
         self._settle(wait=False)
         with self._lock:
-            advice, due = self._advice, self._due
+            advice, trigger = self._advice, self._trigger
             return PublishReport(
                 tuple(self._updates),
                 self._failed,
                 tuple(self._losses),
-                advice.schedule or due.schedule,
+                advice.schedule or trigger.schedule,
                 advice.curve,
                 advice.costs,
             )
@@ -249,7 +249,7 @@ class Publisher:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ---- updates ------------------------------------------------------------------------------------------
+    # ---- updates --------------------------------------------------------------------------------------
 
     def _took(self, seconds: float, steps: int) -> None:
         """Take what each of the last few steps took: plain ones, or some beside an update."""
@@ -307,7 +307,7 @@ class Publisher:
             mine, self._under_way = self._under_way is update, None
             return mine
 
-    # ---- beside the training ------------------------------------------------------------------------------
+    # ---- beside the training --------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._thread is None and not self._closing.is_set():
@@ -350,8 +350,8 @@ class Publisher:
             return
         with self._lock:
             self._advice = advice
-            if advice.schedule is not None and self._due.schedule != advice.schedule:
-                self._due = self._due.planned(advice.schedule)
+            if advice.schedule is not None and self._trigger.schedule != advice.schedule:
+                self._trigger = self._trigger.planned(advice.schedule)
                 last = self._updates[-1].iteration if self._updates else 0
                 self._owed |= any(last < iteration <= self._iteration for iteration in advice.schedule.iterations)
 
@@ -359,7 +359,7 @@ class Publisher:
         with self._lock:
             losses = self._losses[self._told.losses :]
             updates = self._updates[self._told.updates :]
-            request = self._due.request
+            request = self._trigger.request
         steps = [self._steps_s.popleft() for _ in range(len(self._steps_s))]
         return Observed(
             self._run,

@@ -1,4 +1,4 @@
-"""What whoever starts an actor of its own holds of it: producers and consumers are such.
+"""What the starter of an actor of its own holds of it: producers and consumers are such.
 
 Rules
 - Such an actor ends with the process that started it. `close` ends it before that, first by asking it to.
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from ...store.errors import TensorVineError
 from ..client.repository import Repository
-from ..engine.engine import Actor, Engine, Life
+from ..engine.engine import Actor, Engine, Lifetime
 from ..rpc.calls import Request, remote
 from ..rpc.channel import Channel
 
@@ -57,7 +57,7 @@ class Remote:
         actor: type,
         arguments: Mapping[str, object],
         node: str | None,
-        life: Life,
+        lifetime: Lifetime,
         first: Request[Any],
     ) -> Self:
         """Start the actor, and wait until it answers the call `first`.
@@ -67,7 +67,7 @@ class Remote:
         """
         actor_name = f"{repo.name}/{cls.role}-{name}-{uuid.uuid4().hex[:8]}"
         given = {"repository": repo.name, "name": name, **arguments}
-        started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, life))
+        started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, lifetime))
         try:
             started._channel.call(first, START_TIMEOUT_S)
         except BaseException:

@@ -1,8 +1,8 @@
 """A stream: what is known of one training, and its plan.
 
 Rules
-- Pure: losses, times and the iteration come in; a schedule goes out. Whoever drives it asks `wants_plan` after each
-  batch, and then `plan`.
+- Pure: losses, times and the iteration come in; a schedule goes out. The caller that drives it asks `wants_plan` after
+  each batch, and then `plan`.
 - Iterations count up. A loss that was told before is not counted again, so that a batch may be sent twice.
 - `plan` only names iterations after `now`. What it named up to `now` is taken as published.
 - It is time to plan: after the warm-up; once what a checkpoint costs is known; when the losses since the window began
@@ -149,7 +149,7 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Take in that the version of an iteration was published: whoever trains may do so without a plan."""
+        """Take in that the version of an iteration was published: the caller that trains may do so without a plan."""
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:

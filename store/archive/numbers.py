@@ -100,7 +100,7 @@ class Numbers:
 
     Args:
         directory: the repository's.
-        writer: names it; no other one of this repository, of this life or of another, has this name.
+        writer: names it; no other one of this repository, of this incarnation or of another, has this name.
 
     >>> import tempfile
     >>> from tensorvine.store.archive.opening import open_directory

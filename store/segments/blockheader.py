@@ -24,7 +24,7 @@ def header_of(segment: SegmentId, generation: int) -> bytes:
 
     Args:
         segment: its segment.
-        generation: counts the moves of the segment, from a random number in each life of a shard.
+        generation: counts the moves of the segment, from a random number in each incarnation of a shard.
 
     >>> header_of((1, 1 << 90), 7) == header_of((1, 1 << 90), 7), len(header_of((1, 5), 7))
     (True, 64)

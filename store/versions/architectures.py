@@ -1,7 +1,7 @@
 """The graphs of one shard's versions, each kept once however many have it, and what finds live versions by them.
 
 Rules
-- A graph stays as long as a live version, a ghost or a commit on its way uses it.
+- A graph stays as long as a live version, a retired one that is pinned, or a commit on its way uses it.
 - It is kept compressed; prefix queries and patterns are answered from their own indexes.
 """
 
@@ -30,7 +30,7 @@ class _Graph:
     query: PrefixQuery
     refs: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
     users: int = 0
-    """Live versions, ghosts and commits on their way; `refs` are the live versions."""
+    """Live versions, retired versions that are pinned and commits on their way; `refs` are the live versions."""
 
 
 class Architectures:
@@ -59,7 +59,7 @@ class Architectures:
     def __contains__(self, key: bytes) -> bool:
         return key in self._graphs
 
-    # ---- what is kept -----------------------------------------------------------------------------------
+    # ---- what is kept ---------------------------------------------------------------------------------
 
     def use(self, key: bytes, architecture: Architecture | None, what: str) -> None:
         """Count a user of a graph, which `architecture` brings if it is not here yet.
@@ -96,7 +96,7 @@ class Architectures:
             raise ModelNotFoundError(f"shard {self._shard}: expected graph {key.hex()}; its last version was retired")
         return unpacked(graph.packed)
 
-    # ---- who is found -----------------------------------------------------------------------------------
+    # ---- who is found ---------------------------------------------------------------------------------
 
     def add(self, header: Header) -> None:
         """Let a live version, whose graph is in use, be found."""

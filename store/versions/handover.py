@@ -20,7 +20,7 @@ from ..segments.segment import Offset, SegmentId, Stored
 from .architectures import packed
 from .ledger import Told
 from .manifest import Header
-from .mirror import Kept
+from .replica import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MovedVersion:
     body: bytes
     segments: tuple[SegmentId, ...]
     pins: tuple[Lease, ...]
-    ghost: bool
+    retired: bool
     """It is retired."""
 
 
@@ -61,8 +61,8 @@ class Bundle:
     """Versions whose manifests could not be read yet -> why."""
 
     def records(self, refs: Set[ModelRef] | None) -> dict[ModelRef, Kept]:
-        """Return what mirrors keep of the live versions in it; of some, or of all."""
-        live = [v for v in self.versions if not v.ghost and (refs is None or v.header.ref in refs)]
+        """Return what replicas keep of the live versions in it; of some, or of all."""
+        live = [v for v in self.versions if not v.retired and (refs is None or v.header.ref in refs)]
         graphs = {key: packed(self.graphs[key]) for key in {v.header.graph_key for v in live}}
         return {v.header.ref: Kept(v.header, v.body, graphs[v.header.graph_key]) for v in live}
 

@@ -55,8 +55,8 @@ class SegmentTable:
         self.epoch: int = 0
         """Counts what changed since the start: an answer given at an epoch holds until the next."""
         self.generations = 0
-        """Generation of a new segment: a random number in each life of a shard, so that no block is taken for one of an
-        earlier life."""
+        """Generation of a new segment: a random number in each incarnation of a shard, so that no block is taken for
+        one of an earlier incarnation."""
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
         self.outbox: list[tuple[int, Holder]] = []
@@ -81,7 +81,7 @@ class SegmentTable:
         """Segments in memory, the least recently used first."""
         self._tensors = self._live_bytes = self._allocated = self._file_bytes = 0
 
-    # ---- holders ----------------------------------------------------------------------------------------
+    # ---- holders --------------------------------------------------------------------------------------
 
     def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
         """Take a block of a save into care, which holds all its slots.
@@ -107,7 +107,7 @@ class SegmentTable:
         if missing:
             raise ModelLostError(
                 f"shard {self.index}: expected segments that it holds; {holder} names {missing}, which went with "
-                "an earlier life of this shard or with their last holder"
+                "an earlier incarnation of this shard or with their last holder"
             )
         for segment_id, slots in holds.items():
             self._segments[segment_id].check_slots(holder, slots)
@@ -149,7 +149,7 @@ class SegmentTable:
         """List the versions that hold something here."""
         return [holder for holder in self._held if isinstance(holder, ModelRef)]
 
-    # ---- memory -----------------------------------------------------------------------------------------
+    # ---- memory ---------------------------------------------------------------------------------------
 
     def blocks(self, wanted: Iterable[SegmentId]) -> dict[SegmentId, Block]:
         """Return the blocks of segments, of those that are in memory.
@@ -245,7 +245,7 @@ class SegmentTable:
         }
         return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
 
-    # ---- disk -------------------------------------------------------------------------------------------
+    # ---- disk -----------------------------------------------------------------------------------------
 
     def recover(self, segment_id: SegmentId, sizes: Sequence[int], stored: Stored) -> None:
         """Learn of a segment that is on disk; errors as in `adopt`. Its holders and bases come next."""
@@ -295,7 +295,7 @@ class SegmentTable:
         """Tell whether this shard is the one that writes, replaces and deletes the file of a segment.
 
         It is the one that holds the segment by the topology. One that drains hands its segments over in one step, and
-        its heirs are it when they go by the new topology: in between nobody is.
+        its successors are it when they go by the new topology: in between nobody is.
         """
         return self.writes_files and self.where(segment_id) == self.index
 
@@ -319,7 +319,8 @@ class SegmentTable:
         Raises:
             ModelLostError, CorruptDataError: such a slot went, or left the disk, meanwhile; nothing changes but that
                 the file is dead.
-            MovedError: the segment was handed over meanwhile; likewise. Its heir knows the file before, and only that.
+            MovedError: the segment was handed over meanwhile; likewise. Its successor knows the file before, and only
+                that.
         """
         segment = self._segments.get(segment_id)
         self.rewritable.discard(segment_id)
@@ -362,7 +363,7 @@ class SegmentTable:
         self._evict_if_cold(segment)
         return True
 
-    # ---- mirrors ----------------------------------------------------------------------------------------
+    # ---- replicas -------------------------------------------------------------------------------------
 
     def written(self, ref: ModelRef) -> None:
         """Hear that a version's manifest is on disk: a restart finds by it what the version names."""
@@ -417,7 +418,7 @@ class SegmentTable:
         return {s for s in held if self._segments[s].stored is not None and not self.rests(s)}
 
     def take_back(self, segment_id: SegmentId, handle: Any, sizes: Sequence[int], slots: Sequence[int]) -> None:
-        """Take into care a block that a mirror kept, held as `RESTORED` until it is known who holds it.
+        """Take into care a block that a replica kept, held as `RESTORED` until it is known who holds it.
 
         What is on disk of the segment stays there as well.
 
@@ -445,7 +446,7 @@ class SegmentTable:
         self.hold(Reason.RESTORED, {segment_id: slots})
         self.epoch += 1
 
-    # ---- moving to another shard ------------------------------------------------------------------------
+    # ---- moving to another shard ----------------------------------------------------------------------
 
     def segment_ids(self) -> list[SegmentId]:
         """List all segments."""
@@ -501,7 +502,7 @@ class SegmentTable:
             if isinstance(other, ModelRef) and other not in moved.waiting:
                 self.written(other)
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Derive all counts anew and hold the kept ones against them.
@@ -527,7 +528,7 @@ class SegmentTable:
             raise self._unfound(f"segment {segment_id}")
         if segment is None:
             raise ModelLostError(
-                f"shard {self.index}: expected segment {segment_id}; it went with an earlier life of this shard"
+                f"shard {self.index}: expected segment {segment_id}; it went with an earlier incarnation of this shard"
             )
         return segment
 

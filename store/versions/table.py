@@ -4,8 +4,8 @@ Rules
 - A version exists from `publish` until `retire`; both are single steps. Version numbers are never used twice.
 - A commit first takes holds on every shard that it needs (`begin_commit`, then the shell's messages), and only
   then publishes: an inherited tensor cannot go in between, because the parent is pinned until then.
-- A retired version that is still pinned becomes a ghost: nobody sees it but the clients that pinned it, and its
-  holds and its place in the lineage stay until the last pin goes.
+- A retired version that is still pinned stays for those who pinned it: nobody sees it but the clients that pinned it,
+  and its holds and its place in the lineage stay until the last pin goes.
 - Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
 """
 
@@ -31,7 +31,7 @@ from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
 from .ledger import Ledger
 from .manifest import Header
-from .mirror import Kept
+from .replica import Kept
 from .retention import Candidate, Retention, kept_by
 from .segments import SegmentTable
 from .version import Draft, Record
@@ -67,12 +67,12 @@ class VersionTable(SegmentTable):
         self.ledger = Ledger()
         """Of all names, whoever is their home."""
         self.lineage = self.ledger.lineage
-        self._life = uuid.uuid4().hex[:8]
+        self._incarnation = uuid.uuid4().hex[:8]
         """Part of every lease."""
         self._lease_serial = 0
         self._names: dict[str, _Name] = {}
         self._records: dict[ModelRef, Record] = {}
-        self._ghosts: dict[ModelRef, Record] = {}
+        self._retired_pinned: dict[ModelRef, Record] = {}
         self._begun: dict[ModelRef, tuple[bytes, Holds]] = {}
         """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile, and what it names."""
         self._sessions: dict[str, _Session] = {}
@@ -83,7 +83,7 @@ class VersionTable(SegmentTable):
         """Bytes of manifests and graphs."""
         return self._table_bytes + self.graphs.nbytes
 
-    # ---- commits and retirement -------------------------------------------------------------------------
+    # ---- commits and retirement -----------------------------------------------------------------------
 
     def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
         """Take a block of a save into this shard's care, which holds all its slots.
@@ -141,7 +141,7 @@ class VersionTable(SegmentTable):
         record = self._live(ref)
         self._remove(ref, record)
         if record.pins:
-            self._ghosts[ref] = record
+            self._retired_pinned[ref] = record
         else:
             self._let_go(ref, record)
         self.epoch += 1
@@ -164,7 +164,7 @@ class VersionTable(SegmentTable):
             del self._names[name].warm[record.header.ref.version]
         return [(record.header.ref, set(map(self.where, record.segments))) for record in cold]
 
-    # ---- what there is ----------------------------------------------------------------------------------
+    # ---- what there is --------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int | None) -> ModelRef:
         """Return the reference that `name` or `name@version` means now.
@@ -191,11 +191,11 @@ class VersionTable(SegmentTable):
         raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
 
     def record(self, name: str, version: int | None, client: str) -> Record:
-        """Return the record that `client` may read: a live version, or a ghost that it has pinned."""
+        """Return the record that `client` may read: a live version, or a retired one that it has pinned."""
         if version is not None:
-            ghost = self._ghosts.get(ModelRef(name, version))
-            if ghost is not None and any(lease.client == client for lease in ghost.pins):
-                return ghost
+            retired = self._retired_pinned.get(ModelRef(name, version))
+            if retired is not None and any(lease.client == client for lease in retired.pins):
+                return retired
         return self._records[self.resolve(name, version)]
 
     def architecture(self, ref: ModelRef, key: bytes, client: str) -> Architecture:
@@ -209,12 +209,12 @@ class VersionTable(SegmentTable):
         return self.graphs.architecture(key)
 
     def known(self, ref: ModelRef) -> Record | None:
-        """Return the record of a live version or a ghost."""
-        return self._records.get(ref) or self._ghosts.get(ref)
+        """Return the record of a live version, or of a retired one that is still pinned."""
+        return self._records.get(ref) or self._retired_pinned.get(ref)
 
     def records(self) -> list[Record]:
-        """List the records of live versions and ghosts."""
-        return [*self._records.values(), *self._ghosts.values()]
+        """List the records of live versions and retired versions that are pinned."""
+        return [*self._records.values(), *self._retired_pinned.values()]
 
     @property
     def live(self) -> Set[ModelRef]:
@@ -222,7 +222,7 @@ class VersionTable(SegmentTable):
         return self._records.keys()
 
     def kept(self, ref: ModelRef) -> Kept:
-        """Return what a mirror keeps of a live version."""
+        """Return what a replica keeps of a live version."""
         record = self._records[ref]
         return Kept(record.header, record.body, self.graphs.packed(record.header.graph_key))
 
@@ -240,7 +240,7 @@ class VersionTable(SegmentTable):
         """List live versions, sorted."""
         return sorted(ref for ref in self._records if ref.name.startswith(prefix))
 
-    # ---- leases -----------------------------------------------------------------------------------------
+    # ---- leases ---------------------------------------------------------------------------------------
 
     def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, Lease]:
         """Keep a version's tensors, for `client`, until `unpin` or the end of the client's session."""
@@ -256,9 +256,9 @@ class VersionTable(SegmentTable):
             if ref is None or record is None:
                 continue
             record.pins.pop(lease, None)
-            if ref in self._ghosts:
-                self.epoch += 1  # one client fewer sees the ghost
-            if not record.pins and self._ghosts.pop(ref, None):
+            if ref in self._retired_pinned:
+                self.epoch += 1  # one client fewer sees the retired version
+            if not record.pins and self._retired_pinned.pop(ref, None):
                 self._let_go(ref, record)
 
     def renew(self, client: str, now: float) -> bool:
@@ -288,7 +288,7 @@ class VersionTable(SegmentTable):
         for holder in [h for h in self._held if isinstance(h, Save) and h.client == client]:
             self.release(holder)
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _name(self, name: str, next_version: int = 1) -> _Name:
         """Return what is kept of a name whose versions below `next_version` are used."""
@@ -352,7 +352,7 @@ class VersionTable(SegmentTable):
         self.open(client, now)
         session = self._sessions[client]
         self._lease_serial += 1
-        lease = Lease(client, self.index, self._life, self._lease_serial)
+        lease = Lease(client, self.index, self._incarnation, self._lease_serial)
         session.leases[lease] = record.header.ref
         record.pins[lease] = None
         return lease

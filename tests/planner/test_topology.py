@@ -83,11 +83,11 @@ class TestSegments:
         after = before.grown([5, 6])
         assert all(after.where(segment) == segment[0] for segment in segments)
 
-    def test_a_drained_shards_segments_are_spread_over_its_heirs(self) -> None:
+    def test_a_drained_shards_segments_are_spread_over_its_successors(self) -> None:
         after = topology(3).shrunk([1])
-        heirs = [after.where((1, 3 * i + 1)) for i in range(300)]
-        assert 100 < heirs.count(0) < 200
-        assert set(heirs) == {0, 2}
+        successors = [after.where((1, 3 * i + 1)) for i in range(300)]
+        assert 100 < successors.count(0) < 200
+        assert set(successors) == {0, 2}
 
     def test_files_of_an_earlier_repository_are_of_the_shards_of_the_start(self) -> None:
         old = 77 << SERIAL_BITS | 12345

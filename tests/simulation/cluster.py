@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tensorvine.actors.engine.engine import GROUPS, SERVICE, Life, Node
+from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime, Node
 from tensorvine.actors.transport.frames import Received
 from tensorvine.store.errors import (
     ModelLostError,
@@ -112,7 +112,7 @@ class Cluster:
         draw, weather = self.world.random.random, self.weather
         return (weather.slow_s if draw() < weather.slow_chance else weather.latency_s) * draw()
 
-    # ---- lives ------------------------------------------------------------------------------------------
+    # ---- lives ----------------------------------------------------------------------------------------
 
     def host(self, cls: type, name: str, arguments: Mapping[str, Any], node: str) -> Actor:
         """Start an actor."""
@@ -174,7 +174,7 @@ class Cluster:
             del self.names[hosted.ref.name]
         self.crash(hosted)
 
-    # ---- calls ------------------------------------------------------------------------------------------
+    # ---- calls ----------------------------------------------------------------------------------------
 
     def send(self, actor: Actor, method: str, arguments: tuple[Any, ...]) -> Future:
         """Send a call on its way."""
@@ -270,7 +270,7 @@ class SimulatedEngine:
         return "127.0.0.1"
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, lifetime: Lifetime = SERVICE
     ) -> Actor:
         known = _cluster().names.get(name)
         return known if known is not None else _cluster().host(cls, name, arguments, node or self.this_node())
@@ -336,8 +336,8 @@ class SimulatedEngine:
         return [_cluster().block(handle) for handle in handles]
 
 
-class SimulatedWireServer:
-    """An end of the wire, without sockets."""
+class SimulatedTcpServer:
+    """An end of TCP, without sockets."""
 
     def __init__(self, answer: Any, host: str) -> None:
         port = world().number()
@@ -349,7 +349,7 @@ class SimulatedWireServer:
         _cluster().wires.pop(self.address[1], None)
 
 
-class SimulatedWireClient:
+class SimulatedTcpClient:
     """The other end."""
 
     def __init__(self, address: tuple[str, int], token: str, timeout: float = 5.0, buffers: Any = None) -> None:

@@ -155,7 +155,7 @@ class Judge(Client):
 
     def _owners(self, shard: int) -> str:
         hosted = next(h for h in self._setting.shards() if h.ref.name.endswith(f"-{shard}"))
-        arena = getattr(getattr(hosted.instance, "_holdings", None), "_arena", None)
+        arena = getattr(getattr(hosted.instance, "_segment_memory", None), "_arena", None)
         return f"memory is owned by {sorted(arena.owners())}" if arena is not None else ""
 
     def _segment_files(self) -> list[str]:

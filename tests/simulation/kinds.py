@@ -12,8 +12,8 @@ from typing import Any
 SIZES = (4, 40, 200, 400)
 """Elements of 8 bytes: inline, and one to several parts of memory."""
 OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause", "check", "flush")
-THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "mirror", "starter", "clients", "compact")
-BY_NAME = ("cluster", "change", "mirrored")
+THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "replica", "starter", "clients", "compact")
+BY_NAME = ("cluster", "change", "replicated")
 """Themes of worlds that are made only when they are asked for."""
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
@@ -81,14 +81,14 @@ class Kind:
             kind.weights = dict.fromkeys(OPERATIONS, 0) | {"save": 6, "retire": 4, "load version": 4, "let go": 1}
             kind.stalls, kind.copying = (0.02, random.choice(((0.02, 0.2), (0.2, 0.5)))), 0.5
             kind.sizes, kind.tensors, kind.holding = (40, 200), (3, 4, 5), 0.05
-        elif theme in ("drain", "handover", "change", "mirrored"):
+        elif theme in ("drain", "handover", "change", "replicated"):
             kind.shards, kind.clients, kind.operations, kind.names = random.choice((2, 3)), 3, 40, 6
             kind.faults, kind.fault_count, kind.capacity = ("scale",), 4, 256 << 10
             kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
             kind.sizes, kind.cross, kind.slowness_s = (40, 200), 0.6, 0.0
-            if theme == "mirrored":
+            if theme == "replicated":
                 kind.nodes, kind.replicas, kind.fault_count = 2, 2, random.choice((1, 2, 2))
-            if theme in ("change", "mirrored"):
+            if theme in ("change", "replicated"):
                 kind.faults = ("scale", "scale and crash", "scale and crash")
                 theme = random.choice(("drain", "handover"))
             if theme == "drain":
@@ -100,7 +100,7 @@ class Kind:
             kind.path, kind.faults, kind.fault_count, kind.operations = True, ("disk",), random.choice((1, 2)), 16
             kind.weights |= {"flush": 3, "save": 5, "pause": 3, "retire": 1}
             kind.delays, kind.slowness_s = (1.0, 3.0), random.choice((0.0, 0.01))
-        elif theme == "mirror":
+        elif theme == "replica":
             kind.path, kind.nodes, kind.shards, kind.replicas = random.random() < 0.7, 2, random.choice((2, 3)), 2
             kind.faults, kind.fault_count, kind.slowness_s = ("crash shard",), 1, random.choice((0.1, 1.0, 3.0))
             kind.weights |= {"save": 6, "retire": 1, "pause": 3}

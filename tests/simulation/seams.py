@@ -29,7 +29,7 @@ from tensorvine.actors.client import launch, repository, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
 from tensorvine.actors.shard import sweep
-from tensorvine.actors.transport import wire
+from tensorvine.actors.transport import tcp
 from tensorvine.store.archive import opening
 
 from . import cluster, disk, kernel, threads
@@ -87,8 +87,8 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (ctypes, kernel.Ctypes()),
         (os, kernel.Os()),
         (opening.open_directory, disk.open_directory),
-        (wire.WireServer, cluster.SimulatedWireServer),
-        (wire.WireClient, cluster.SimulatedWireClient),
+        (tcp.TcpServer, cluster.SimulatedTcpServer),
+        (tcp.TcpClient, cluster.SimulatedTcpClient),
         (server.LazyServer, _NoServer),
         (engine_ray.RayEngine, cluster.SimulatedEngine),
         (repository.default_engine, cluster.SimulatedEngine),

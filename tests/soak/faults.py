@@ -248,7 +248,7 @@ class Operator:
         return _comes(lambda: not self._registry.owing(), TOLD_S)
 
     def _copies_complete(self) -> bool:
-        """Wait for the mirrors; without replicas there is nothing to wait for."""
+        """Wait for the replicas; without replicas there is nothing to wait for."""
         if self._mode.replicas == 1:
             return True
         return _comes(lambda: not any(shard.mirrors_behind for shard in self._repo.stats().shards), COPIES_S)

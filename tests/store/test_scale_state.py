@@ -128,21 +128,21 @@ class Repo:
             self.hand_names(shard)
         for shard in gone:
             state = self.states.pop(shard)
-            assert (state.models(), state.census(), state.outbox) == ([], {}, [])
+            assert (state.models(), state.version_facts(), state.outbox) == ([], {}, [])
         self.topology = after.settled()
 
     def hand_segments(self, shard: int, after: Topology) -> None:
         state, drain = self.states[shard], Drain(shard, after.version)
         moved = [state.moving(segment) for segment in state.segment_ids()]
         for segment in moved:
-            heir = self.states[after.where(segment.id)]
+            successor = self.states[after.where(segment.id)]
             found = state.segment(segment.id)
             assert found is not None
-            heir.receive(segment, found.handle, drain)
+            successor.receive(segment, found.handle, drain)
         for segment in moved:
             self.states[after.where(segment.id)].inherit(segment, drain)
-        for heir in after.shards:
-            self.states[heir].release(drain)
+        for successor in after.shards:
+            self.states[successor].release(drain)
 
     def hand_names(self, shard: int) -> None:
         state = self.states[shard]
@@ -153,16 +153,18 @@ class Repo:
             assert again == 0
             assert not state.knows(name)
 
-    # ---- questions ----------------------------------------------------------------------------------------
+    # ---- questions ------------------------------------------------------------------------------------
 
     def models(self) -> list[ModelRef]:
         return sorted(ref for state in self.states.values() for ref in state.models())
 
-    def census(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
-        return {ref: (p, True) for s in self.states.values() for ref, (p, exists) in s.census().items() if exists}
+    def version_facts(self) -> dict[ModelRef, tuple[ModelRef | None, bool]]:
+        return {
+            ref: (p, True) for s in self.states.values() for ref, (p, exists) in s.version_facts().items() if exists
+        }
 
     def qualities(self) -> dict[ModelRef, float]:
-        refs = self.census()
+        refs = self.version_facts()
         return {ref: q for state in self.states.values() for ref, q in state.lineage.qualities(refs).items()}
 
     def answers(self, name: str) -> list[object]:
@@ -263,7 +265,7 @@ class Scaling(RuleBasedStateMachine):
     @invariant()
     def answers_alike(self) -> None:
         assert self.many.models() == self.one.models()
-        assert self.many.census() == self.one.census()
+        assert self.many.version_facts() == self.one.version_facts()
         assert self.many.qualities() == self.one.qualities()
         assert self.many.totals() == self.one.totals()
         for name in NAMES:

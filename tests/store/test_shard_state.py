@@ -103,11 +103,11 @@ class OneShard(RuleBasedStateMachine):
         self.content: dict[Slot, bytes] = {}
         self.held: dict[tuple[int, Holder], set[Slot]] = {}
         self.live: dict[ModelRef, Version] = {}
-        self.ghosts: dict[ModelRef, Version] = {}
+        self.retired_pinned: dict[ModelRef, Version] = {}
         self.lost: set[ModelRef] = set()
-        self.census: list[dict[ModelRef, tuple[ModelRef | None, bool]]] = [{} for _ in self.states]
+        self.version_facts: list[dict[ModelRef, tuple[ModelRef | None, bool]]] = [{} for _ in self.states]
         self.planner = Ledger()
-        self.onto_ghosts: set[ModelRef] = set()
+        self.onto_retired_pinned: set[ModelRef] = set()
         """Versions whose parent was retired when they came: a shard that dies may know less of where they come from."""
         self.leases: list[tuple[int, Lease]] = []
         self.commits: dict[ModelRef, Commit] = {}
@@ -126,7 +126,7 @@ class OneShard(RuleBasedStateMachine):
     def home(self, name: str) -> int:
         return NAMES.index(name) % self.shards
 
-    # ---- saving -------------------------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------------------
 
     def hello(self, shard: int, client: str) -> None:
         self.states[shard].open(client, self.now)
@@ -187,10 +187,10 @@ class OneShard(RuleBasedStateMachine):
         home, holder = self.home(name), Save(client, save)
         mine = {slot for shard in range(self.shards) for slot in self.held.get((shard, holder), ())}
         slots = set(data.draw(st.sets(st.sampled_from(sorted(mine))), "written")) if mine else set[Slot]()
-        parents = [ref for ref, known in {**self.live, **self.ghosts}.items() if known.slots]
+        parents = [ref for ref, known in {**self.live, **self.retired_pinned}.items() if known.slots]
         parent = data.draw(st.none() | st.sampled_from(sorted(parents)), "parent") if parents else None
         if parent is not None:
-            theirs = sorted((self.live.get(parent) or self.ghosts[parent]).slots)
+            theirs = sorted((self.live.get(parent) or self.retired_pinned[parent]).slots)
             slots |= data.draw(st.sets(st.sampled_from(theirs)), "inherited")
         self.serial += 1
         key = bytes([graph])
@@ -222,7 +222,7 @@ class OneShard(RuleBasedStateMachine):
             self.check_refusal(home, here, exc)
             return
         assert ref.name == name
-        assert ref not in self.census[home]
+        assert ref not in self.version_facts[home]
         assert ref not in self.commits
         if here:
             self.held[home, ref] = here
@@ -231,7 +231,7 @@ class OneShard(RuleBasedStateMachine):
         self.commits[ref] = Commit(draft, client, version, created_ns, [], others)
 
     def keeps(self, home: int, graph: int) -> bool:
-        known = [*self.live.items(), *self.ghosts.items(), *((r, c.version) for r, c in self.commits.items())]
+        known = [*self.live.items(), *self.retired_pinned.items(), *((r, c.version) for r, c in self.commits.items())]
         return any(self.home(ref.name) == home and version.graph == graph for ref, version in known)
 
     def check_refusal(self, shard: int, wanted: set[Slot], exc: TensorVineError) -> None:
@@ -293,13 +293,13 @@ class OneShard(RuleBasedStateMachine):
         assert self.states[home].publish(ref, commit.draft, commit.created_ns) == ref
         del self.commits[ref]
         self.live[ref] = commit.version
-        self.census[home][ref] = (commit.draft.parent, True)
+        self.version_facts[home][ref] = (commit.draft.parent, True)
         if commit.draft.parent is not None and commit.draft.parent not in self.live:
-            self.onto_ghosts.add(ref)
+            self.onto_retired_pinned.add(ref)
         self.held.pop((home, commit.draft.save), None)
         self.messages += [(shard, commit.draft.save) for shard in range(self.shards) if shard != home]
 
-    # ---- retiring and leases ------------------------------------------------------------------------------
+    # ---- retiring and leases --------------------------------------------------------------------------
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -311,9 +311,9 @@ class OneShard(RuleBasedStateMachine):
         self.states[home].retire(ref)
         self.note(ref, None, False)
         version = self.live.pop(ref)
-        self.census[home][ref] = (self.census[home][ref][0], False)
+        self.version_facts[home][ref] = (self.version_facts[home][ref][0], False)
         if version.pins:
-            self.ghosts[ref] = version
+            self.retired_pinned[ref] = version
         else:
             self.drop(ref)
         with pytest.raises(ModelNotFoundError, match=f"{ref} was retired"):
@@ -322,11 +322,11 @@ class OneShard(RuleBasedStateMachine):
     def drop(self, ref: ModelRef) -> None:
         self.held.pop((self.home(ref.name), ref), None)
 
-    @precondition(lambda self: self.live or self.ghosts)
+    @precondition(lambda self: self.live or self.retired_pinned)
     @rule(data=st.data(), client=st.sampled_from(CLIENTS))
     def pin(self, data: st.DataObject, client: str) -> None:
-        ref = data.draw(st.sampled_from(sorted({**self.live, **self.ghosts})))
-        home, version = self.home(ref.name), self.live.get(ref) or self.ghosts[ref]
+        ref = data.draw(st.sampled_from(sorted({**self.live, **self.retired_pinned})))
+        home, version = self.home(ref.name), self.live.get(ref) or self.retired_pinned[ref]
         if ref in self.live or client in version.pins.values():
             record, lease = self.states[home].pin(ref.name, ref.version, client, self.now)
             assert record.header.ref == ref
@@ -350,11 +350,11 @@ class OneShard(RuleBasedStateMachine):
         self.unpinned({lease})
 
     def unpinned(self, leases: set[Lease]) -> None:
-        for version in [*self.live.values(), *self.ghosts.values()]:
+        for version in [*self.live.values(), *self.retired_pinned.values()]:
             for lease in leases:
                 version.pins.pop(lease, None)
-        for ref in [ref for ref, ghost in self.ghosts.items() if not ghost.pins]:
-            del self.ghosts[ref]
+        for ref in [ref for ref, retired in self.retired_pinned.items() if not retired.pins]:
+            del self.retired_pinned[ref]
             self.drop(ref)
 
     @rule(client=st.sampled_from(CLIENTS), query=graphs)
@@ -399,7 +399,7 @@ class OneShard(RuleBasedStateMachine):
         for save in range(2):
             self.held.pop((shard, Save(client, save)), None)
 
-    # ---- the shell ----------------------------------------------------------------------------------------
+    # ---- the shell ------------------------------------------------------------------------------------
 
     def any_shard(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, self.shards - 1), "shard")
@@ -444,7 +444,7 @@ class OneShard(RuleBasedStateMachine):
         """Tensors on a shard that somebody names."""
         return {slot for (where, _), slots in self.held.items() if where == shard for slot in slots}
 
-    # ---- what always holds --------------------------------------------------------------------------------
+    # ---- what always holds ----------------------------------------------------------------------------
 
     @invariant()
     def outboxes_are_taken(self) -> None:
@@ -462,7 +462,7 @@ class OneShard(RuleBasedStateMachine):
             segments = [state.segment(segment) for segment in {segment for segment, _ in kept}]
             assert stats.bytes_allocated == sum(segment.allocated for segment in segments if segment is not None)
             assert stats.models == sum(self.home(ref.name) == shard for ref in self.live)
-            pins = [v.pins for ref, v in {**self.live, **self.ghosts}.items() if self.home(ref.name) == shard]
+            pins = [v.pins for ref, v in {**self.live, **self.retired_pinned}.items() if self.home(ref.name) == shard]
             assert stats.pins == sum(map(len, pins))
 
     @invariant()
@@ -496,7 +496,7 @@ class OneShard(RuleBasedStateMachine):
     @invariant()
     def everybody_sees_what_they_may(self) -> None:
         for shard, state in enumerate(self.states):
-            refs = [*self.census[shard], *(r for r in self.commits if self.home(r.name) == shard)]
+            refs = [*self.version_facts[shard], *(r for r in self.commits if self.home(r.name) == shard)]
             answers = {(ref, client): self.answer(state, ref, client) for ref in refs for client in CLIENTS}
             assert answers == {key: self.expected(*key) for key in answers}
             epoch, seen = self.seen[shard]
@@ -512,7 +512,7 @@ class OneShard(RuleBasedStateMachine):
         return outcome(lambda: state.record(ref.name, ref.version, client).header.ref)
 
     def expected(self, ref: ModelRef, client: str) -> object:
-        if ref in self.live or (ref in self.ghosts and client in self.ghosts[ref].pins.values()):
+        if ref in self.live or (ref in self.retired_pinned and client in self.retired_pinned[ref].pins.values()):
             return ref
         return ModelLostError if ref in self.lost else ModelNotFoundError
 
@@ -533,19 +533,19 @@ class OneShard(RuleBasedStateMachine):
 
     @invariant()
     def lineage_names_what_exists_and_what_it_comes_from(self) -> None:
-        parents = {ref: parent for census in self.census for ref, (parent, _) in census.items()}
-        exists = {*self.live, *self.ghosts, *self.lost}
+        parents = {ref: parent for version_facts in self.version_facts for ref, (parent, _) in version_facts.items()}
+        exists = {*self.live, *self.retired_pinned, *self.lost}
         for ref in exists:
             chain = [ref]
             while (parent := parents.get(chain[-1])) is not None:
                 chain.append(parent)
             named = self.chain(ref)
             assert named == chain[: len(named)]
-            assert len(named) == len(chain) or self.onto_ghosts & set(chain)
+            assert len(named) == len(chain) or self.onto_retired_pinned & set(chain)
         for shard, state in enumerate(self.states):
-            census = self.census[shard]
-            named = state.census()
-            assert named.items() <= census.items()
+            version_facts = self.version_facts[shard]
+            named = state.version_facts()
+            assert named.items() <= version_facts.items()
             assert named.keys() >= {ref for ref in exists if self.home(ref.name) == shard}
             assert all(state.offspring([ref]) for ref in named.keys() - exists)
         for root in {parent for parent in parents.values() if parent is not None}:
@@ -553,7 +553,7 @@ class OneShard(RuleBasedStateMachine):
             for _ in parents:
                 below |= {ref for ref, parent in parents.items() if parent in below}
             told = [pair for state in self.states for pair in state.offspring([root])]
-            if not self.onto_ghosts & below:
+            if not self.onto_retired_pinned & below:
                 assert {ref for ref, _ in told} >= (below - {root}) & exists
             assert {ref for ref, live in told if live} <= below & self.live.keys()
 
@@ -616,9 +616,9 @@ class ThreeShards(OneShard):
         dead = self.any_shard(data)
         for ref in [ref for ref in self.commits if self.home(ref.name) == dead]:
             del self.commits[ref]
-        known = {**self.live, **self.ghosts}
+        known = {**self.live, **self.retired_pinned}
         for ref in [ref for ref in known if self.home(ref.name) == dead]:
-            self.ghosts.pop(ref, None)
+            self.retired_pinned.pop(ref, None)
             if self.live.pop(ref, None):
                 self.lost.add(ref)
         stale = {h for _, h in self.held if isinstance(h, ModelRef) and self.home(h.name) == dead}
@@ -755,7 +755,7 @@ class TestHistories:
         self.save(old, "m", [])
         _, stale = old.pin("m", 1, "c", 0.0)
         new = self.state()
-        new.restore(old.census())
+        new.restore(old.version_facts())
         ref = self.save(new, "m", [])
         new.pin("m", ref.version, "c", 0.0)
         new.unpin([stale])
@@ -764,8 +764,8 @@ class TestHistories:
     def test_what_is_lost_stays_lost_through_a_second_restart(self) -> None:
         old, new, newest = self.state(), self.state(), self.state()
         ref = self.save(old, "m", [])
-        new.restore(old.census())
-        newest.restore(new.census())
+        new.restore(old.version_facts())
+        newest.restore(new.version_facts())
         for state in (new, newest):
             with pytest.raises(ModelLostError, match="m@1 is lost"):
                 state.record("m", ref.version, "c")

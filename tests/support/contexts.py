@@ -7,17 +7,17 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from tensorvine.actors.rpc.messages import ShardConfig, Standing
+from tensorvine.actors.rpc.messages import RecoveryInfo, ShardConfig
 from tensorvine.actors.rpc.notifier import Notifier
 from tensorvine.actors.shard.context import ShardContext
-from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.holders import Owner, Save
 from tensorvine.store.shard import ShardState
 
 CAPACITY = 1 << 20
 
 
-class QuietHoldings:
+class QuietSegmentMemory:
     """A memory of which nothing is asked."""
 
     def publish(self) -> None:
@@ -48,9 +48,9 @@ def context_of(
     state: ShardState,
     peers: Any = None,
     *,
-    holdings: Any = None,
+    segment_memory: Any = None,
     engine: Any = None,
-    standing: Standing | None = None,
+    recovery_info: RecoveryInfo | None = None,
     replicas: int = 1,
     capacity: int = CAPACITY,
 ) -> ShardContext:
@@ -71,13 +71,13 @@ def context_of(
         peers=peers,
         state=state,
         lock=lock,
-        holdings=holdings or QuietHoldings(),
+        segment_memory=segment_memory or QuietSegmentMemory(),
         notifier=Notifier(lock),
-        standing=standing,
+        recovery_info=recovery_info,
     )
 
 
 def with_memory(context: ShardContext) -> ShardContext:
     """Give a shard real memory, as much as its configuration says."""
-    context.holdings = Holdings(context.state, context.lock, context.engine, context.config.capacity, 0)
+    context.segment_memory = SegmentMemory(context.state, context.lock, context.engine, context.config.capacity, 0)
     return context

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from distributed import Actor, Client, get_client, get_worker
-from tensorvine.actors.engine.engine import GROUPS, SERVICE, Life, Node
+from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime, Node
 from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 
 START_TIMEOUT_S = 30.0
@@ -68,9 +68,9 @@ class DaskEngine:
         return "127.0.0.1"  # a cluster of one machine
 
     def spawn(
-        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, life: Life = SERVICE
+        self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, lifetime: Lifetime = SERVICE
     ) -> Actor:
-        """Start or find a published actor, whose `life` is Dask's; Dask picks the worker with the fewest actors."""
+        """Start or find a published actor, whose `lifetime` is Dask's; Dask picks the worker with the fewest actors."""
         client = Client.current()
         if name in client.list_datasets():
             return self.find(name)

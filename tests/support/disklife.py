@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from tensorvine.actors.rpc.messages import Disk, Standing
+from tensorvine.actors.rpc.messages import Disk, RecoveryInfo
+from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.disk.history import History
-from tensorvine.actors.shard.room import Room
 from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.encoding import encode_tensors
@@ -50,16 +50,16 @@ class Life:
         self.state.where = topology.where
         self.state.open("c", 0.0)
         self.peers = Alone(topology)
-        standing = Standing(self.peers.topology, (), Told({}), {}) if again else None
-        self.context = with_memory(context_of(self.state, self.peers, standing=standing, capacity=CAPACITY))
+        recovery_info = RecoveryInfo(self.peers.topology, (), Told({}), {}) if again else None
+        self.context = with_memory(context_of(self.state, self.peers, recovery_info=recovery_info, capacity=CAPACITY))
         self.lock = self.context.lock
-        self.holdings = self.context.holdings
+        self.segment_memory = self.context.segment_memory
         self.history = History(self.context, Disk(str(path), None, None, keep), self.settle)
-        self.room = Room(self.context, cast("Any", None), self.history.persister)
+        self.room = Admission(self.context, cast("Any", None), self.history.persister)
 
     def settle(self) -> None:
         with self.lock:
-            self.holdings.settle()
+            self.segment_memory.settle()
 
     def retire(self, ref: ModelRef) -> None:
         """Make a version cease to exist in memory, and carry out what follows."""

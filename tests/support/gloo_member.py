@@ -1,8 +1,8 @@
 """A member of a Gloo group in a process of its own, which a test ends at a moment of its choice.
 
-It prints its card, reads a line `{"name", "epoch", "rank", "cards", "timeout"}`, joins and prints `{}`; then it carries
-out one line after the other, `["send", bytes, rank]`, `["recv", bytes, rank]`, `["barrier"]`, `["broadcast", bytes]` or
-`["close"]`, and prints `{}` after each.
+It prints its endpoint, reads a line `{"name", "epoch", "rank", "endpoints", "timeout"}`, joins and prints `{}`; then it
+carries out one line after the other, `["send", bytes, rank]`, `["recv", bytes, rank]`, `["barrier"]`, `["broadcast",
+bytes]` or `["close"]`, and prints `{}` after each.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def say(facts: dict[str, Any]) -> None:
 def main() -> None:
     backend = GlooBackend("127.0.0.1")
     offer = backend.offer()
-    say(offer.card)
+    say(offer.endpoint)
     told = json.loads(sys.stdin.readline())
-    cards = told["cards"]
+    endpoints = told["endpoints"]
     group = backend.join(
         offer,
         told["name"],
         epoch=told["epoch"],
         rank=told["rank"],
-        size=len(cards),
-        cards=cards,
+        size=len(endpoints),
+        endpoints=endpoints,
         timeout=told["timeout"],
     )
     say({})

@@ -2,7 +2,7 @@
 
 Rules
 - Threads meet in a `LocalRendezvous`. A member that is a process meets the others there too: this process takes its
-  card there and brings it theirs.
+  endpoint there and brings it theirs.
 - Processes are forked by a server that has imported what they need, so that one is there within milliseconds.
 """
 
@@ -93,7 +93,7 @@ def held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-# ---- what members do that may be processes ------------------------------------------------------------------
+# ---- what members do that may be processes ------------------------------------------------------------
 
 
 @lru_cache
@@ -184,8 +184,10 @@ class _Elsewhere:
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
 
-    def exchange(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
-        self._pipe.send(("exchange", key, rank, size, dict(card), timeout))
+    def exchange(
+        self, key: str, rank: int, size: int, endpoint: Mapping[str, Any], timeout: float
+    ) -> list[dict[str, Any]]:
+        self._pipe.send(("exchange", key, rank, size, dict(endpoint), timeout))
         return self._pipe.recv()
 
 

@@ -152,9 +152,9 @@ class Rank:
         self.pipe = pipe
         self.group: Group | None = None
 
-    def exchange(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> list[Any]:
+    def exchange(self, key: str, rank: int, size: int, endpoint: Mapping[str, Any], timeout: float) -> list[Any]:
         """Meet the other ranks, through the test (`Rendezvous`)."""
-        self.pipe.send(("card", dict(card)))
+        self.pipe.send(("endpoint", dict(endpoint)))
         return self.pipe.recv()
 
     def join(self, name: str, rank: int, size: int, timeout: float) -> None:
@@ -232,9 +232,9 @@ class Ranks:
         size = len(self.pipes)
         for rank, pipe in enumerate(self.pipes):
             pipe.send(("join", (name, rank, size, timeout)))
-        cards = [self.answer(rank) for rank in range(size)]
+        endpoints = [self.answer(rank) for rank in range(size)]
         for pipe in self.pipes:
-            pipe.send(cards)
+            pipe.send(endpoints)
         for rank in range(size):
             self.answer(rank)
 

@@ -132,11 +132,13 @@ class FileRendezvous:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def exchange(self, key: str, rank: int, size: int, card: Mapping[str, Any], timeout: float) -> list[dict[str, Any]]:
+    def exchange(
+        self, key: str, rank: int, size: int, endpoint: Mapping[str, Any], timeout: float
+    ) -> list[dict[str, Any]]:
         """Meet; see `Rendezvous`."""
         folder = self._folder / key.encode().hex()
         folder.mkdir(exist_ok=True)
-        (folder / f"{rank}.part").write_text(json.dumps(dict(card)))
+        (folder / f"{rank}.part").write_text(json.dumps(dict(endpoint)))
         (folder / f"{rank}.part").rename(folder / f"{rank}.json")
         paths = [folder / f"{other}.json" for other in range(size)]
         end = time.monotonic() + timeout
@@ -147,7 +149,7 @@ class FileRendezvous:
         return [json.loads(path.read_text()) for path in paths]
 
 
-# ---- processes -----------------------------------------------------------------------------------------------------
+# ---- processes ----------------------------------------------------------------------------------------
 
 
 def _filled(group: Group, nbytes: int) -> np.ndarray[Any, Any]:

@@ -30,8 +30,8 @@ from ray.cluster_utils import Cluster
 from tensorvine.actors import Repository
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.files import Files
+from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
 from tensorvine.actors.shard.replicas.securing import Securing
-from tensorvine.actors.shard.replicas.shelf import Shelf
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
 
@@ -85,25 +85,31 @@ def patch(repo: Repository, shard: int, change: Callable[[Any], None]) -> None:
     ray.get(actor(repo, shard).__ray_call__.remote(change), timeout=30)
 
 
-def buddy_of(repo: Repository, shard: int) -> int:
-    """Return the shard that has the mirror of this one, once it has all of it in its present life."""
+def follower_of(repo: Repository, shard: int) -> int:
+    """Return the shard that has the replica of this one, once it has all of it in its present incarnation."""
 
-    def links(self: Any) -> list[tuple[int, str]]:
-        return [(link.shard, link.shelf) for link in self.parts[Securing]._mirrors._buddies.links if link.synced]
+    def followers(self: Any) -> list[tuple[int, str]]:
+        return [
+            (follower.shard, follower.replica_store)
+            for follower in self.parts[Securing]._replication._replica_set.followers
+            if follower.synced
+        ]
 
-    def shelf(self: Any) -> str:
-        return self.parts[Shelf].name
+    def replica_store(self: Any) -> str:
+        return self.parts[ReplicaStore].name
 
     def complete() -> bool:
         repo.stats()  # asks until all answer
-        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(links), timeout=30)
-        if not {buddy for buddy, _ in found} <= set(repo._session.shards):
+        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(followers), timeout=30)
+        if not {follower for follower, _ in found} <= set(repo._session.shards):
             return False
-        shelves = [ray.get(actor(repo, buddy).__ray_call__.remote(shelf), timeout=30) for buddy, _ in found]
-        return bool(found) and shelves == [name for _, name in found]
+        replica_stores = [
+            ray.get(actor(repo, follower).__ray_call__.remote(replica_store), timeout=30) for follower, _ in found
+        ]
+        return bool(found) and replica_stores == [name for _, name in found]
 
     found: list[tuple[int, str]] = []
-    eventually(complete, f"the mirror of shard {shard} is complete")
+    eventually(complete, f"the replica of shard {shard} is complete")
     return found[0][0]
 
 
@@ -141,7 +147,7 @@ def repository(name: str, **options: Any) -> Iterator[Repository]:
         yield repo
 
 
-# ---- what is kept ---------------------------------------------------------------------------------------------
+# ---- what is kept -------------------------------------------------------------------------------------
 
 
 def start_is_checked(cluster: Cluster) -> None:
@@ -165,12 +171,12 @@ def each_version_is_on_two_nodes(cluster: Cluster) -> None:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG, graph=GRAPH)
-        buddy = buddy_of(repo, here)
-        assert node_of(repo, buddy) != node_of(repo, here)
-        kept = stat(repo, buddy).bytes_mirrored
+        follower = follower_of(repo, here)
+        assert node_of(repo, follower) != node_of(repo, here)
+        kept = stat(repo, follower).bytes_mirrored
         assert kept == stat(repo, here).bytes_allocated > BIG["b"].nbytes, kept
         repo.save(name, {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
-        assert stat(repo, buddy).bytes_mirrored - kept < BIG["b"].nbytes
+        assert stat(repo, follower).bytes_mirrored - kept < BIG["b"].nbytes
         retire_all(repo)
 
 
@@ -249,7 +255,7 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
         for count in (2, 3):
             repo.scale(shards=count)
             for shard in list(repo._session.shards):
-                buddy_of(repo, shard)
+                follower_of(repo, shard)
                 kill(repo, shard)
                 repo.stats()  # asks until it answers
                 for i, ref in enumerate(refs):
@@ -257,7 +263,7 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-# ---- phase (of the copy) x event -------------------------------------------------------------------------------
+# ---- phase (of the copy) x event ----------------------------------------------------------------------
 
 
 def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
@@ -267,8 +273,8 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        mirrors, shelf = self.parts[Securing]._mirrors, self.parts[Shelf]
-        where, method = (mirrors._peers, "ask") if ours else (shelf, "put_in_replica")
+        replication, replica_store = self.parts[Securing]._replication, self.parts[ReplicaStore]
+        where, method = (replication._peers, "ask") if ours else (replica_store, "put_in_replica")
         real = getattr(where, method)
 
         async def deadly(*arguments: Any) -> Any:
@@ -277,16 +283,16 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
             if when == "before":
                 die()
             if when == "during" and ours:
-                mirrors._peers.post(*arguments[:2])
+                replication._peers.post(*arguments[:2])
                 die()
             if when == "during":
-                granted = shelf._copying._granted
+                granted = replica_store._copying._granted
 
                 async def last(*given: Any) -> Any:
                     await granted(*given)
                     die()
 
-                shelf._copying._granted = last
+                replica_store._copying._granted = last
             answer = await real(*arguments)
             die()
             return answer
@@ -318,16 +324,16 @@ def home_killed(when: str) -> Callable[[Cluster], None]:
     return scenario
 
 
-def buddy_killed(when: str) -> Callable[[Cluster], None]:
+def follower_killed(when: str) -> Callable[[Cluster], None]:
     def scenario(cluster: Cluster) -> None:
         del cluster
-        with repository(f"buddy-{when}") as repo:
+        with repository(f"follower-{when}") as repo:
             here = holder(repo)
             name = name_at(repo, here)
             repo.save(name, {"a": BIG["a"]})
-            patch(repo, buddy_of(repo, here), die_at_put(when, ours=False))
+            patch(repo, follower_of(repo, here), die_at_put(when, ours=False))
             assert repo.save(name, BIG, timeout=60).ref == ModelRef(name, 2)
-            buddy_of(repo, here)
+            follower_of(repo, here)
             kill(repo, here)
             assert same(repo.load(name), BIG)
             retire_all(repo)
@@ -351,17 +357,17 @@ def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-def an_idle_buddy_is_killed(cluster: Cluster) -> None:
+def an_idle_follower_is_killed(cluster: Cluster) -> None:
     del cluster
     with repository("idle") as repo:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG)
         for _ in range(2):
-            buddy = buddy_of(repo, here)
-            kill(repo, buddy)
+            follower = follower_of(repo, here)
+            kill(repo, follower)
             eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
-        buddy_of(repo, here)
+        follower_of(repo, here)
         kill(repo, here)
         assert same(repo.load(name), BIG)
         retire_all(repo)
@@ -373,7 +379,7 @@ def both_are_killed(cluster: Cluster) -> None:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG)
-        kill(repo, here, buddy_of(repo, here))
+        kill(repo, here, follower_of(repo, here))
         with pytest.raises(ModelLostError, match=f"^{name}@1 is lost: "):
             repo.load(name)
         assert repo.save(name, BIG).ref == ModelRef(name, 2)
@@ -382,7 +388,7 @@ def both_are_killed(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-def no_buddy_answers(cluster: Cluster) -> None:
+def no_follower_answers(cluster: Cluster) -> None:
     del cluster
     with repository("silent") as repo:
         here = holder(repo)
@@ -403,7 +409,7 @@ def no_buddy_answers(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-# ---- nodes ----------------------------------------------------------------------------------------------------
+# ---- nodes --------------------------------------------------------------------------------------------
 
 
 def a_node_is_lost(cluster: Cluster) -> None:
@@ -429,7 +435,7 @@ def a_node_is_lost(cluster: Cluster) -> None:
         assert repo.save("after", BIG, timeout=90).ref == ModelRef("after", 1)
         assert sorted(repo.models()) == sorted([*refs, ModelRef("there", 1), ModelRef("after", 1)])
         for shard in repo._session.shards:
-            buddy_of(repo, shard)
+            follower_of(repo, shard)
         retire_all(repo)
 
 
@@ -447,14 +453,14 @@ def a_node_is_lost_with_a_path(cluster: Cluster) -> None:
         assert repo.save(home, BIG, timeout=90).ref == ModelRef(home, 2)
 
 
-def with_a_path_only_what_waits_is_mirrored(cluster: Cluster) -> None:
+def with_a_path_only_what_waits_is_replicated(cluster: Cluster) -> None:
     del cluster
     with tempfile.TemporaryDirectory() as path, repository("both-ways", path=path) as repo:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG)
         repo.flush()
-        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not mirrored")
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated")
         patch(repo, here, hold_the_disk)
         repo.save(name, {**BIG, "a": BIG["a"] * 2})
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
@@ -472,12 +478,12 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
     with tempfile.TemporaryDirectory() as path, repository("between", path=path) as repo:
         here = holder(repo)
         name = name_at(repo, here)
-        buddy_of(repo, here)
+        follower_of(repo, here)
         patch(repo, here, hold_manifests)
         repo.save(name, BIG)
         eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
         eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
-        patch(repo, here, tell_the_mirror)
+        patch(repo, here, tell_the_replica)
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
         assert same(repo.load(name), BIG)
@@ -487,19 +493,19 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
 
 
 def hold_manifests(self: Any) -> None:
-    """Let no manifest reach the disk any more in this life of a shard."""
+    """Let no manifest reach the disk any more in this incarnation of a shard."""
     self.parts[Files]._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
 
 
-def tell_the_mirror(self: Any) -> None:
-    """Have the buddies told what may go, now."""
-    mirrors = self.parts[Securing]._mirrors
-    for link in mirrors._buddies.links:
-        mirrors._keep_up(link)
+def tell_the_replica(self: Any) -> None:
+    """Have the followers told what may go, now."""
+    replication = self.parts[Securing]._replication
+    for follower in replication._replica_set.followers:
+        replication._keep_up(follower)
 
 
 def hold_the_disk(self: Any) -> None:
-    """Let nothing reach the disk any more in this life of a shard."""
+    """Let nothing reach the disk any more in this incarnation of a shard."""
     self.parts[Files]._history.persister._write = lambda job: threading.Event().wait(3600)
 
 
@@ -523,12 +529,12 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "many versions come back again and again": many_versions_come_back_again_and_again,
     "copies follow a change of shards": copies_follow_a_change_of_shards,
     **{f"home killed {when} its copy": home_killed(when) for when in ("before", "during", "after")},
-    **{f"buddy killed {when} a copy": buddy_killed(when) for when in ("before", "during", "after")},
+    **{f"follower killed {when} a copy": follower_killed(when) for when in ("before", "during", "after")},
     "a holder elsewhere is killed": a_holder_elsewhere_is_killed,
-    "an idle buddy is killed": an_idle_buddy_is_killed,
+    "an idle follower is killed": an_idle_follower_is_killed,
     "both are killed": both_are_killed,
-    "no buddy answers": no_buddy_answers,
-    "with a path only what waits is mirrored": with_a_path_only_what_waits_is_mirrored,
+    "no follower answers": no_follower_answers,
+    "with a path only what waits is replicated": with_a_path_only_what_waits_is_replicated,
     "a shard is killed between a file and its manifest": a_shard_is_killed_between_a_file_and_its_manifest,
     "a node is lost": a_node_is_lost,
     "a node is lost with a path": a_node_is_lost_with_a_path,

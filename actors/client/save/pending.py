@@ -45,10 +45,10 @@ class PendingSave:
         return self._saved
 
     def run(self, work: Callable[[], Saved]) -> None:
-        """Carry the save out in this thread; whoever waits gets its result or its error."""
+        """Carry the save out in this thread; the caller that waits gets its result or its error."""
         try:
             self._saved = work()
-        except BaseException as exc:  # noqa: BLE001  handed to whoever waits
+        except BaseException as exc:  # noqa: BLE001  handed to the caller that waits
             self._error = exc
         finally:
             self.ended_at = time.perf_counter()

@@ -32,7 +32,7 @@ class _Reserved:
 
     save: Save
     shard: int
-    life: int
+    incarnation: int
     """Process id of the shard."""
     lengths: list[int]
     """Of the blocks."""
@@ -70,8 +70,8 @@ class ReservedMemory:
             self._give_back(reserved)
             return None
         try:
-            if self._session.connection(reserved.shard, deadline).hello.pid != reserved.life:
-                return None  # it went with that life of the shard
+            if self._session.connection(reserved.shard, deadline).hello.pid != reserved.incarnation:
+                return None  # it went with that incarnation of the shard
         except MovedError:
             return None
         what = f"save of {request.name!r}"
@@ -83,7 +83,7 @@ class ReservedMemory:
             what=what,
             helper=self._helper,
             granted=list(reserved.offsets),
-            granter=reserved.life,
+            granter=reserved.incarnation,
         )
         try:
             upload.write(arrays, True)
@@ -110,7 +110,7 @@ class ReservedMemory:
         if not lengths or connection.view is None:
             return
         save = Save(self._session.client, next(self._serial), ahead=True)
-        life = connection.hello.pid
+        incarnation = connection.hello.pid
         offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
         if not offsets:
             log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
@@ -118,7 +118,7 @@ class ReservedMemory:
         for offset, length in zip(offsets, lengths, strict=True):
             connection.view.part(Part(offset, length))
         with self._lock:
-            self._waiting = _Reserved(save, near, life, lengths, offsets)
+            self._waiting = _Reserved(save, near, incarnation, lengths, offsets)
 
     def spare(self) -> None:
         """Give the memory that waits for a save back, if others wait for it."""

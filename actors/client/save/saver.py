@@ -173,7 +173,7 @@ class Saver:
                     what=what,
                     helper=self._helper,
                     granted=offsets,
-                    granter=begun.life,
+                    granter=begun.incarnation,
                 )
                 upload.write(plan.written, home == near)
             except MovedError as exc:  # it drains
@@ -302,7 +302,7 @@ class Saver:
                 continue
             try:
                 self._session.connection(shard, deadline)  # it must know this client
-                adopt = ShardCalls.adopt(upload.save, upload.life, blocks)
+                adopt = ShardCalls.adopt(upload.save, upload.incarnation, blocks)
                 self._session.call(shard, adopt, deadline.left_for(what))
             except MovedError as exc:
                 if shard == upload.shard:
@@ -310,7 +310,9 @@ class Saver:
                 raise
             upload.taken(shard, blocks)
         left = deadline.left_for(what)
-        commit = ShardCalls.commit(draft, self._session.client, upload.life, upload.blocks, leases, durable, left)
+        commit = ShardCalls.commit(
+            draft, self._session.client, upload.incarnation, upload.blocks, leases, durable, left
+        )
         waits = self._session.path is not None or self._session.topology.replicas > 1
         grace = GRACE_S if waits else 0.0
         return self._session.call(home, commit, left + grace)[0]

@@ -27,7 +27,7 @@ from ...memory.copying import copy_all
 from ...memory.memory import MemoryView
 from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
-from ...shard.holdings import INLINE_BYTES
+from ...shard.segment_memory import INLINE_BYTES
 from ..session import Session
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Upload:
         what: names the save in errors.
         helper: runs half of the copying.
         granted: offsets of parts that the shard granted already, for blocks as `announce` gave them.
-        granter: process id of the shard that did; what another life of it granted is none.
+        granter: process id of the shard that did; what another incarnation of it granted is none.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Upload:
         """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
         self.at: set[int] = set()
         """Other shards than the home that took some."""
-        self.life = 0
+        self.incarnation = 0
         """Process id of the shard whose memory was filled."""
         self.entries: dict[str, TensorEntry] = {}
         """The manifest's rows of what was written."""
@@ -114,8 +114,8 @@ class Upload:
         runs = split([array.nbytes for array in values])
         blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
         sources = [[values[i] for i in run] for run in runs]
-        self.life = connection.hello.pid
-        if self._granter != self.life:
+        self.incarnation = connection.hello.pid
+        if self._granter != self.incarnation:
             self._granted = []
         if connection.view is not None:
             self._fill_parts(blocks, sources, connection.view)

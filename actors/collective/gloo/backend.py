@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ....store.waiting import Deadline
-from ..backend import Backend, Card, Offer
+from ..backend import Backend, Endpoint, Offer
 from ..links import Link
 from ..listener import Listener, address, listen
 from ..member import Seat
@@ -50,9 +50,9 @@ class GlooBackend(Backend[GlooOffer, GlooGroup]):
         return GlooOffer(self._host or address())
 
     def _member(
-        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: GlooOffer, cards: Sequence[Card]
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: GlooOffer, endpoints: Sequence[Endpoint]
     ) -> GlooGroup:
         return GlooGroup(seat, timeout, links)
 
-    def _attach(self, group: GlooGroup, offer: GlooOffer, cards: Sequence[Card], deadline: Deadline) -> None:
-        group.attach(offer.host, offer.store, cards[0]["store"], deadline)
+    def _attach(self, group: GlooGroup, offer: GlooOffer, endpoints: Sequence[Endpoint], deadline: Deadline) -> None:
+        group.attach(offer.host, offer.store, endpoints[0]["store"], deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ..backend import Backend, Card, Offer
+from ..backend import Backend, Endpoint, Offer
 from ..links import Link
 from ..listener import Listener, address
 from ..member import Seat
@@ -36,17 +36,17 @@ class NcclBackend(Backend[Offer, NcclGroup]):
         """Open what the others connect to; see `Backend`."""
         return Offer(Listener(self._host or address()), {"device": self._cuda.identity()})
 
-    def _check(self, seat: Seat, offer: Offer, cards: Sequence[Card]) -> None:
+    def _check(self, seat: Seat, offer: Offer, endpoints: Sequence[Endpoint]) -> None:
         """Refuse two ranks on one GPU, on which NCCL would fail or wait for ever."""
         first: dict[str, int] = {}
-        for rank, card in enumerate(cards):
-            device = str(card["device"])
+        for rank, endpoint in enumerate(endpoints):
+            device = str(endpoint["device"])
             if device in first:
                 found = f"ranks {first[device]} and {rank} on one ({device})"
                 raise ValueError(f"{seat.label}: expected a GPU for each rank; found {found}")
             first[device] = rank
 
     def _member(
-        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: Offer, cards: Sequence[Card]
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: Offer, endpoints: Sequence[Endpoint]
     ) -> NcclGroup:
         return NcclGroup(seat, timeout, links, self._cuda)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ..backend import Backend, Card, Offer
+from ..backend import Backend, Endpoint, Offer
 from ..links import Link
 from ..listener import Listener
 from ..member import Seat
@@ -18,7 +18,7 @@ class SharedOffer(Offer):
 
     def __init__(self) -> None:
         self.seal = Seal()
-        super().__init__(Listener(), self.seal.card)
+        super().__init__(Listener(), self.seal.endpoint)
 
 
 class SharedBackend(Backend[SharedOffer, SharedGroup]):
@@ -30,12 +30,12 @@ class SharedBackend(Backend[SharedOffer, SharedGroup]):
         """Open what the others connect to; see `Backend`."""
         return SharedOffer()
 
-    def _check(self, seat: Seat, offer: SharedOffer, cards: Sequence[Card]) -> None:
-        found = trouble(offer.card, cards)
+    def _check(self, seat: Seat, offer: SharedOffer, endpoints: Sequence[Endpoint]) -> None:
+        found = trouble(offer.endpoint, endpoints)
         if found is not None:
             raise ValueError(f"{seat.label}: expected members that can read each other's memory; {found}")
 
     def _member(
-        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: SharedOffer, cards: Sequence[Card]
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], offer: SharedOffer, endpoints: Sequence[Endpoint]
     ) -> SharedGroup:
-        return SharedGroup(seat, timeout, links, offer.seal, cards)
+        return SharedGroup(seat, timeout, links, offer.seal, endpoints)

@@ -58,14 +58,14 @@ class Seal:
 
     >>> seal, found = Seal(), np.zeros(5, int)
     >>> source = np.arange(5)
-    >>> Memory(seal.card).read(source.ctypes.data, found)
+    >>> Memory(seal.endpoint).read(source.ctypes.data, found)
     >>> found.tolist()
     [0, 1, 2, 3, 4]
     """
 
     def __init__(self) -> None:
         self._bytes = np.frombuffer(bytearray(secrets.token_bytes(SEAL_BYTES)), np.uint8)
-        self.card: dict[str, Any] = {
+        self.endpoint: dict[str, Any] = {
             "machine": _machine(),
             "process": os.getpid(),
             "seal_at": self._bytes.ctypes.data,
@@ -84,12 +84,12 @@ class Memory:
     """The memory of a process, as seen by another one of its machine.
 
     Args:
-        card: of its `Seal`.
+        endpoint: of its `Seal`.
     """
 
-    def __init__(self, card: Mapping[str, Any]) -> None:
-        self._process, self._seal_at = int(card["process"]), int(card["seal_at"])
-        self._seal = bytes.fromhex(card["seal"])
+    def __init__(self, endpoint: Mapping[str, Any]) -> None:
+        self._process, self._seal_at = int(endpoint["process"]), int(endpoint["seal_at"])
+        self._seal = bytes.fromhex(endpoint["seal"])
 
     def read(self, address: int, target: Array) -> None:
         """Copy bytes from there, `CHUNK` at most.
@@ -119,18 +119,18 @@ class Memory:
             raise UnreadableError(f"process {self._process}: {reason}")
 
 
-def trouble(own: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> str | None:
+def trouble(own: Mapping[str, Any], endpoints: Sequence[Mapping[str, Any]]) -> str | None:
     """Try to read from all members; gives why it failed, or None.
 
     Args:
-        own: this member's card.
-        cards: all members', by rank.
+        own: this member's endpoint.
+        endpoints: all members', by rank.
     """
-    for rank, card in enumerate(cards):
-        if card["machine"] != own["machine"]:
+    for rank, endpoint in enumerate(endpoints):
+        if endpoint["machine"] != own["machine"]:
             return f"rank {rank} is on another machine, or in another container"
         try:
-            Memory(card).read(int(card["seal_at"]), np.empty(SEAL_BYTES, np.uint8))
+            Memory(endpoint).read(int(endpoint["seal_at"]), np.empty(SEAL_BYTES, np.uint8))
         except UnreadableError as exc:
             return f"the memory of rank {rank} cannot be read: {exc}"
     return None

@@ -23,7 +23,7 @@ import numpy as np
 
 from ....store.arrays import Array
 from ....store.errors import TensorMismatchError, TensorVineError
-from ..backend import Card
+from ..backend import Endpoint
 from ..buffers import Bytes, flat, typed
 from ..links import OWN, PAYLOAD_BYTES, Frame, Link
 from ..member import Member, Seat, TimedOutError
@@ -42,8 +42,8 @@ INLINE, AT, TOOK, REFUSED, PART = range(OWN, OWN + 5)
 class Peer:
     """What is under way with another member."""
 
-    def __init__(self, card: Card) -> None:
-        self.memory = Memory(card)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.memory = Memory(endpoint)
         self.sent = 0
         """Messages."""
         self.unread = 0
@@ -66,17 +66,17 @@ class SharedGroup(Member[Array]):
         timeout: as in `Member`.
         links: as in `Member`.
         seal: this member's.
-        cards: all members', by rank.
+        endpoints: all members', by rank.
     """
 
     backend: ClassVar[str] = "shared"
 
     def __init__(
-        self, seat: Seat, timeout: float, links: Mapping[int, Link], seal: Seal, cards: Sequence[Card]
+        self, seat: Seat, timeout: float, links: Mapping[int, Link], seal: Seal, endpoints: Sequence[Endpoint]
     ) -> None:
         super().__init__(seat, timeout, links)
         self._seal = seal
-        self._peers = {peer: Peer(cards[peer]) for peer in self.others}
+        self._peers = {peer: Peer(endpoints[peer]) for peer in self.others}
         self._queue: deque[tuple[Operation, Callable[[], None]]] = deque()
         """Collectives that have not begun."""
         self._collector: threading.Thread | None = None
@@ -88,7 +88,7 @@ class SharedGroup(Member[Array]):
     def _numbers(self, memory: Array) -> Numbers:
         return Numbers(memory.dtype, memory.size)
 
-    # ---- messages -------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------------
 
     def _send(self, memory: Array, to: int, seconds: float) -> Operation:
         nbytes, peer = memory.nbytes, self._peers[to]
@@ -177,7 +177,7 @@ class SharedGroup(Member[Array]):
             self.standing.check()
             memory.read(address + at, into[at : at + CHUNK])
 
-    # ---- collectives ----------------------------------------------------------------------------------------
+    # ---- collectives ----------------------------------------------------------------------------------
 
     def _broadcast(self, memory: Array, root: int, seconds: float) -> Operation:
         run = pulling.broadcast(memory.view(np.uint8), root)
@@ -256,7 +256,7 @@ class SharedGroup(Member[Array]):
                 missing.remove(peer)
                 yield peer, frame
 
-    # ---- what the connections tell --------------------------------------------------------------------------
+    # ---- what the connections tell --------------------------------------------------------------------
 
     def _take(self, peer: int, frame: Frame) -> None:
         with self._changed:
@@ -291,7 +291,7 @@ class SharedGroup(Member[Array]):
         if error is not None:
             self._broken(error)
 
-    # ---- the end --------------------------------------------------------------------------------------------
+    # ---- the end --------------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
         self._seal.break_()

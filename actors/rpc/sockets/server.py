@@ -2,7 +2,7 @@
 
 Rules
 - Calls are carried out in the event loop in which the server is made: where the engine carries out the same methods.
-- Whoever calls is served as long as it stays connected; a call whose caller has gone is brought to its end.
+- A caller is served as long as it stays connected; a call whose caller has gone is brought to its end.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class ChangeCalls:
         """Go by a new topology.
 
         Raises:
-            StorageError: what a shard that drained handed to an earlier life of this one cannot be read just now.
+            StorageError: what a shard that drained handed to an earlier incarnation of this one cannot be read just
+                now.
         """
         ...
 
@@ -55,7 +56,7 @@ class ChangeCalls:
     def take(self, bundle: Bundle, unwritten: Sequence[Unwritten], sender: Sender) -> int:
         """Become home to names; gives the bytes by which the metadata here grew.
 
-        The mirrors have them first; then the planner hears of it; then they are here.
+        The replicas have them first; then the planner hears of it; then they are here.
 
         Raises:
             MovedError: who sent them has started again since, and is home to them.

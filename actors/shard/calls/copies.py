@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Address = tuple[str, int, str]
-"""(host, port, token) of an end of the wire."""
+"""(host, port, token) of a TCP server."""
 
 
 @dataclass(frozen=True, slots=True)

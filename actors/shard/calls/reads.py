@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....store.refs import ModelRef
 from ....store.segments.segment import Block, SegmentId
-from ...collective.rendezvous import Card, Cards
+from ...collective.rendezvous import Endpoint, Endpoints
 from ...rpc.calls import remote
 from ...rpc.messages import Fetched
 from ...transport.frames import Slots
@@ -29,7 +29,7 @@ class ReadCalls:
         What is on disk only is read first. Blocks are for clients that map this shard's memory.
 
         Args:
-            client: who asks.
+            client: the caller's.
             name: of the model.
             version: its number; None: the latest.
             known: the version whose manifest the client has, and takes for the one that it asks for.
@@ -54,7 +54,7 @@ class ReadCalls:
         ...
 
     @remote("watch")
-    def meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
+    def meet(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         """Let members of a group meet here; see `collective.rendezvous`."""
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
-from ....store.versions.mirror import Kept, Stamp
+from ....store.versions.replica import Kept, SequenceNumber
 from ...rpc.calls import remote
 from .copies import Address, Original
 
@@ -18,20 +18,20 @@ class ReplicaOf:
 
     source: int
     """The shard that owns what is copied."""
-    life: int
+    incarnation: int
     """Of that shard."""
-    shelf: str
-    """Names the life of the shard that keeps the copy: in another one it has nothing of before."""
+    replica_store: str
+    """Names the incarnation of the shard that keeps the copy: in another one it has nothing of before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Answer to `open_replica`."""
 
-    shelf: str
+    replica_store: str
     """See `ReplicaOf`."""
     node: str
-    life: int
+    incarnation: int
     """The latest of the source that the keeper heard of."""
 
 
@@ -46,11 +46,11 @@ class Offer:
 
 
 class ReplicaCalls:
-    """Answered by `shard.replicas`: by the shelf, and of the shard's own copies elsewhere by `securing`."""
+    """Answered by `shard.replicas`: by the replica store, and of the shard's own copies elsewhere by `securing`."""
 
     @remote("data")
-    def open_replica(self, source: int, life: int) -> Opened:
-        """Begin a life of a shard at one that is to keep copies of it."""
+    def open_replica(self, source: int, incarnation: int) -> Opened:
+        """Begin an incarnation of a shard at one that is to keep copies of it."""
         ...
 
     @remote("data")
@@ -65,7 +65,8 @@ class ReplicaCalls:
         """Keep copies, for which there are `timeout` seconds.
 
         Raises:
-            ShardUnavailableError: it is meant for another life of the keeper, or is of a life that is over.
+            ShardUnavailableError: it is meant for another incarnation of the keeper, or is of an incarnation that is
+                over.
             StoreFullError: there is no room for a copy.
             TensorVineError: a copy could not be fetched.
         """
@@ -84,18 +85,19 @@ class ReplicaCalls:
         ...
 
     @remote("data")
-    def mark_replica(self, of: ReplicaOf, stamp: Stamp) -> tuple[int, int]:
+    def mark_replica(self, of: ReplicaOf, number: SequenceNumber) -> tuple[int, int]:
         """Hear that a copy is complete, and return how many segments and versions it has."""
         ...
 
     @remote("data")
-    def leave_replica(self, source: int, life: int) -> None:
+    def leave_replica(self, source: int, incarnation: int) -> None:
         """Let go of a copy, which another shard keeps now."""
         ...
 
     @remote("data")
-    def look_at_replica(self, source: int) -> tuple[int, Stamp]:
-        """Tell how good the copy of a shard is: (latest life of it, stamp at which the copy was complete)."""
+    def look_at_replica(self, source: int) -> tuple[int, SequenceNumber]:
+        """Tell how good the copy of a shard is: (latest incarnation of it, sequence number at which the copy was
+        complete)."""
         ...
 
     @remote("data")
@@ -108,7 +110,7 @@ class ReplicaCalls:
         """Have copies of segments of this shard on other nodes, for a version whose home is elsewhere.
 
         Raises:
-            ModelLostError: one went with an earlier life of this shard, after the home had it held.
+            ModelLostError: one went with an earlier incarnation of this shard, after the home had it held.
         """
         ...
 

@@ -56,8 +56,8 @@ class WriteCalls:
         ...
 
     @remote("ctl")
-    def adopt(self, save: Save, life: int, blocks: Sequence[Filled]) -> None:
-        """Take what a client filled, in this `life` of the shard, for a version whose home is elsewhere."""
+    def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
+        """Take what a client filled, in this `incarnation` of the shard, for a version whose home is elsewhere."""
         ...
 
     @remote("data")
@@ -72,13 +72,14 @@ class WriteCalls:
         self,
         draft: Draft,
         client: str,
-        life: int,
+        incarnation: int,
         blocks: Sequence[Filled],
         leases: Sequence[Lease],
         durable: bool,
         timeout: float,
     ) -> tuple[ModelRef, int]:
-        """Take what a client filled in this `life` of the shard, and make a version exist, on every shard it needs.
+        """Take what a client filled in this `incarnation` of the shard, and make a version exist, on every shard it
+        needs.
 
         A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
         """

@@ -4,8 +4,8 @@ Rules
 - With a path, the committed manifests on it are the truth; memory is the faster copy of the newest part.
 - A shard that starts reads all manifests: of its own names it takes the versions, of its own segments the holders.
 - A manifest that cannot be read now is not lost: it is tried again (`care`), and nothing is deleted meanwhile.
-- What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier life had only
-  in memory is lost, by name.
+- What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier incarnation had
+  only in memory is lost, by name.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from ....store.versions.manifest import Header, decode_body
 from ....store.versions.version import Draft
 from ....store.waiting import Backoff, Deadline
 from ...memory.workers import Workers
-from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, Standing, ToStore, Wanted
+from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, RecoveryInfo, ToStore, Wanted
 from ..calls import ShardCalls
 from ..context import ShardContext
-from ..holdings import INLINE_BYTES, READ_ROUNDS
+from ..segment_memory import INLINE_BYTES, READ_ROUNDS
 from .care import Care
 from .numbering import Numbering
 from .persister import Job, Persister
@@ -71,7 +71,7 @@ RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
 """How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
 
 Take = Callable[[str, Owner, int, "Callable[[], _Begun | None]"], "Awaitable[_Begun]"]
-"""Takes memory, waiting for it: `Room.taken`."""
+"""Takes memory, waiting for it: `Admission.taken`."""
 _Plan = tuple[SegmentId, list[int], int]
 """A segment to read, the slots, and their bytes in all."""
 _Begun = tuple[list[np.ndarray], "list[Future[np.ndarray | None]]", "list[Future[np.ndarray | None]]"]
@@ -91,12 +91,12 @@ class History:
     """
 
     def __init__(self, context: ShardContext, disk: Disk, settle: Callable[[], None]) -> None:
-        config, standing = context.config, context.standing
+        config, recovery_info = context.config, context.recovery_info
         self._config = config
         self._disk = disk
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._settle = settle
         self._archive = Archive(disk.uri, lambda serial: self._peers.topology.maker(serial), create=False)
@@ -109,8 +109,8 @@ class History:
         self._blamed: set[str] = set()
         self.recovered: list[ModelRef] = []
         """Versions that the disk named; those that came since are of commits on their way."""
-        if standing is not None or not self._peers.topology.former:  # one that joins brings nothing back
-            self._recover(standing)
+        if recovery_info is not None or not self._peers.topology.former:  # one that joins brings nothing back
+            self._recover(recovery_info)
         if codec is not None:
             self._workers.submit(_warm, codec)
         persister = self.persister = Persister(
@@ -127,7 +127,7 @@ class History:
         self.numbering = Numbering(config.index, self._archive.directory)
         self.care = Care(context, self._archive, self._tiers, persister, settle)
 
-    # ---- to disk ----------------------------------------------------------------------------------------
+    # ---- to disk --------------------------------------------------------------------------------------
 
     def drafted(self, draft: Draft) -> Draft:
         """Note in a draft how the version will be stored."""
@@ -197,7 +197,7 @@ class History:
         for segment in rewritable:
             self._workers.submit(self._tiers.rewrite, segment)
 
-    # ---- to memory --------------------------------------------------------------------------------------
+    # ---- to memory ------------------------------------------------------------------------------------
 
     async def load(self, what: str, wanted: Mapping[SegmentId, Sequence[int]], take: Take) -> list[np.ndarray]:
         """Bring segments into the memory, together; they stay there as long as what is given back lives.
@@ -209,7 +209,7 @@ class History:
         Args:
             what: names the load in errors.
             wanted: the slots, by segment.
-            take: `Room.taken`.
+            take: `Admission.taken`.
 
         Raises:
             CorruptDataError, StorageError: a file cannot be read; names it.
@@ -237,7 +237,7 @@ class History:
             kept.clear()
             read.clear()
             others.clear()
-        raise self._holdings.crowded(what)
+        raise self._segment_memory.crowded(what)
 
     def _begun(self, owner: Owner, wanted: Mapping[SegmentId, Sequence[int]]) -> _Begun | None:
         """Take the room for what is on disk only, and begin to read it; None: there is no room now.
@@ -248,12 +248,12 @@ class History:
         Call it with the lock held.
         """
         for again in (False, True):
-            if again and not self._holdings.let_go(wanted):
+            if again and not self._segment_memory.let_go(wanted):
                 return None
             plans = self._plans(wanted)
-            kept = self._holdings.kept(wanted)
+            kept = self._segment_memory.kept(wanted)
             lengths = [length for _, _, length in plans if length > INLINE_BYTES]
-            offsets = self._holdings.grant(owner, lengths, len(lengths))
+            offsets = self._segment_memory.grant(owner, lengths, len(lengths))
             if len(offsets) == len(lengths):
                 break
             kept.clear()
@@ -281,7 +281,7 @@ class History:
             view = self._tiers.load(segment, chosen, part, owner)
             if view is not None:
                 with self._lock:
-                    self._holdings.hash_later(segment)
+                    self._segment_memory.hash_later(segment)
             return view
         finally:
             with self._lock:
@@ -303,7 +303,7 @@ class History:
             with self._lock:
                 self._state.set_digests(segment_id, known)
 
-    # ---- checking ---------------------------------------------------------------------------------------
+    # ---- checking -------------------------------------------------------------------------------------
 
     async def check_manifest(self, header: Header, body: bytes) -> list[str]:
         """Hold a version's manifest on disk against what this shard answers; nothing when it is not due there yet."""
@@ -331,24 +331,26 @@ class History:
             if expected.get(name) != found.get(name)
         ]
 
-    # ---- starting ---------------------------------------------------------------------------------------
+    # ---- starting -------------------------------------------------------------------------------------
 
-    def _recover(self, standing: Standing | None) -> None:
+    def _recover(self, recovery_info: RecoveryInfo | None) -> None:
         began = time.monotonic()
-        index, home = self._config.index, _homes(self._config.index, self._peers.topology, standing)
+        index, home = self._config.index, _homes(self._config.index, self._peers.topology, recovery_info)
         names = self._archive.manifests()
         files = self._archive.segments()
         with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
             manifests, unread = self._read(names)
             found = recover(self._state, manifests, files, home, unread)
-            if standing is not None and self._peers.others:  # a version that only its home knows may name any of it
+            if (
+                recovery_info is not None and self._peers.others
+            ):  # a version that only its home knows may name any of it
                 self._state.hold_all(Reason.RESTORED)
         for ref, why in unread.items():
             log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
         self.recovered = self._state.version_holders()
         for reader, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, reader, segment[1])
-        if standing is None:  # when it starts again, others can be about to name these, and tell what is lost
+        if recovery_info is None:  # when it starts again, others can be about to name these, and tell what is lost
             self._archive.delete_segments(found.garbage)
             self._name_lost(names, home)
         self._log(found, len(names), time.monotonic() - began)
@@ -417,10 +419,10 @@ class History:
             chains |= self._store(shard, part)
         return chains
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _store(self, shard: int, wanted: ToStore) -> Chains:
-        """Have a shard write segments. Those that it hands over meanwhile, its heirs write as soon as they may."""
+        """Have a shard write segments. Those that it hands over meanwhile, its successors write as soon as they may."""
         deadline, pauses = Deadline.after(STORE_TIMEOUT_S), Backoff(STORE_PAUSE_S, STORE_PAUSE_S)
         while True:
             try:
@@ -430,7 +432,7 @@ class History:
             except MovedError as exc:
                 if not pauses.wait(deadline):
                     raise OperationTimeoutError(
-                        f"segments {list(wanted)}: expected an heir to have them; {exc}"
+                        f"segments {list(wanted)}: expected a successor to have them; {exc}"
                     ) from exc
             if any(self._state.where(segment) != shard for segment in wanted):
                 return self.store_elsewhere(wanted)
@@ -568,11 +570,11 @@ def _collector_paused() -> Generator[None]:
             gc.enable()
 
 
-def _homes(index: int, topology: Topology, standing: Standing | None) -> Callable[[str], int]:
+def _homes(index: int, topology: Topology, recovery_info: RecoveryInfo | None) -> Callable[[str], int]:
     """Say which names on disk are at home here: in the middle of a change, not those that others hand over still."""
-    if standing is None or not topology.former:
+    if recovery_info is None or not topology.former:
         return topology.home
-    return standing.home
+    return recovery_info.home
 
 
 def _warm(codec: Codec) -> None:

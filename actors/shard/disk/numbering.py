@@ -26,7 +26,7 @@ NUMBER_S = 1.0
 
 
 class Numbering:
-    """The log of one life of a shard.
+    """The log of one incarnation of a shard.
 
     Args:
         index: the shard's number.

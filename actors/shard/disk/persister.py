@@ -117,7 +117,7 @@ class Persister:
         self._thread = threading.Thread(target=self._run, name="tensorvine-persist", daemon=True)
         self._thread.start()
 
-    # ---- what the shard asks ----------------------------------------------------------------------------
+    # ---- what the shard asks --------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
         """Queue a version; those of one shard reach the disk in this order."""
@@ -226,7 +226,7 @@ class Persister:
             return StorageError(f"{what}: expected to reach the disk; {self.error}")
         return OperationTimeoutError(f"{what}: expected to reach the disk within its timeout; the disk is slower")
 
-    # ---- the thread -------------------------------------------------------------------------------------
+    # ---- the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """Write what is queued, as long as the process lives."""
@@ -255,7 +255,7 @@ class Persister:
     def _attempt(self, job: Job) -> Exception | None:
         try:
             self._write(job)
-        except Exception as exc:  # noqa: BLE001 - it goes to whoever waits for the version, or into the log
+        except Exception as exc:  # noqa: BLE001 - it goes to the caller that waits for the version, or into the log
             return without_frames(exc)
         return None
 

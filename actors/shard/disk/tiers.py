@@ -67,7 +67,7 @@ class Tiers:
     ) -> None:
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._archive = archive
         self._codec = codec
         self._settle = settle
@@ -78,7 +78,7 @@ class Tiers:
         self._open: LRUCache[str, SegmentFile] = LRUCache(OPEN_FILES)
         self._open_lock = threading.Lock()
 
-    # ---- to disk ----------------------------------------------------------------------------------------
+    # ---- to disk --------------------------------------------------------------------------------------
 
     def store(self, wanted: ToStore) -> Chains:
         """Bring tensors to disk, those that are not there yet, and tell what they were encoded against.
@@ -169,7 +169,7 @@ class Tiers:
         """Return the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""
         if not wanted:
             return [], {}
-        view = self._holdings.view(segment)
+        view = self._segment_memory.view(segment)
         tensors: list[Tensor] = []
         chains: dict[int, tuple[Slot, ...]] = {}
         for t in sorted(wanted, key=lambda t: t.slot):
@@ -218,7 +218,7 @@ class Tiers:
         offset = segment.offsets[base[1]] if segment is not None else GONE
         if segment is None or not isinstance(offset, int) or not segment.counts[base[1]]:
             return None
-        view = self._holdings.view(segment)
+        view = self._segment_memory.view(segment)
         return view[offset : offset + segment.sizes[base[1]]] if view is not None else None
 
     def _old(self, stored: Stored | None, live: set[int] | None, written: set[int]) -> tuple[list[Row], list[Encoded]]:
@@ -232,7 +232,7 @@ class Tiers:
         slots = sorted((file.rows.keys() if live is None else live & file.rows.keys()) - written)
         return [file.rows[slot] for slot in slots], [file.encoded(slot) for slot in slots]
 
-    # ---- to memory --------------------------------------------------------------------------------------
+    # ---- to memory ------------------------------------------------------------------------------------
 
     def plan(self, segment_id: SegmentId, slots: Sequence[int]) -> tuple[list[int], int]:
         """Say which slots a new block should have so that it has `slots`, and its length in bytes."""
@@ -258,16 +258,16 @@ class Tiers:
         finally:
             with self._lock:
                 if part is not None and filled is None:
-                    self._holdings.give_back(part, owner)
+                    self._segment_memory.give_back(part, owner)
         return filled
 
     def _filled(self, segment_id: SegmentId, chosen: Sequence[int], part: Part | None) -> np.ndarray | None:
         with self._lock:
             segment = self._segment(segment_id)
             offsets, length = segment.arranged(chosen)
-            before, sizes, view = segment.offsets, segment.sizes, self._holdings.view(segment)
+            before, sizes, view = segment.offsets, segment.sizes, self._segment_memory.view(segment)
             generation = segment.generation
-        block = self._holdings.memory.part(part) if part is not None else np.zeros(length, np.uint8)
+        block = self._segment_memory.memory.part(part) if part is not None else np.zeros(length, np.uint8)
         for slot, end in enumerate(offsets):
             if not isinstance(end, int):
                 continue
@@ -289,8 +289,8 @@ class Tiers:
             if not self._state.move(segment_id, generation, handle, offsets, length):
                 return None
             if part is not None:
-                self._holdings.keep(part, segment_id)
-            return self._holdings.view(segment)
+                self._segment_memory.keep(part, segment_id)
+            return self._segment_memory.view(segment)
 
     def digests(self, segment_id: SegmentId) -> tuple[str, ...] | None:
         """Return a segment's content hashes from its file; None where it has no file, or does not know one."""
@@ -326,7 +326,7 @@ class Tiers:
     def _check_slot(self, segment_id: SegmentId, slot: int) -> list[str]:
         with self._lock:
             segment = self._segment(segment_id)
-            stored, offset, view = segment.stored, segment.offsets[slot], self._holdings.view(segment)
+            stored, offset, view = segment.stored, segment.offsets[slot], self._segment_memory.view(segment)
             size = segment.sizes[slot]
         resident = view[offset : offset + size] if view is not None and isinstance(offset, int) else None
         if stored is None or slot not in stored.slots:
@@ -337,7 +337,7 @@ class Tiers:
             return []
         return _difference(file.where, file.rows[slot], resident.view(array.dtype).reshape(array.shape), array)
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     def _segment(self, segment_id: SegmentId) -> Segment:
         segment = self._state.segment(segment_id)

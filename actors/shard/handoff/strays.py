@@ -1,9 +1,9 @@
 """Holders here of versions that do not exist: their home died before it could have them let go.
 
 Rules
-- A shard that starts again has the others let go of what an earlier life held (`release_homes`). While the
-  topology changes that counts for nothing, and nobody names what that life had begun and told no ledger of, or what it
-  had retired and told nobody of.
+- A shard that starts again has the others let go of what an earlier incarnation held (`release_homes`). While the
+  topology changes that counts for nothing, and nobody names what that incarnation had begun and told no ledger of, or
+  what it had retired and told nobody of.
 - A version is a stray when two looks, `LOOK_S` apart, found that it is not among those that exist by the ledger here,
   and its home does not know it either. Then it is released, unless it was held anew while its home was asked: a number
   that no ledger has heard of may be given again.

@@ -1,7 +1,8 @@
-"""A shard's part in a change of the topology: names move by `elastic`, segments by `estate`; here they are told to.
+"""A shard's part in a change of the topology: names move by `name_handoff`, segments by `segment_handoff`; here they
+are told to.
 
 Rules
-- Whoever takes something over has its mirrors told before it answers.
+- Whoever takes something over has its replicas told before it answers.
 - What all shards are asked is answered with how things stood (`Tag`): the asker sees whether a name was on its way.
 """
 
@@ -23,9 +24,9 @@ from ..calls.copies import Address, Original
 from ..context import ShardContext
 from ..copying import Copying
 from ..disk.history import History
-from ..handoff.claims import Claims
-from ..handoff.elastic import Elastic
-from ..handoff.estate import Estate
+from ..handoff.name_handoff import NameHandoff
+from ..handoff.reconciliation import Reconciliation
+from ..handoff.segment_handoff import SegmentHandoff
 from ..peers import LONG_TIMEOUT_S
 from ..replicas.securing import Securing
 from ..settling import Settling
@@ -44,8 +45,8 @@ class Changes:
         context: the shard's.
         settling: carries out what follows.
         names: go and come.
-        estate: segments that go and come.
-        claims: what other homes name here, where they must still be asked.
+        segment_handoff: segments that go and come.
+        reconciliation: what other homes name here, where they must still be asked.
         history: the shard's disk, if there is one.
         copying: brings segments that come.
         securing: has copies made on other nodes.
@@ -57,9 +58,9 @@ class Changes:
         context: ShardContext,
         settling: Settling,
         *,
-        names: Elastic,
-        estate: Estate,
-        claims: Claims | None,
+        names: NameHandoff,
+        segment_handoff: SegmentHandoff,
+        reconciliation: Reconciliation | None,
         history: History | None,
         copying: Copying,
         securing: Securing,
@@ -70,28 +71,28 @@ class Changes:
         self._engine = context.engine
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._settling = settling
         self._names = names
-        self._estate = estate
-        self._claims = claims
+        self._segment_handoff = segment_handoff
+        self._reconciliation = reconciliation
         self._history = history
         self._copying = copying
         self._securing = securing
         self._writes = writes
 
-    # ---- topology ---------------------------------------------------------------------------------------
+    # ---- topology -------------------------------------------------------------------------------------
 
     @answers(ChangeCalls.learn)
     async def learn(self, topology: Topology) -> None:
         with self._lock:
-            missed = self._estate.missed(topology)
-        if missed and self._history is not None and self._claims is not None:
+            missed = self._segment_handoff.missed(topology)
+        if missed and self._history is not None and self._reconciliation is not None:
             log.warning("shard %d started again after it had heard of what %s had: it is read", self._index, missed)
-            await self._history.take_over(self._claims.ask_anew, lambda: self._names.learn(topology))
+            await self._history.take_over(self._reconciliation.ask_anew, lambda: self._names.learn(topology))
         self._names.learn(topology)
-        self._estate.learned()
+        self._segment_handoff.learned()
         await self._settling.settle()
         self._context.show()
         if topology.leaving:
@@ -109,7 +110,7 @@ class Changes:
     async def tag(self) -> Tag:
         return self._names.tag()
 
-    # ---- names ------------------------------------------------------------------------------------------
+    # ---- names ----------------------------------------------------------------------------------------
 
     @answers(ChangeCalls.hand_over)
     async def hand_over(self) -> Moved:
@@ -136,31 +137,31 @@ class Changes:
     async def arrived(self, former: int, version: int) -> None:
         self._names.arrived(former, version)
 
-    # ---- segments ---------------------------------------------------------------------------------------
+    # ---- segments -------------------------------------------------------------------------------------
 
     @answers(ChangeCalls.copy_out)
     async def copy_out(self, after: Topology) -> int:
         for ref, why in list(self._state.unread.items()):
             raise StorageError(f"shard {self._index}: expected to read {ref} before it drains; {why}")
         await self._claimed()
-        return await self._estate.copy(after)
+        return await self._segment_handoff.copy(after)
 
     @answers(ChangeCalls.has_moved)
     async def has_moved(self) -> bool:
         with self._lock:
-            return self._estate.moved
+            return self._segment_handoff.moved
 
     @answers(ChangeCalls.move_segments)
     async def move_segments(self, after: Topology) -> int:
         await self._claimed()
-        nbytes = await self._estate.hand_over(after)
+        nbytes = await self._segment_handoff.hand_over(after)
         await self._settling.settle()
         return nbytes
 
     async def _claimed(self) -> None:
         """Wait until all other shards have said what they hold here, if this one has started again."""
         deadline, pauses = Deadline.after(PEER_TIMEOUT_S), Backoff(CLAIM_PAUSE_S, CLAIM_PAUSE_S)
-        while self._claims is not None and self._claims.open:
+        while self._reconciliation is not None and self._reconciliation.open:
             if not await pauses.wait_async(deadline):
                 raise ShardUnavailableError(
                     f"shard {self._index}: expected all other shards to say what they hold here before it drains"
@@ -171,11 +172,11 @@ class Changes:
         self, moved: MovedSegment, original: Original, address: Address | None, holder: Drain | Save
     ) -> None:
         async with self._copying.copied("move", {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
-            self._estate.receive(moved, copies[moved.id], holder)
+            self._segment_handoff.receive(moved, copies[moved.id], holder)
 
     @answers(ChangeCalls.inherit)
     async def inherit(self, drain: Drain, segments: Sequence[MovedSegment]) -> list[SegmentId]:
-        lacking = self._estate.inherit(drain, segments)
+        lacking = self._segment_handoff.inherit(drain, segments)
         await self._settling.settle()
         if not lacking:
             await self._securing.segments([moved.id for moved in segments])
@@ -184,4 +185,4 @@ class Changes:
     @answers(ChangeCalls.is_needed)
     async def is_needed(self) -> bool:
         with self._lock:
-            return self._holdings.serves_saves or bool(self._writes.committing) or self._settling.is_telling
+            return self._segment_memory.serves_saves or bool(self._writes.committing) or self._settling.is_telling

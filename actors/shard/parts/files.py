@@ -1,7 +1,8 @@
 """What other homes ask of the files of a shard's segments.
 
 Rules
-- A shard that has handed its segments over has the heirs write them, once they know who holds what (`estate`).
+- A shard that has handed its segments over has the successors write them, once they know who holds what
+  (`segment_handoff`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..calls import ShardCalls
 from ..calls.files import FileCalls
 from ..context import ShardContext
 from ..disk.history import History, required
-from ..handoff.estate import Estate
+from ..handoff.segment_handoff import SegmentHandoff
 from ..settling import Settling
 
 
@@ -29,30 +30,32 @@ class Files:
         context: the shard's.
         settling: carries out what follows.
         history: the shard's disk, if there is one.
-        estate: the shard's segments, which may be elsewhere by now.
+        segment_handoff: the shard's segments, which may be elsewhere by now.
     """
 
-    def __init__(self, context: ShardContext, settling: Settling, history: History | None, estate: Estate) -> None:
+    def __init__(
+        self, context: ShardContext, settling: Settling, history: History | None, segment_handoff: SegmentHandoff
+    ) -> None:
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
         self._settling = settling
         self._history = history
-        self._estate = estate
+        self._segment_handoff = segment_handoff
 
     @answers(FileCalls.store)
     async def store(self, wanted: ToStore) -> Chains:
         history = required(self._history, self._index)
         with self._lock:
-            moved = self._estate.moved
+            moved = self._segment_handoff.moved
         if not moved:
             try:
                 return await history.store(wanted)
-            except MovedError:  # handed over while they were written; else who asks is to ask again
+            except MovedError:  # handed over while they were written; else the caller is to ask again
                 with self._lock:
-                    if not self._estate.moved:
+                    if not self._segment_handoff.moved:
                         raise
-        await self._estate.heard()
+        await self._segment_handoff.heard()
         return await asyncio.to_thread(history.store_elsewhere, wanted)
 
     @answers(FileCalls.relearn)

@@ -3,7 +3,7 @@
 Rules
 - A version's home tells the shards that have its tensors to hold and to release them. Telling twice changes nothing,
   and a release counts whether it comes after the hold that it undoes or before (`store.versions.overtaken`).
-- A shard whose segments went to its heirs passes on what it is told of them (`estate`).
+- A shard whose segments went to its successors passes on what it is told of them (`segment_handoff`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..calls import ShardCalls
 from ..calls.holders import HolderCalls
 from ..context import ShardContext
 from ..disk.care import named_here
-from ..handoff.claims import Claims, claims_on
-from ..handoff.estate import Estate
+from ..handoff.reconciliation import Reconciliation, claims_on
+from ..handoff.segment_handoff import SegmentHandoff
 from ..handoff.strays import Strays, unknown_here
 from ..settling import Settling
 
@@ -34,36 +34,42 @@ class Holders:
     Args:
         context: the shard's.
         settling: carries out what follows.
-        estate: the shard's segments, which may be elsewhere by now.
-        claims: what other homes name here, where they must still be asked.
+        segment_handoff: the shard's segments, which may be elsewhere by now.
+        reconciliation: what other homes name here, where they must still be asked.
         strays: holders that may be no version's.
     """
 
     def __init__(
-        self, context: ShardContext, settling: Settling, *, estate: Estate, claims: Claims | None, strays: Strays
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        segment_handoff: SegmentHandoff,
+        reconciliation: Reconciliation | None,
+        strays: Strays,
     ) -> None:
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
         self._settling = settling
-        self._estate = estate
-        self._claims = claims
+        self._segment_handoff = segment_handoff
+        self._reconciliation = reconciliation
         self._strays = strays
         self._overtaken = Overtaken()
         self._restarts_heard = self._peers.restarts()
-        """Shard -> the last restart of it at which its earlier life's holders went."""
+        """Shard -> the last restart of it at which its earlier incarnation's holders went."""
 
     @answers(HolderCalls.hold)
     async def hold(self, ref: ModelRef, holds: Holds) -> None:
         with self._lock:
             self._overtaken.check(ref)
             self._strays.held(ref)
-            moved = self._estate.moved
+            moved = self._segment_handoff.moved
             if not moved:
                 self._state.hold(ref, holds)
         if moved:
-            await self._estate.hold(ref, holds)
+            await self._segment_handoff.hold(ref, holds)
 
     @answers(HolderCalls.release)
     async def release(self, holder: Holder) -> None:
@@ -71,8 +77,8 @@ class Holders:
             if isinstance(holder, ModelRef):
                 if not self._state.is_holder(holder):
                     self._overtaken.released(holder)
-                if self._claims is not None:
-                    self._claims.released(holder)
+                if self._reconciliation is not None:
+                    self._reconciliation.released(holder)
             self._settling.forget(holder)
         await self._settling.settle()
 
@@ -86,13 +92,13 @@ class Holders:
                 log.warning("shard %d keeps what shard %d held: the topology changed", self._index, home)
                 return
             for ref in set(self._state.held_by(home)) - set(keep):
-                self._settling.forget(ref)  # at heirs too, by name: when they hear it, that shard may hold anew
+                self._settling.forget(ref)  # at successors too, by name: when they hear it, that shard may hold anew
         await self._settling.settle()
 
     @answers(HolderCalls.release_all)
     async def release_all(self, refs: Sequence[ModelRef]) -> None:
         with self._lock:
-            here = [ref for ref in refs if self._estate.moved or self._state.is_holder(ref)]
+            here = [ref for ref in refs if self._segment_handoff.moved or self._state.is_holder(ref)]
         for ref in here:
             await self.release(ref)
 
@@ -103,7 +109,7 @@ class Holders:
         await self._settling.settle()
         await self._settling.pass_on(ShardCalls.cool(ref))
 
-    # ---- what this home holds elsewhere -----------------------------------------------------------------
+    # ---- what this home holds elsewhere ---------------------------------------------------------------
 
     @answers(HolderCalls.named)
     async def named(self, segments: Sequence[SegmentId]) -> set[SegmentId]:

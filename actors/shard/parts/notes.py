@@ -10,7 +10,7 @@ from ...rpc.calls import answers
 from ...rpc.messages import Account
 from ..calls.notes import NoteCalls
 from ..context import ShardContext
-from ..handoff.elastic import Elastic
+from ..handoff.name_handoff import NameHandoff
 
 
 class Notes:
@@ -21,13 +21,13 @@ class Notes:
         names: which of them have gone from here in the change under way.
     """
 
-    def __init__(self, context: ShardContext, names: Elastic) -> None:
+    def __init__(self, context: ShardContext, names: NameHandoff) -> None:
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
         self._names = names
-        self._whole = context.standing is not None or not self._peers.topology.former
+        self._whole = context.recovery_info is not None or not self._peers.topology.former
         """It has heard of every commit; one that joins has not."""
 
     @answers(NoteCalls.note)

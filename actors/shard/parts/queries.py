@@ -2,7 +2,7 @@
 
 Rules
 - An answer is what the state says at one moment, under the lock.
-- What concerns one name is answered by its home only (`elastic`); the others are asked of all shards.
+- What concerns one name is answered by its home only (`name_handoff`); the others are asked of all shards.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...rpc.messages import Fetched, Matches
 from ..calls.queries import QueryCalls
 from ..context import ShardContext
 from ..disk.history import History
-from ..handoff.elastic import Elastic
+from ..handoff.name_handoff import NameHandoff
+from ..replicas.replica_store import ReplicaStore
 from ..replicas.securing import Securing
-from ..replicas.shelf import Shelf
 from ..settling import Settling
 
 
@@ -38,7 +38,7 @@ class Queries:
         names: which names are at home here.
         history: the shard's disk, if there is one.
         securing: knows of copies of this shard.
-        shelf: has copies of others.
+        replica_store: has copies of others.
     """
 
     def __init__(
@@ -46,23 +46,23 @@ class Queries:
         context: ShardContext,
         settling: Settling,
         *,
-        names: Elastic,
+        names: NameHandoff,
         history: History | None,
         securing: Securing,
-        shelf: Shelf,
+        replica_store: ReplicaStore,
     ) -> None:
         self._context = context
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._notifier = context.notifier
         self._settling = settling
         self._names = names
         self._history = history
         self._securing = securing
-        self._shelf = shelf
+        self._replica_store = replica_store
 
-    # ---- one version ------------------------------------------------------------------------------------
+    # ---- one version ----------------------------------------------------------------------------------
 
     @answers(QueryCalls.header)
     async def header(self, client: str, name: str, version: int | None) -> Header:
@@ -102,7 +102,7 @@ class Queries:
 
         return await self._notifier.until(name, look, Deadline.after(timeout))
 
-    # ---- all versions -----------------------------------------------------------------------------------
+    # ---- all versions ---------------------------------------------------------------------------------
 
     @answers(QueryCalls.models)
     async def models(self, prefix: str) -> list[ModelRef]:
@@ -127,7 +127,7 @@ class Queries:
         """Return a live version's manifest, and its blocks that lie in the memory here; with the lock held."""
         record, held = self._state.record(ref.name, ref.version, ""), self._state.held(ref)
         present = held.keys() - self._state.absent(held).keys()
-        return Fetched(record.header, record.body, self._state.blocks(present), self._holdings.epoch)
+        return Fetched(record.header, record.body, self._state.blocks(present), self._segment_memory.epoch)
 
     @answers(QueryCalls.unpin)
     async def unpin(self, leases: Sequence[Lease]) -> None:
@@ -139,7 +139,7 @@ class Queries:
         with self._lock:
             return self._state.offspring(refs)
 
-    # ---- the shard --------------------------------------------------------------------------------------
+    # ---- the shard ------------------------------------------------------------------------------------
 
     @answers(QueryCalls.stats)
     async def stats(self) -> ShardStats:
@@ -147,12 +147,12 @@ class Queries:
             versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
             return replace(
                 self._state.stats(),
-                bytes_staged=self._holdings.bytes_filling,
+                bytes_staged=self._segment_memory.bytes_filling,
                 versions_behind=versions,
                 bytes_behind=nbytes,
                 capacity=self._context.config.capacity,
                 requests=self._context.requests,
-                bytes_mirrored=self._shelf.nbytes,
+                bytes_mirrored=self._replica_store.nbytes,
                 mirrors_behind=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
             )

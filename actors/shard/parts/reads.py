@@ -16,17 +16,17 @@ from ....store.errors import ModelLostError
 from ....store.refs import ModelRef
 from ....store.segments.segment import Block, SegmentId
 from ....store.versions.version import Record
-from ...collective.rendezvous import Card, Cards, LocalRendezvous
+from ...collective.rendezvous import Endpoint, Endpoints, LocalRendezvous
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched
 from ...transport.frames import Slots
 from ...transport.parcels import PairAnswer, PairQuestion
+from ..admission import Admission
 from ..calls.reads import ReadCalls
 from ..context import ShardContext
 from ..disk.history import History, required
-from ..handoff.elastic import Elastic
-from ..holdings import READ_ROUNDS
-from ..room import Room
+from ..handoff.name_handoff import NameHandoff
+from ..segment_memory import READ_ROUNDS
 from ..serving.senders import Senders
 
 LOCK_S = 0.25
@@ -51,17 +51,17 @@ class Reads:
         self,
         context: ShardContext,
         *,
-        room: Room,
+        admission: Admission,
         history: History | None,
-        names: Elastic,
+        names: NameHandoff,
         senders: Senders,
         rendezvous: LocalRendezvous,
     ) -> None:
         self._context = context
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
-        self._room = room
+        self._segment_memory = context.segment_memory
+        self._admission = admission
         self._history = history
         self._names = names
         self._senders = senders
@@ -99,7 +99,7 @@ class Reads:
     @answers(ReadCalls.carried)
     async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
         blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
-        return await self._holdings.in_thread(self._holdings.exported, blocks, views)
+        return await self._segment_memory.in_thread(self._segment_memory.exported, blocks, views)
 
     @answers(ReadCalls.send_by)
     async def send_by(self, backend: str, member: str, question: PairQuestion) -> PairAnswer:
@@ -108,8 +108,8 @@ class Reads:
         return await asyncio.wrap_future(sender.ask(member, question))
 
     @answers(ReadCalls.meet)
-    async def meet(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        return await self._rendezvous.met(key, rank, size, card, timeout)
+    async def meet(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
+        return await self._rendezvous.met(key, rank, size, endpoint, timeout)
 
     @answers(ReadCalls.check_manifest)
     async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
@@ -122,10 +122,10 @@ class Reads:
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
         problems: list[str] = []
         for segment, slots in names.items():
-            problems += await self._holdings.in_thread(self._holdings.check, segment, slots)
+            problems += await self._segment_memory.in_thread(self._segment_memory.check, segment, slots)
         return problems + (await self._history.check_tensors(names) if self._history is not None else [])
 
-    # ---- within -----------------------------------------------------------------------------------------
+    # ---- within ---------------------------------------------------------------------------------------
 
     async def _brought(self, places: Callable[[], Slots], local: bool, what: str) -> _Found:
         """Find blocks, and read what is on disk only until all of it is in the memory at one time.
@@ -144,12 +144,12 @@ class Reads:
                     return self._found(wanted, local)
             kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
-                kept = await required(self._history, self._context.index).load(what, wanted, self._room.taken)
+                kept = await required(self._history, self._context.index).load(what, wanted, self._admission.taken)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile
                 raise
-        raise self._holdings.crowded(what)
+        raise self._segment_memory.crowded(what)
 
     def _found(self, wanted: Slots, local: bool) -> _Found:
         """Return what is wanted, all of which is in memory; for others than `local` clients, kept there.
@@ -157,7 +157,7 @@ class Reads:
         Call it with the lock held.
         """
         blocks = self._state.blocks(wanted)
-        return blocks, self._holdings.epoch, {} if local else self._holdings.views(blocks)
+        return blocks, self._segment_memory.epoch, {} if local else self._segment_memory.views(blocks)
 
 
 def _let_go_soon(kept: list[np.ndarray]) -> None:

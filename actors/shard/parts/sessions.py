@@ -48,11 +48,11 @@ class Sessions:
         self._engine = context.engine
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._settling = settling
         self._local = local
         self._senders = senders
-        self._wire = context.wire
+        self._tcp_address = context.tcp_address
         self._server = server
 
     @answers(SessionCalls.hello)
@@ -62,8 +62,8 @@ class Sessions:
             self._state.open(client, time.monotonic())
             if node == here:
                 self._local.watch(client, pid)
-        memory, socket = self._holdings.memory, await self.socket_address(node)
-        return Hello(self._index, here, os.getpid(), memory.fd, memory.capacity, self._wire, socket)
+        memory, socket = self._segment_memory.memory, await self.socket_address(node)
+        return Hello(self._index, here, os.getpid(), memory.fd, memory.capacity, self._tcp_address, socket)
 
     @answers(SessionCalls.socket_address)
     async def socket_address(self, node: str) -> SocketAddress | None:
@@ -92,6 +92,6 @@ class Sessions:
         with self._lock:
             self._state.end(client)
             if parts_too:
-                self._holdings.drop_client(client)
+                self._segment_memory.drop_client(client)
                 self._local.drop(client)
                 self._senders.left(client)

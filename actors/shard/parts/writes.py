@@ -5,7 +5,7 @@ Rules
   the save ends, and what is asked for it after that is refused (`store.versions.overtaken`).
 - A version exists when all shards that it needs hold its tensors, and its copies are where they were asked for: on
   other nodes, or on disk. Until then nobody sees it, and what went wrong is undone.
-- A name that is being written does not move to another home (`elastic`).
+- A name that is being written does not move to another home (`name_handoff`).
 - Once a version exists, nothing that comes after can fail its save: that is logged.
 """
 
@@ -31,16 +31,16 @@ from ....store.waiting import Deadline
 from ...rpc.busy import Busy
 from ...rpc.calls import answers
 from ...rpc.messages import Beginning, Begun, Filled
+from ..admission import Admission
 from ..calls import ShardCalls
 from ..calls.writes import WriteCalls
 from ..context import ShardContext
 from ..disk.history import History, required
 from ..disk.persister import Job
-from ..handoff.elastic import Elastic
-from ..handoff.estate import Estate
+from ..handoff.name_handoff import NameHandoff
+from ..handoff.segment_handoff import SegmentHandoff
 from ..replicas.securing import Securing
-from ..room import Room
-from ..serving.redis_board import RedisBoard
+from ..serving.redis_index import RedisIndex
 from ..settling import Settling
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class Writes:
         room: has memory for savers.
         history: the shard's disk, if there is one.
         names: which names are at home here.
-        estate: has what savers bring after the segments were handed over.
+        segment_handoff: has what savers bring after the segments were handed over.
         securing: has copies made on other nodes.
-        board: posts versions in Redis, if there is one.
+        redis_index: posts versions in Redis, if there is one.
     """
 
     def __init__(
@@ -65,36 +65,36 @@ class Writes:
         context: ShardContext,
         settling: Settling,
         *,
-        room: Room,
+        admission: Admission,
         history: History | None,
-        names: Elastic,
-        estate: Estate,
+        names: NameHandoff,
+        segment_handoff: SegmentHandoff,
         securing: Securing,
-        board: RedisBoard | None,
+        redis_index: RedisIndex | None,
     ) -> None:
         self._context = context
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
-        self._holdings = context.holdings
+        self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._notifier = context.notifier
         self._settling = settling
-        self._room = room
+        self._admission = admission
         self._history = history
         self._names = names
-        self._estate = estate
+        self._segment_handoff = segment_handoff
         self._securing = securing
-        self._board = board
+        self._redis_index = redis_index
         self.committing = Busy()
         """With commits, and with what comes after them."""
 
-    # ---- memory -----------------------------------------------------------------------------------------
+    # ---- memory ---------------------------------------------------------------------------------------
 
     @answers(WriteCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
-        await self._room.keep_pace(f"save of {asked.name!r}", Deadline.after(asked.timeout))
-        shard, life = self._index, os.getpid()
+        await self._admission.keep_pace(f"save of {asked.name!r}", Deadline.after(asked.timeout))
+        shard, incarnation = self._index, os.getpid()
         with self._lock:
             self._names.check(asked.name)
             self._context.requests += 1
@@ -102,10 +102,17 @@ class Writes:
             newest, version = self._state.newer(asked.name, 0), asked.version
             absent = asked.optional and newest is None
             wanted = self._filled_by(asked.client, asked.sizes)
-            offsets = self._holdings.grant(asked.save, wanted) if absent or not asked.inherits else []
+            offsets = self._segment_memory.grant(asked.save, wanted) if absent or not asked.inherits else []
             if absent:
                 return Begun(
-                    header=None, body=None, lease=None, digests={}, blocks=None, offsets=offsets, shard=shard, life=life
+                    header=None,
+                    body=None,
+                    lease=None,
+                    digests={},
+                    blocks=None,
+                    offsets=offsets,
+                    shard=shard,
+                    incarnation=incarnation,
                 )
             if asked.optional and newest is not None and version is None:
                 version = newest.version  # also where a later one cannot be read now
@@ -124,14 +131,14 @@ class Writes:
             blocks=blocks,
             offsets=offsets,
             shard=shard,
-            life=life,
+            incarnation=incarnation,
         )
 
     @answers(WriteCalls.digests)
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         if self._history is not None:
-            await self._history.digests(segments, self._room.taken)
-        for future in self._holdings.hashing(segments):
+            await self._history.digests(segments, self._admission.taken)
+        for future in self._segment_memory.hashing(segments):
             await asyncio.wrap_future(future)
         with self._lock:
             return self._state.digests(segments)
@@ -141,15 +148,16 @@ class Writes:
         with self._lock:
             self._state.open(client, time.monotonic())
             wanted = self._filled_by(client, sizes)
-            return self._holdings.reserve(save, wanted) if wanted else []
+            return self._segment_memory.reserve(save, wanted) if wanted else []
 
     def _filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
-        """Return what a client may be granted of `sizes`: a shard that drains grants nothing. See `Room.filled_by`."""
-        return () if self._context.is_leaving else self._room.filled_by(client, sizes)
+        """Return what a client may be granted of `sizes`: a shard that drains grants nothing. See
+        `Admission.filled_by`."""
+        return () if self._context.is_leaving else self._admission.filled_by(client, sizes)
 
     @answers(WriteCalls.is_short)
     async def is_short(self) -> bool:
-        return self._room.is_short()
+        return self._admission.is_short()
 
     @answers(WriteCalls.grant)
     async def grant(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
@@ -158,38 +166,38 @@ class Writes:
             if self._context.is_leaving:
                 version = self._peers.topology.version
                 raise MovedError(f"shard {self._index}: it drains: nothing new is put there", version)
-        return await self._room.granted(save, sizes, timeout, client)
+        return await self._admission.granted(save, sizes, timeout, client)
 
     @answers(WriteCalls.adopt)
-    async def adopt(self, save: Save, life: int, blocks: Sequence[Filled]) -> None:
+    async def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
         with self._lock:
-            self._holdings.adopt(save, life, blocks)
-        await self._estate.late(save, [segment for segment, _, _ in blocks])
+            self._segment_memory.adopt(save, incarnation, blocks)
+        await self._segment_handoff.late(save, [segment for segment, _, _ in blocks])
 
     @answers(WriteCalls.adopt_block)
     async def adopt_block(
         self, save: Save, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
-        (offset,) = await self._room.granted(save, [block.nbytes], timeout)
+        (offset,) = await self._admission.granted(save, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         try:
-            await self._holdings.in_thread(self._holdings.fill, part, save, block)
+            await self._segment_memory.in_thread(self._segment_memory.fill, part, save, block)
             with self._lock:
-                self._holdings.adopt(save, os.getpid(), [(segment, part, sizes)])
-            await self._estate.late(save, [segment])
+                self._segment_memory.adopt(save, os.getpid(), [(segment, part, sizes)])
+            await self._segment_handoff.late(save, [segment])
         except BaseException:
             with self._lock:
-                self._holdings.give_back(part, save)
+                self._segment_memory.give_back(part, save)
             raise
 
-    # ---- versions ---------------------------------------------------------------------------------------
+    # ---- versions -------------------------------------------------------------------------------------
 
     @answers(WriteCalls.commit)
     async def commit(
         self,
         draft: Draft,
         client: str,
-        life: int,
+        incarnation: int,
         blocks: Sequence[Filled],
         leases: Sequence[Lease],
         durable: bool,
@@ -197,15 +205,15 @@ class Writes:
     ) -> tuple[ModelRef, int]:
         deadline = Deadline.after(timeout)
         with self.committing:
-            await self._room.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
+            await self._admission.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
             with self._names.writing(draft.name):
                 with self._lock:
-                    late = self._estate.moved and blocks
+                    late = self._segment_handoff.moved and blocks
                     self._state.open(client, time.monotonic())
                 if late:
-                    await self.adopt(draft.save, life, blocks)
+                    await self.adopt(draft.save, incarnation, blocks)
                     blocks = []
-                committed = await self._commit(draft, client, life, blocks, durable, deadline)
+                committed = await self._commit(draft, client, incarnation, blocks, durable, deadline)
             ref, _ = committed
             with _after(ref):
                 await self._names.unpin(leases)
@@ -215,17 +223,17 @@ class Writes:
         return committed
 
     async def _commit(
-        self, draft: Draft, client: str, life: int, blocks: Sequence[Filled], durable: bool, deadline: Deadline
+        self, draft: Draft, client: str, incarnation: int, blocks: Sequence[Filled], durable: bool, deadline: Deadline
     ) -> tuple[ModelRef, int]:
         with self._lock:
             self._state.open(client, time.monotonic())
             draft = self._history.drafted(draft) if self._history is not None else draft
-            self._holdings.adopt(draft.save, life, blocks)
+            self._segment_memory.adopt(draft.save, incarnation, blocks)
             ref = self._state.begin_commit(draft)
         created_ns = time.time_ns()
         keepers = self._peers.keepers(draft.holds)
         try:
-            await self._estate.heard()
+            await self._segment_handoff.heard()
             await self._peers.hold(ref, draft.holds)
             await self._peers.note({ref: (draft.parent, True)})
             if durable:
@@ -258,9 +266,9 @@ class Writes:
         """Make a version exist; give (shard, version) for those that retention lets go. Call it with the lock held."""
         self._state.publish(ref, draft, created_ns)
         with _after(ref):
-            if self._board is not None:
-                self._board.announce([(draft.header(ref, created_ns), draft.body)])
-            self._holdings.end_save(draft.save)
+            if self._redis_index is not None:
+                self._redis_index.announce([(draft.header(ref, created_ns), draft.body)])
+            self._segment_memory.end_save(draft.save)
             if self._history is not None:
                 if not durable:
                     self._history.persister.add(Job(draft.header(ref, created_ns), draft.body, urgent=False))
@@ -281,7 +289,7 @@ class Writes:
     async def abort(self, save: Save, leases: Sequence[Lease]) -> None:
         with self._lock:
             self._settling.forget(save)
-            self._holdings.end_save(save)
+            self._segment_memory.end_save(save)
         await self._names.unpin(leases)
         await self._settling.settle()
 
@@ -296,8 +304,8 @@ class Writes:
                 await self._history.bury(header)
             with self._lock:
                 self._state.retire(ref)
-                if self._board is not None:
-                    self._board.retired(ref)
+                if self._redis_index is not None:
+                    self._redis_index.retired(ref)
             self._context.show()
             self._securing.news()
             await self._peers.note_gently({ref: (None, False)})

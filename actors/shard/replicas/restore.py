@@ -1,9 +1,9 @@
-"""Taking a shard's memory back from a mirror, when its process or its node was lost.
+"""Taking a shard's memory back from a replica, when its process or its node was lost.
 
 Rules
-- All other shards are asked. One that is being started again has lost its shelf, so it is not waited for long: it may
-  be waiting for this one. One that did not answer may have a mirror: it is told later to let go of it.
-- Of the mirrors the one that was complete last has everything that was committed. None: all is lost, by name.
+- All other shards are asked. One that is being started again has lost its replica store, so it is not waited for long:
+  it may be waiting for this one. One that did not answer may have a replica: it is told later to let go of it.
+- Of the replicas the one that was complete last has everything that was committed. None: all is lost, by name.
 - What the disk knows, or the ledger counts as retired, is not brought back.
 """
 
@@ -24,15 +24,15 @@ from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
-from ....store.versions.mirror import NEVER, Kept, Stamp
+from ....store.versions.replica import NEVER, Kept, SequenceNumber
 from ....store.waiting import Backoff
 from ..calls import ShardCalls
 from ..calls.copies import Original
 from ..calls.replicas import Offer
 from ..context import ShardContext
 from ..copying import fetched, large
-from ..holdings import Holdings
 from ..peers import Peers
+from ..segment_memory import SegmentMemory
 
 log = logging.getLogger(__name__)
 
@@ -51,18 +51,18 @@ _OWNER = Filling("restoring")
 class Restored:
     """What came back."""
 
-    life: int = 1
-    """The number of the shard's life: one above every one that a shelf has heard of."""
+    incarnation: int = 1
+    """The number of the shard's incarnation: one above every one that a replica store has heard of."""
     refs: list[ModelRef] = field(default_factory=list[ModelRef])
     """Versions of this home."""
-    mirrors: set[int] = field(default_factory=set[int])
-    """Shards that have mirrors of earlier lives, or may have."""
+    replicas: set[int] = field(default_factory=set[int])
+    """Shards that have replicas of earlier incarnations, or may have."""
     unheard: set[int] = field(default_factory=set[int])
-    """Those of them that did not answer: they may know of a later life than `life`."""
+    """Those of them that did not answer: they may know of a later incarnation than `incarnation`."""
 
 
 def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
-    """Bring back what the best mirror of a shard has.
+    """Bring back what the best replica of a shard has.
 
     Args:
         context: of the shard, which starts again; its state has the ledger, and what the disk brought back.
@@ -71,23 +71,23 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
     """
     index, peers = context.index, context.peers
     standings = _standings(index, peers)
-    restored = Restored(1 + max((life for life, _ in standings.values()), default=0))
+    restored = Restored(1 + max((incarnation for incarnation, _ in standings.values()), default=0))
     restored.unheard = set(peers.others) - standings.keys()
-    restored.mirrors = {shard for shard, (life, _) in standings.items() if life} | restored.unheard
-    complete = {shard: stamp for shard, (_, stamp) in standings.items() if stamp > NEVER}
+    restored.replicas = {shard for shard, (incarnation, _) in standings.items() if incarnation} | restored.unheard
+    complete = {shard: number for shard, (_, number) in standings.items() if number > NEVER}
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
         try:
             began = time.monotonic()
             offer = peers.call(shard, ShardCalls.offer_replica(index), OFFER_S)
             with context.lock:
                 wanted = _wanted(context.state, offer)
-                parts = _room(context.holdings, wanted)
+                parts = _admission(context.segment_memory, wanted)
             without = large(wanted).keys() - parts.keys()
             here = {s: o for s, o in wanted.items() if s not in without}
             _take(context, offer, here, parts)
             restored.refs = _enter(context, offer, home_of)
         except TensorVineError as exc:
-            log.error("shard %d: shard %d could not give its mirror back: %s", index, shard, exc)
+            log.error("shard %d: shard %d could not give its replica back: %s", index, shard, exc)
             continue
         log.warning(
             "shard %d started again: shard %d gave %d versions and %d of %d segments back in %.2f s",
@@ -99,14 +99,14 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
             time.monotonic() - began,
         )
         return restored
-    log.error("shard %d started again, and no other shard has a mirror of it", index)
+    log.error("shard %d started again, and no other shard has a replica of it", index)
     return restored
 
 
-def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
-    """Ask how good their mirrors are: shard -> (latest life, stamp)."""
+def _standings(index: int, peers: Peers) -> dict[int, tuple[int, SequenceNumber]]:
+    """Ask how good their replicas are: shard -> (latest incarnation, sequence number)."""
     began, pauses = time.monotonic(), Backoff(_PAUSE_S, _PAUSE_S)
-    found: dict[int, tuple[int, Stamp]] = {}
+    found: dict[int, tuple[int, SequenceNumber]] = {}
     waiting = set(peers.others)
     while waiting:
         for shard in sorted(waiting):
@@ -120,7 +120,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, Stamp]]:
             except OperationTimeoutError as exc:
                 why = exc
             if time.monotonic() - began > patience:
-                log.warning("shard %d: shard %d is not asked for a mirror any more: %s", index, shard, why)
+                log.warning("shard %d: shard %d is not asked for a replica any more: %s", index, shard, why)
                 waiting.discard(shard)
         if waiting:
             pauses.wait()
@@ -138,13 +138,13 @@ def _wanted(state: ShardState, offer: Offer) -> dict[SegmentId, Original]:
     return wanted
 
 
-def _room(holdings: Holdings, wanted: Mapping[SegmentId, Original]) -> dict[SegmentId, Part]:
+def _admission(segment_memory: SegmentMemory, wanted: Mapping[SegmentId, Original]) -> dict[SegmentId, Part]:
     """Have memory granted, as far as there is some."""
     lengths = large(wanted)
     parts: dict[SegmentId, Part] = {}
     while len(parts) < len(lengths):
         left = [s for s in lengths if s not in parts]
-        offsets = holdings.grant(_OWNER, [lengths[s] for s in left])
+        offsets = segment_memory.grant(_OWNER, [lengths[s] for s in left])
         if not offsets:
             log.error("%d segments do not fit into the memory, and are lost: %s", len(left), left[:10])
             break
@@ -155,18 +155,18 @@ def _room(holdings: Holdings, wanted: Mapping[SegmentId, Original]) -> dict[Segm
 def _take(
     context: ShardContext, offer: Offer, wanted: Mapping[SegmentId, Original], parts: Mapping[SegmentId, Part]
 ) -> None:
-    lock, state, holdings = context.lock, context.state, context.holdings
+    lock, state, segment_memory = context.lock, context.state, context.segment_memory
     try:
-        copies = fetched(wanted, parts, _OWNER, holdings, offer.address, FETCH_S)
+        copies = fetched(wanted, parts, _OWNER, segment_memory, offer.address, FETCH_S)
         with lock:
             for segment, copy in copies.items():
                 state.take_back(segment, copy.handle, copy.sizes, copy.slots)
                 if isinstance(copy.handle, Part):
-                    holdings.keep(copy.handle, segment)
-                holdings.hash_later(segment)
+                    segment_memory.keep(copy.handle, segment)
+                segment_memory.hash_later(segment)
     finally:
         with lock:
-            holdings.drop_grants(_OWNER)
+            segment_memory.drop_grants(_OWNER)
 
 
 def _enter(context: ShardContext, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:

@@ -1,7 +1,7 @@
 """Copies on other nodes before something happens: before a version exists, and before its manifest goes.
 
 Rules
-- Whose copies are wanted may be any shard's: each has its own buddies, and is asked.
+- Whose copies are wanted may be any shard's: each has its own followers, and is asked.
 - With `replicas=1` there is nothing to be done.
 """
 
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header
-from ....store.versions.mirror import Kept
+from ....store.versions.replica import Kept
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import PEER_TIMEOUT_S
+from ..admission import Admission
 from ..calls import ShardCalls
 from ..calls.replicas import ReplicaCalls
 from ..context import ShardContext
 from ..disk.history import History
-from ..room import Room
-from .mirrors import Mirrors
+from .replication import Replication
 
 
 class Securing:
@@ -31,45 +31,47 @@ class Securing:
 
     Args:
         context: the shard's.
-        mirrors: the shard's own copies elsewhere; None: it has none.
+        replication: the shard's own copies elsewhere; None: it has none.
         history: reads what is on disk only, if there is a disk.
         room: has memory for that.
     """
 
-    def __init__(self, context: ShardContext, mirrors: Mirrors | None, history: History | None, room: Room) -> None:
+    def __init__(
+        self, context: ShardContext, replication: Replication | None, history: History | None, admission: Admission
+    ) -> None:
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
-        self._mirrors = mirrors
+        self._replication = replication
         self._history = history
-        self._room = room
+        self._admission = admission
 
     @property
     def wanted(self) -> bool:
         """Whether there are to be any copies."""
-        return self._mirrors is not None
+        return self._replication is not None
 
     def have(self, ref: ModelRef) -> bool:
         """Tell whether all copies of a version are there, as far as there are to be any.
 
         Call it with the lock held, in the step in which the version comes to exist.
         """
-        return self._mirrors is None or self._mirrors.have(ref)
+        return self._replication is None or self._replication.have(ref)
 
     def news(self) -> None:
         """Something went or came other than by a commit."""
-        if self._mirrors is not None:
-            self._mirrors.news()
+        if self._replication is not None:
+            self._replication.news()
 
     @property
     def behind(self) -> int:
         """How many copies of this shard are missing, or not complete yet. Read it with the lock held."""
-        return self._mirrors.behind if self._mirrors is not None else 0
+        return self._replication.behind if self._replication is not None else 0
 
     async def version(self, draft: Draft, header: Header, deadline: Deadline) -> None:
         """Have copies of a version before it exists: of its record, and of its bytes wherever they are."""
-        if self._mirrors is None:
+        if self._replication is None:
             return
         with self._lock:
             kept = Kept(header, draft.body, self._state.graphs.packed(draft.graph_key))
@@ -77,14 +79,14 @@ class Securing:
         own = by_shard.pop(self._index, [])
         left = deadline.left()
         await asyncio.gather(
-            self._mirrors.secure(own, {header.ref: kept}, deadline),
+            self._replication.secure(own, {header.ref: kept}, deadline),
             *(self._peers.ask(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
         )
 
     async def records(self, records: Mapping[ModelRef, Kept], timeout: float = PEER_TIMEOUT_S / 2) -> None:
         """Have copies of versions' records."""
-        if self._mirrors is not None:
-            await self._mirrors.secure((), records, Deadline.after(timeout))
+        if self._replication is not None:
+            await self._replication.secure((), records, Deadline.after(timeout))
 
     @answers(ReplicaCalls.secure)
     async def secure(self, segments: Sequence[SegmentId], timeout: float) -> None:
@@ -94,12 +96,12 @@ class Securing:
 
     async def segments(self, segments: Sequence[SegmentId], timeout: float = PEER_TIMEOUT_S / 2) -> None:
         """Have copies of segments of this shard."""
-        if self._mirrors is not None:
-            await self._mirrors.secure(segments, {}, Deadline.after(timeout))
+        if self._replication is not None:
+            await self._replication.secure(segments, {}, Deadline.after(timeout))
 
     async def before_it_leaves(self, ref: ModelRef) -> None:
         """Have copies of what versions that are not on disk yet have on disk by this version's manifest only."""
-        if self._mirrors is None:
+        if self._replication is None:
             return
         with self._lock:
             record = self._state.known(ref)
@@ -112,7 +114,7 @@ class Securing:
 
     @answers(ReplicaCalls.leaves)
     async def leaves(self, ref: ModelRef, segments: Sequence[SegmentId], timeout: float) -> None:
-        if self._mirrors is None:
+        if self._replication is None:
             return
         with self._lock:
             self._state.leaves(ref)
@@ -122,16 +124,16 @@ class Securing:
             return
         deadline = Deadline.after(timeout)
         # what of it is on disk only is read: after a restart the file would be nobody's
-        views = await self._history.load(str(ref), awaited, self._room.taken) if awaited and self._history else []
+        views = await self._history.load(str(ref), awaited, self._admission.taken) if awaited and self._history else []
         try:
-            await self._mirrors.secure(needed, {}, deadline)
+            await self._replication.secure(needed, {}, deadline)
         finally:
             views.clear()
 
     async def away_from_leaving(self) -> None:
         """Wait until no shard that is about to drain keeps the copies."""
-        if self._mirrors is not None:
-            await self._mirrors.leave(Deadline.after(PEER_TIMEOUT_S / 2))
+        if self._replication is not None:
+            await self._replication.leave(Deadline.after(PEER_TIMEOUT_S / 2))
 
     def _by_shard(self, segments: Iterable[SegmentId]) -> dict[int, list[SegmentId]]:
         by_shard: dict[int, list[SegmentId]] = {}

@@ -13,7 +13,7 @@ from ....store.errors import ShardUnavailableError
 from ...collective.rendezvous import LocalRendezvous
 from ...rpc.messages import ShardConfig
 from ...transport.pair_sender import PairSender
-from .outlet import Outlet
+from .block_server import BlockServer
 
 
 class Senders:
@@ -21,13 +21,13 @@ class Senders:
 
     Args:
         config: the shard's.
-        outlet: finds what they send, if the shard has one.
+        block_server: finds what they send, if the shard has one.
         rendezvous: where readers and the shard meet.
     """
 
-    def __init__(self, config: ShardConfig, outlet: Outlet | None, rendezvous: LocalRendezvous) -> None:
+    def __init__(self, config: ShardConfig, block_server: BlockServer | None, rendezvous: LocalRendezvous) -> None:
         self._config = config
-        self._outlet = outlet
+        self._block_server = block_server
         self._rendezvous = rendezvous
         self._senders: dict[str, PairSender] = {}
 
@@ -35,7 +35,7 @@ class Senders:
         """Return the sender of a back end.
 
         Raises:
-            ShardUnavailableError: the shard has no outlet.
+            ShardUnavailableError: the shard has no block_server.
         """
         sender = self._senders.get(backend)
         if sender is None:
@@ -54,7 +54,7 @@ class Senders:
 
     def _open(self, backend: str) -> PairSender:
         index = self._config.index
-        if self._outlet is None:
+        if self._block_server is None:
             raise ShardUnavailableError(f"shard {index}: expected an address to listen at; it has none")
         label = f"{self._config.repository}/shard-{index}/{backend}"
-        return PairSender(backend, label, self._outlet.find, self._rendezvous)
+        return PairSender(backend, label, self._block_server.find, self._rendezvous)

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 from ....store.refs import ModelRef
 from ...rpc.calls import remote
+from .fork_hooks import ForkState
 from .order import ForkOrder
-from .port import ForkState
 
 
 class ForkCalls:
-    """Answered by `fork.forkable`; the first three also by `post`."""
+    """Answered by `fork.forkable`; the first three also by `mailbox`."""
 
     @remote("ctl")
     def arm(self, order: ForkOrder, step: int) -> None:
         """Take an order to fork; a training that stands still after just that step is captured as it is.
 
         Raises:
-            ForkError: as in `ForkPort.arm` and `ForkPort.capture`.
+            ForkError: as in `ForkHooks.arm` and `ForkHooks.capture`.
         """
         ...
 

@@ -22,9 +22,9 @@ from ...rpc.calls import answers
 from ..training import Training
 from ..versions import Versions
 from .calls import ForkCalls
-from .intake import Intake
+from .fork_hooks import ForkHooks, ForkState
 from .order import ForkOrder
-from .port import ForkPort, ForkState
+from .receiver import ForkReceiver
 
 TOLD_S = 30.0
 """How much later than the order to train from it a clone may be told of a fork."""
@@ -35,8 +35,8 @@ class Forkable:
 
     _where: str
     _versions: Versions
-    _port: ForkPort | None = None
-    _intake: Intake | None = None
+    _fork_hooks: ForkHooks | None = None
+    _receiver: ForkReceiver | None = None
     """Of a clone whose first step has not begun."""
     _coming: dict[str, asyncio.Future[None]]
     """Fork -> done when this clone has begun to take its state, or has refused to."""
@@ -45,8 +45,8 @@ class Forkable:
         self._connect = partial(connect, rendezvous=rendezvous)
         self._forked = training
         self._coming = {}
-        self._port = ForkPort(training, run, rank, size, self._connect)
-        training.hook(self._port)
+        self._fork_hooks = ForkHooks(training, run, rank, size, self._connect)
+        training.hook(self._fork_hooks)
 
     async def _at_boundary(self, work: Callable[[], object]) -> Any:
         """Have a job carried out between two steps."""
@@ -54,9 +54,9 @@ class Forkable:
 
     @answers(ForkCalls.arm)
     async def arm(self, order: ForkOrder, step: int) -> None:
-        port = self._ready()
-        if port.arm(order, step):
-            await self._at_boundary(port.capture)
+        fork_hooks = self._ready()
+        if fork_hooks.arm(order, step):
+            await self._at_boundary(fork_hooks.capture)
 
     @answers(ForkCalls.cancel)
     async def cancel(self, fork: str, reason: str) -> None:
@@ -73,16 +73,16 @@ class Forkable:
         began = time.time()
         coming = self._told_of(order.id)
         try:
-            intake = self._take(order, clone)
+            receiver = self._take(order, clone)
             coming.set_result(None)
         except Exception as exc:
             coming.set_exception(exc)
             coming.exception()  # it is heard here
             raise
         try:
-            await _in_thread(intake.whole, order.timeout)
+            await _in_thread(receiver.whole, order.timeout)
         except BaseException as exc:
-            intake.fail(exc)
+            receiver.fail(exc)
             raise
         return ForkState(
             step=0,
@@ -95,11 +95,11 @@ class Forkable:
             ended_at=time.time(),
         )
 
-    def _take(self, order: ForkOrder, clone: int) -> Intake:
-        if self._ready().busy or self._intake is not None or self._forked.steps_done:
+    def _take(self, order: ForkOrder, clone: int) -> ForkReceiver:
+        if self._ready().busy or self._receiver is not None or self._forked.steps_done:
             raise ForkError(f"{self._where}: adopt: expected a training that has not begun; found one that has")
-        self._intake = Intake(order, clone, self._forked, self._connect)
-        return self._intake
+        self._receiver = ForkReceiver(order, clone, self._forked, self._connect)
+        return self._receiver
 
     def _told_of(self, fork: str) -> asyncio.Future[None]:
         return self._coming.setdefault(fork, asyncio.get_running_loop().create_future())
@@ -123,12 +123,12 @@ class Forkable:
     @property
     def _forking(self) -> str | None:
         """Id of the fork under way."""
-        return self._port.busy if self._port is not None else None
+        return self._fork_hooks.busy if self._fork_hooks is not None else None
 
     @property
     def _adopting(self) -> bool:
         """Whether the state of a fork is awaited, or on its way, and no step has begun."""
-        return self._intake is not None
+        return self._receiver is not None
 
     def _await_state(self) -> None:
         """Before the first step of a clone: wait for what comes from the ranks, and have the step wait for the rest.
@@ -136,10 +136,10 @@ class Forkable:
         Raises:
             ForkError: the fork failed.
         """
-        intake, self._intake = self._intake, None
-        if intake is not None:
-            intake.received()
-            self._forked.gate(intake.wait)
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.received()
+            self._forked.gate(receiver.wait)
 
     def _before_change(self) -> None:
         """Before the state is changed between two steps: what a fork still sends of it is set aside."""
@@ -147,15 +147,15 @@ class Forkable:
 
     def _end_forks(self, why: str) -> None:
         """Give up what is under way."""
-        if self._port is not None:
-            self._port.close()
-        if self._intake is not None:
-            self._intake.fail(ForkError(why))
+        if self._fork_hooks is not None:
+            self._fork_hooks.close()
+        if self._receiver is not None:
+            self._receiver.fail(ForkError(why))
 
-    def _ready(self) -> ForkPort:
-        if self._port is None:
+    def _ready(self) -> ForkHooks:
+        if self._fork_hooks is None:
             raise ForkError(f"{self._where}: expected a training that was started; found none")
-        return self._port
+        return self._fork_hooks
 
 
 async def _in_thread(function: Callable[..., object], *arguments: object) -> Any:

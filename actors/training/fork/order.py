@@ -1,7 +1,8 @@
 """What all who take part in a fork are told.
 
 Rules
-- Whoever forks makes the order; ranks and clones compute the same plan from it, and send nothing that says what it is.
+- The caller of `fork` makes the order; ranks and clones compute the same plan from it, and send nothing that says what
+  it is.
 - The state that is described must be the same everywhere: a rank or a clone with other tensors refuses the order.
 """
 
@@ -52,7 +53,7 @@ class ForkOrder:
         sizes = [spec.nbytes for spec in self.specs]
         return plan_fork(sizes, [spec.local for spec in self.specs], sources=self.sources, groups=self.groups)
 
-    def link(self, source: int, clone: int) -> str:
+    def group_name(self, source: int, clone: int) -> str:
         """Name the group by which a rank and a clone talk."""
         return f"fork/{self.id}/{source}-{clone}"
 

@@ -27,17 +27,17 @@ from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
 from ...engine.embedded import default_engine
 from ...engine.engine import Engine
-from ..fork.port import ForkPort
+from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
+from ..mailbox import MailboxServer
 from ..outside_rank import OutsideRank
-from ..post import Postbox
 from ..training import Facts, Hooks, TensorSpec, Training
 from .hooks import Failure, Tells
 from .state import KerasState
 
 
 class FitHooks(keras.callbacks.Callback):
-    """Calls hooks in each step of `model.fit`. Whoever makes it closes it.
+    """Calls hooks in each step of `model.fit`. The caller that makes it closes it.
 
     Args:
         model: built, and compiled with an optimizer; not with XLA, and with one step per execution.
@@ -123,7 +123,7 @@ class ForkCallback(OutsideRank, FitHooks):
         rank: this rank.
         size: ranks of the run.
         steps_done: steps before the first fit.
-        engine: what runs the rank's post; None: the running Ray.
+        engine: what runs the rank's mailbox; None: the running Ray.
 
     Raises:
         ForkError: a rank of this run and number is there already.
@@ -156,10 +156,10 @@ class ForkCallback(OutsideRank, FitHooks):
         self._counted = 0
         self._ends: deque[float] = deque(maxlen=LAST_STEPS)
         joins = partial(connect, rendezvous=ActorRendezvous(self._engine))
-        self._port = ForkPort(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
-        self.hook(self._port)
+        self._fork_hooks = ForkHooks(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
+        self.hook(self._fork_hooks)
         self._node = self._engine.this_node()
-        self._post = Postbox(self._engine, run, rank, self)
+        self._mailbox = MailboxServer(self._engine, run, rank, self)
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """Tell that a step begins."""
@@ -173,7 +173,7 @@ class ForkCallback(OutsideRank, FitHooks):
         self._counted += 1
         self._ends.append(time.monotonic())
 
-    # ---- what the port reads ------------------------------------------------------------------------------
+    # ---- what the hooks read --------------------------------------------------------------------------
 
     @property
     def steps_done(self) -> int:

@@ -43,7 +43,7 @@ class KerasTraining:
 
     Args:
         context: what the rank is built from. Of its options, "learning_rate" is set here if the optimizer has no
-            schedule; others are for whoever builds the training.
+            schedule; others are for the caller that builds the training.
         model: built, and compiled with an optimizer and a loss.
         batches: called with the step (from 1), the rank and the number of ranks. Ranks should have batches of one
             size, for gradients are averaged over the ranks.

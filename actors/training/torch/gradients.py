@@ -98,7 +98,7 @@ class Gradients:
             self._following.result()
 
     def close(self) -> None:
-        """Let go of it; whoever waits gets an error. The group is its owner's to close."""
+        """Let go of it; the caller that waits gets an error. The group is its owner's to close."""
         self._reducer.close()
         self._came.put(None)
         self._thread.shutdown(wait=True)

@@ -28,10 +28,10 @@ from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
 from ...engine.embedded import default_engine
 from ...engine.engine import Engine
-from ..fork.port import ForkPort
+from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
+from ..mailbox import MailboxServer
 from ..outside_rank import OutsideRank
-from ..post import Postbox
 from ..training import Facts, TensorSpec, Training
 from .state import Scheduler, TorchState
 
@@ -47,7 +47,7 @@ class ForkableRank(OutsideRank):
         optimizer: of the model's parameters.
         scheduler: the learning-rate schedule, which the loop steps; None: none.
         steps_done: steps before this loop.
-        engine: what runs the rank's post; None: the running Ray.
+        engine: what runs the rank's mailbox; None: the running Ray.
 
     Raises:
         ForkError: a rank of this run and number is there already.
@@ -90,23 +90,23 @@ class ForkableRank(OutsideRank):
         """Held while a step begins or ends, and while a state is captured between two steps."""
         self._ends: deque[float] = deque(maxlen=LAST_STEPS)
         joins = partial(connect, rendezvous=ActorRendezvous(self._engine))
-        self._port = ForkPort(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
+        self._fork_hooks = ForkHooks(cast("Training", self), run, rank, size, joins)  # it reads the state, and no more
         self._node = self._engine.this_node()
         self._handle = optimizer.register_step_pre_hook(self._before_update)
         try:
-            self._post = Postbox(self._engine, run, rank, self)
+            self._mailbox = MailboxServer(self._engine, run, rank, self)
         except BaseException:
             self._handle.remove()
             raise
 
-    # ---- the loop's side ----------------------------------------------------------------------------------
+    # ---- the loop's side ------------------------------------------------------------------------------
 
     @contextmanager
     def step(self) -> Generator[int]:
         """Enclose one step of the loop; gives its number, from 1."""
         with self._lock:
             number, self._inside = self._done + 1, True
-            self._port.step_begins(number)
+            self._fork_hooks.step_begins(number)
         try:
             yield number
         except BaseException:
@@ -116,15 +116,15 @@ class ForkableRank(OutsideRank):
             self._done, self._inside = number, False
             self._counted += 1
             self._ends.append(time.monotonic())
-            self._port.step_ended(number)
+            self._fork_hooks.step_ended(number)
 
     def __enter__(self) -> Self:
         return self
 
     def _before_update(self, *_: object) -> None:
-        self._port.before_update()
+        self._fork_hooks.before_update()
 
-    # ---- what the port reads ------------------------------------------------------------------------------
+    # ---- what the hooks read --------------------------------------------------------------------------
 
     @property
     def steps_done(self) -> int:

@@ -48,7 +48,7 @@ class TorchTraining:
 
     Args:
         context: what the rank is built from. Of its options, "learning_rate", "momentum", "weight_decay" and "seed" are
-            set here; others are for whoever builds the training.
+            set here; others are for the caller that builds the training.
         model: it is trained in the mode in which it is.
         optimizer: any of torch.optim but LBFGS; for clipping by a norm, give it a step pre-hook.
         loss: called with the model and a batch.

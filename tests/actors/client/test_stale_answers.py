@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
-from tensorvine.actors.client.fetch.ways import SharedMemoryWay
+from tensorvine.actors.client.fetch.transports import SharedMemoryTransport
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.store import Layer, ModelGraph
 from tensorvine.store.segments.arena import Part
@@ -70,7 +70,7 @@ class TestTheShardThatAnswered:
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
         memories[0].part(part)[:] = 5
         memories[0].label(part, header_of(segment, 3))
-        way = SharedMemoryWay(session)
+        way = SharedMemoryTransport(session)
         found = way.lock(segment, Block(part, (0,), 3, shard=0))
         assert found is not None
         assert (found == 5).all()
@@ -84,4 +84,4 @@ class TestTheShardThatAnswered:
         )
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
         memory.label(part, header_of(segment, 4))
-        assert SharedMemoryWay(session).lock(segment, Block(part, (0,), 3, shard=0)) is None
+        assert SharedMemoryTransport(session).lock(segment, Block(part, (0,), 3, shard=0)) is None

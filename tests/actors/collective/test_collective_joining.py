@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.group import Group
-from tensorvine.actors.collective.rendezvous import ActorRendezvous, Card, Cards, LocalRendezvous, Meeting, Rendezvous
+from tensorvine.actors.collective.rendezvous import (
+    ActorRendezvous,
+    Endpoint,
+    Endpoints,
+    LocalRendezvous,
+    Meeting,
+    Rendezvous,
+)
 from tensorvine.actors.collective.shared import backend as shared
 from tensorvine.actors.collective.shared import crossmemory
 from tensorvine.actors.engine.ray import RayEngine
@@ -28,8 +35,8 @@ class Coroutines:
     def __init__(self) -> None:
         self._place = LocalRendezvous()
 
-    def exchange(self, key: str, rank: int, size: int, card: Card, timeout: float) -> Cards:
-        return asyncio.run(self._place.met(key, rank, size, card, timeout))
+    def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
+        return asyncio.run(self._place.met(key, rank, size, endpoint, timeout))
 
 
 @pytest.fixture(scope="module", params=["threads", "coroutines", pytest.param("cluster", marks=pytest.mark.ray)])
@@ -50,7 +57,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return exc
 
 
-def test_all_get_the_cards_of_all_by_rank(place: Rendezvous) -> None:
+def test_all_get_the_endpoints_of_all_by_rank(place: Rendezvous) -> None:
     def come(rank: int) -> Any:
         return place.exchange("k", rank, 3, {"port": 10 + rank}, 20)
 
@@ -114,7 +121,7 @@ def test_a_group_without_a_rendezvous_meets_on_the_running_ray(cluster: LocalClu
     assert at_once([partial(act, rank) for rank in range(2)]) == ["shared"] * 2
 
 
-# ---- connect ---------------------------------------------------------------------------------------------------------
+# ---- connect ------------------------------------------------------------------------------------------
 
 
 def test_auto_takes_shared_memory_on_one_machine() -> None:
@@ -132,9 +139,11 @@ def test_auto_takes_gloo_if_one_cannot_be_read_and_says_why_once(
 ) -> None:
     real, asked = crossmemory.trouble, []
 
-    def found(own: Any, cards: Any) -> str | None:
+    def found(own: Any, endpoints: Any) -> str | None:
         asked.append(own)
-        return "the memory of rank 1 cannot be read: Operation not permitted" if len(asked) == 1 else real(own, cards)
+        return (
+            "the memory of rank 1 cannot be read: Operation not permitted" if len(asked) == 1 else real(own, endpoints)
+        )
 
     monkeypatch.setattr(crossmemory, "trouble", found)
     meeting = LocalRendezvous()
@@ -152,7 +161,7 @@ def test_auto_takes_gloo_if_one_cannot_be_read_and_says_why_once(
 
 
 def test_shared_memory_that_cannot_be_read_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "trouble", lambda own, cards: "rank 1 is on another machine")
+    monkeypatch.setattr(shared, "trouble", lambda own, endpoints: "rank 1 is on another machine")
     with pytest.raises(ValueError, match=r"group 'g', epoch 0: .* rank 1 is on another machine"):
         connect("g", 0, 1, backend="shared", rendezvous=LocalRendezvous())
 
@@ -187,12 +196,14 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> Non
 
 
 def test_who_ends_before_it_connects_is_missed_and_nothing_stays_open() -> None:
-    """Rank 0 brings a card and is gone when rank 1 connects."""
+    """Rank 0 brings an endpoint and is gone when rank 1 connects."""
     before = len(os.listdir("/proc/self/fd"))
     backend = shared.SharedBackend()
     offers = [backend.offer(), backend.offer()]
     offers[0].close()
     with pytest.raises(PeerLostError, match="rank 0"):
-        backend.join(offers[1], "g", epoch=0, rank=1, size=2, cards=[offer.card for offer in offers], timeout=5.0)
+        backend.join(
+            offers[1], "g", epoch=0, rank=1, size=2, endpoints=[offer.endpoint for offer in offers], timeout=5.0
+        )
     offers[1].close()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -19,14 +19,14 @@ from tensorvine.store.errors import OperationTimeoutError, TensorMismatchError
 
 from tests.support.ranks import joined, outcomes, processes, together, wait_until
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory -------------------------------------------------------------------------------------------
 
 
 def test_a_read_brings_the_bytes_of_another_process() -> None:
     program = (
         "import numpy as np, json, sys; from tensorvine.actors.collective.shared.crossmemory import Seal\n"
         "seal, array = Seal(), np.arange(100_000)\n"
-        "print(json.dumps([seal.card, array.ctypes.data]), flush=True); sys.stdin.read(1)\n"
+        "print(json.dumps([seal.endpoint, array.ctypes.data]), flush=True); sys.stdin.read(1)\n"
         "seal.break_(); print('broken', flush=True); sys.stdin.read(1)"
     )
     with subprocess.Popen(
@@ -34,8 +34,8 @@ def test_a_read_brings_the_bytes_of_another_process() -> None:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        card, address = json.loads(process.stdout.readline())
-        memory, found = Memory(card), np.zeros(100_000, int)
+        endpoint, address = json.loads(process.stdout.readline())
+        memory, found = Memory(endpoint), np.zeros(100_000, int)
         memory.read(address, found)
         assert found.tolist() == list(range(100_000))
         process.stdin.write("x")
@@ -53,20 +53,20 @@ def test_a_read_brings_the_bytes_of_another_process() -> None:
 def test_memory_that_is_gone_is_an_error() -> None:
     seal = Seal()
     with pytest.raises(UnreadableError, match="Bad address"):
-        Memory(seal.card).read(4096, np.zeros(100, np.uint8))
+        Memory(seal.endpoint).read(4096, np.zeros(100, np.uint8))
 
 
 def test_what_cannot_be_read_is_told() -> None:
     seals = [Seal(), Seal()]
-    own = seals[0].card
-    assert trouble(own, [seal.card for seal in seals]) is None
+    own = seals[0].endpoint
+    assert trouble(own, [seal.endpoint for seal in seals]) is None
     assert "rank 1 is on another machine" in str(trouble(own, [own, own | {"machine": "elsewhere"}]))
     assert "rank 1 cannot be read" in str(trouble(own, [own, own | {"process": 2**22 - 1}]))
     other = trouble(own, [own, own | {"seal": "00" * crossmemory.SEAL_BYTES}])
     assert "another process now" in str(other)
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups -------------------------------------------------------------------------------------------
 
 
 def test_small_messages_do_not_wait_and_many_do() -> None:

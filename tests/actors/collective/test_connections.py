@@ -30,8 +30,8 @@ def host(request: pytest.FixtureRequest) -> str | None:
 
 def met(host: str | None) -> list[dict[int, Link]]:
     listeners = [Listener(host), Listener(host)]
-    cards = [one.card for one in listeners]
-    found = at_once([partial(one.meet, "g", rank, cards, SOON(10)) for rank, one in enumerate(listeners)])
+    endpoints = [one.endpoint for one in listeners]
+    found = at_once([partial(one.meet, "g", rank, endpoints, SOON(10)) for rank, one in enumerate(listeners)])
     for one in listeners:
         one.close()
     return found
@@ -115,21 +115,21 @@ def test_an_end_without_a_word_is_a_death(host: str | None) -> None:
 
 def test_strangers_are_sent_away(host: str | None) -> None:
     listeners = [Listener(host), Listener(host)]
-    cards: list[Any] = [one.card for one in listeners]
+    endpoints: list[Any] = [one.endpoint for one in listeners]
     hellos = [
         b"",
         b"no hello",
         listening.hello_of("g", 1, {"token": "0" * 32}),
-        listening.hello_of("another", 1, cards[0]),
-        listening.hello_of("g", 7, cards[0]),
+        listening.hello_of("another", 1, endpoints[0]),
+        listening.hello_of("g", 7, endpoints[0]),
         struct.pack("<I", 1),
     ]
     strangers = [socket.socket(socket.AF_INET if host else socket.AF_UNIX) for _ in hellos]
     for stranger, hello in zip(strangers, hellos, strict=True):
-        stranger.connect((host, cards[0]["port"]) if host else f"\0{cards[0]['socket']}")
+        stranger.connect((host, endpoints[0]["port"]) if host else f"\0{endpoints[0]['socket']}")
         stranger.sendall(hello)
         stranger.shutdown(socket.SHUT_WR)
-    found = at_once([partial(one.meet, "g", rank, cards, SOON(10)) for rank, one in enumerate(listeners)])
+    found = at_once([partial(one.meet, "g", rank, endpoints, SOON(10)) for rank, one in enumerate(listeners)])
     assert [list(links) for links in found] == [[1], [0]]
     for stranger in strangers:
         stranger.settimeout(5)
@@ -147,7 +147,7 @@ def test_who_listens_no_more_is_lost_and_who_does_not_come_is_late(host: str | N
     gone, there = Listener(host), Listener(host)
     gone.close()
     with pytest.raises(PeerLostError, match="g: expected rank 0 at "):
-        there.meet("g", 1, [gone.card, there.card], SOON(1))
+        there.meet("g", 1, [gone.endpoint, there.endpoint], SOON(1))
     with pytest.raises(OperationTimeoutError, match="g: expected rank 1 to connect"):
-        there.meet("g", 0, [there.card, gone.card], SOON(0.05))
+        there.meet("g", 0, [there.endpoint, gone.endpoint], SOON(0.05))
     there.close()

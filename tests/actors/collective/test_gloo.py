@@ -40,12 +40,19 @@ def join(size: int, name: str = "", epoch: int = 0, timeout: float = 20.0, order
     """Join as threads of this process; `order` says which rank comes first, second, ..."""
     backend = GlooBackend(HOST)
     offers = [backend.offer() for _ in range(size)]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     name = name or f"test-{next(_serial)}"
     with ThreadPoolExecutor(size) as pool:
         joined = [
             pool.submit(
-                backend.join, offers[rank], name, epoch=epoch, rank=rank, size=size, cards=cards, timeout=timeout
+                backend.join,
+                offers[rank],
+                name,
+                epoch=epoch,
+                rank=rank,
+                size=size,
+                endpoints=endpoints,
+                timeout=timeout,
             )
             for rank in order or range(size)
         ]
@@ -89,7 +96,7 @@ def three() -> Iterator[list[GlooGroup]]:
         yield joined
 
 
-# ---- what moves -----------------------------------------------------------------------------------------
+# ---- what moves ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "product"])
@@ -243,7 +250,7 @@ def test_wrong_arguments_are_refused_and_break_nothing(three: list[GlooGroup], c
     assert each(three, lambda group: group.barrier()) == [None] * 3
 
 
-# ---- what fails -----------------------------------------------------------------------------------------
+# ---- what fails ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(100, 50), (50, 100), (1 << 20, 10)])
@@ -335,7 +342,7 @@ def test_closed_groups_leave_nothing_behind() -> None:
     wait_until(lambda: held() <= before, f"{before} threads and files; found {held()}")
 
 
-# ---- members that die -----------------------------------------------------------------------------------
+# ---- members that die ---------------------------------------------------------------------------------
 
 
 class Process:
@@ -346,7 +353,7 @@ class Process:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen([sys.executable, script], text=True, stderr=subprocess.DEVNULL, **pipes)
 
-    def card(self) -> dict[str, Any]:
+    def endpoint(self) -> dict[str, Any]:
         return json.loads(self._out.readline())
 
     def tell(self, line: Any) -> None:
@@ -377,11 +384,11 @@ def mortal() -> Iterator[Callable[..., tuple[list[GlooGroup], Process]]]:
         processes.append(process)
         backend, name = GlooBackend(HOST), f"mortal-{next(_serial)}"
         offers = [backend.offer() for _ in range(size - 1)]
-        cards = [offer.card for offer in offers] + [process.card()]
-        process.tell({"name": name, "epoch": 3, "rank": size - 1, "cards": cards, "timeout": 20.0})
+        endpoints = [offer.endpoint for offer in offers] + [process.endpoint()]
+        process.tell({"name": name, "epoch": 3, "rank": size - 1, "endpoints": endpoints, "timeout": 20.0})
         with ThreadPoolExecutor(size) as pool:
             joining = [
-                pool.submit(backend.join, offer, name, epoch=3, rank=rank, size=size, cards=cards, timeout=20.0)
+                pool.submit(backend.join, offer, name, epoch=3, rank=rank, size=size, endpoints=endpoints, timeout=20.0)
                 for rank, offer in enumerate(offers)
             ]
         joined.extend(future.result() for future in joining)
@@ -453,12 +460,12 @@ def test_a_death_reaches_those_who_wait_for_others(mortal: Callable[..., tuple[l
 def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
     backend = GlooBackend(HOST)
     offers = [backend.offer() for _ in range(3)]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     offers[2].close()
 
     def act(rank: int) -> Any:
         with pytest.raises(OperationTimeoutError, match="expected rank 2 to connect"):
-            backend.join(offers[rank], "missing", epoch=0, rank=rank, size=3, cards=cards, timeout=0.5)
+            backend.join(offers[rank], "missing", epoch=0, rank=rank, size=3, endpoints=endpoints, timeout=0.5)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(act, range(2)))
@@ -467,10 +474,10 @@ def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
 def test_a_member_whose_peer_is_gone_names_it() -> None:
     backend = GlooBackend(HOST)
     offers = [backend.offer() for _ in range(2)]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     offers[0].close()
     with pytest.raises(PeerLostError, match="expected rank 0 at 127"):
-        backend.join(offers[1], "gone", epoch=0, rank=1, size=2, cards=cards, timeout=5.0)
+        backend.join(offers[1], "gone", epoch=0, rank=1, size=2, endpoints=endpoints, timeout=5.0)
 
 
 def test_tags_differ_where_numbers_or_sizes_do() -> None:

@@ -70,7 +70,7 @@ def same(found: np.ndarray, expected: np.ndarray) -> bool:
     return found.dtype == expected.dtype and bool(((found == expected) | nan).all())
 
 
-# ---- what moves ---------------------------------------------------------------------------------------------
+# ---- what moves ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -333,7 +333,7 @@ def test_memory_that_only_the_group_keeps_is_kept(joined):
     assert each(joined(2), act) == [None] * 2
 
 
-# ---- many at once -------------------------------------------------------------------------------------------
+# ---- many at once -------------------------------------------------------------------------------------
 
 LENGTHS = st.sampled_from([0, 1, 7, 1001, 8 << 10, (8 << 10) + 1, 100_003, MIB + 1])
 RANKS = st.integers(0, 2)
@@ -451,7 +451,7 @@ def test_groups_overlap_in_other_orders_of_the_same_members(backend):
         assert list(pool.map(member, range(3))) == [[2, 0, 2]] * 3
 
 
-# ---- joining and leaving ------------------------------------------------------------------------------------
+# ---- joining and leaving ------------------------------------------------------------------------------
 
 
 def test_members_join_and_leave_by_the_next_epoch(backend):
@@ -551,13 +551,13 @@ def test_auto_is_shared_memory_on_one_machine():
 
 
 class FarAway(LocalRendezvous):
-    """Shows rank 1's card as that of another machine."""
+    """Shows rank 1's endpoint as that of another machine."""
 
-    def exchange(self, key: str, rank: int, size: int, card: Any, timeout: float) -> list[dict[str, Any]]:
-        cards = super().exchange(key, rank, size, card, timeout)
-        if "machine" in cards[1].get("card", {}):
-            cards[1] = {**cards[1], "card": {**cards[1]["card"], "machine": "another"}}
-        return cards
+    def exchange(self, key: str, rank: int, size: int, endpoint: Any, timeout: float) -> list[dict[str, Any]]:
+        endpoints = super().exchange(key, rank, size, endpoint, timeout)
+        if "machine" in endpoints[1].get("endpoint", {}):
+            endpoints[1] = {**endpoints[1], "endpoint": {**endpoints[1]["endpoint"], "machine": "another"}}
+        return endpoints
 
 
 def test_auto_is_gloo_where_a_member_is_elsewhere_and_says_why_once(caplog):
@@ -572,7 +572,7 @@ def test_auto_is_gloo_where_a_member_is_elsewhere_and_says_why_once(caplog):
     assert "rank 1 is on another machine" in said[0]
 
 
-# ---- wrong arguments ----------------------------------------------------------------------------------------
+# ---- wrong arguments ----------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[Group], Any], type[Exception], str]] = {
     "no such rank": (lambda g: g.isend(np.zeros(1), 2), ValueError, "expected another rank from 0 to 1; found it, 2"),
@@ -635,7 +635,7 @@ def test_wrong_arguments_are_refused_and_break_nothing(joined, case):
     assert each(members, lambda group: group.barrier()) == [None] * 2
 
 
-# ---- what breaks a group ------------------------------------------------------------------------------------
+# ---- what breaks a group ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(100, 50), (50, 100), (0, 1), (MIB, 100), (3 * MIB, MIB)])

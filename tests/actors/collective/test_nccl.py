@@ -34,11 +34,18 @@ _serial = count()
 def groups(backends: list[NcclBackend], timeout: float = 20.0) -> Iterator[list[NcclGroup]]:
     size, name = len(backends), f"test-{next(_serial)}"
     offers = [backend.offer() for backend in backends]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     with ThreadPoolExecutor(size) as pool:
         joining = [
             pool.submit(
-                backends[rank].join, offers[rank], name, epoch=0, rank=rank, size=size, cards=cards, timeout=timeout
+                backends[rank].join,
+                offers[rank],
+                name,
+                epoch=0,
+                rank=rank,
+                size=size,
+                endpoints=endpoints,
+                timeout=timeout,
             )
             for rank in range(size)
         ]
@@ -97,7 +104,7 @@ def mixed(values: np.ndarray) -> Any:
 PLACES = pytest.mark.parametrize("place", [on_device, on_host, mixed])
 
 
-# ---- what moves -----------------------------------------------------------------------------------------
+# ---- what moves ---------------------------------------------------------------------------------------
 
 
 @PLACES
@@ -199,7 +206,7 @@ def test_a_group_of_one_has_nobody_to_wait_for() -> None:
         assert array.tolist() == [0, 1, 2]
 
 
-# ---- what is refused ------------------------------------------------------------------------------------
+# ---- what is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,13 +249,13 @@ def test_two_ranks_on_one_gpu_are_refused_by_all() -> None:
     world = World()
     backends = [NcclBackend(HOST, StandIn(world, name)) for name in ("a", "b", "a")]
     offers = [backend.offer() for backend in backends]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     for rank, backend in enumerate(backends):
         with pytest.raises(ValueError, match=r"a GPU for each rank; found ranks 0 and 2 on one \(a\)"):
-            backend.join(offers[rank], "shared", epoch=0, rank=rank, size=3, cards=cards, timeout=5.0)
+            backend.join(offers[rank], "shared", epoch=0, rank=rank, size=3, endpoints=endpoints, timeout=5.0)
 
 
-# ---- what fails -----------------------------------------------------------------------------------------
+# ---- what fails ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(8, 16), (16, 8), (8, 0), (0, 8)])
@@ -367,7 +374,7 @@ def test_closing_ends_waits_and_threads() -> None:
     assert {thread.name for thread in threading.enumerate()} <= before
 
 
-# ---- GPUs -----------------------------------------------------------------------------------------------
+# ---- GPUs ---------------------------------------------------------------------------------------------
 
 
 def real(size: int) -> list[NcclBackend]:
@@ -401,10 +408,10 @@ def test_nccl_itself_with_one_rank(where: str) -> None:
 def test_a_gpu_has_one_name_and_refuses_a_second_rank() -> None:
     backends = [*real(1), *real(1)]
     offers = [backend.offer() for backend in backends]
-    cards = [offer.card for offer in offers]
+    endpoints = [offer.endpoint for offer in offers]
     for rank, backend in enumerate(backends):
         with pytest.raises(ValueError, match="a GPU for each rank"):
-            backend.join(offers[rank], "one-gpu", epoch=0, rank=rank, size=2, cards=cards, timeout=5.0)
+            backend.join(offers[rank], "one-gpu", epoch=0, rank=rank, size=2, endpoints=endpoints, timeout=5.0)
 
 
 @pytest.mark.skipif(gpus() < 2, reason="needs CuPy and two GPUs")

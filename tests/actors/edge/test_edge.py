@@ -1,4 +1,4 @@
-"""Consumers outside the cluster: a real Redis, real wire servers, and all that can go away."""
+"""Consumers outside the cluster: a real Redis, real TCP servers, and all that can go away."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tensorvine.actors import Repository
 from tensorvine.actors.edge.consumer import EdgeConsumer
 from tensorvine.actors.edge.listener import COMPARE_S
 from tensorvine.actors.rpc.messages import ShardConfig
-from tensorvine.actors.rpc.redis_link import enter_start
-from tensorvine.actors.shard.serving.redis_board import RedisBoard
-from tensorvine.actors.transport.wire import Served, WireServer
+from tensorvine.actors.rpc.redis_connection import enter_start
+from tensorvine.actors.shard.serving.redis_index import RedisIndex
+from tensorvine.actors.transport.tcp import Served, TcpServer
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     CorruptDataError,
@@ -83,7 +83,7 @@ class Tagged:
 
 
 class Site:
-    """A repository of one shard as it looks from outside: what it posts in Redis, and its wire server."""
+    """A repository of one shard as it looks from outside: what it posts in Redis, and its TCP server."""
 
     def __init__(self, server: RedisServer, start: str = "s1") -> None:
         enter_start(server.url, "repo", start)
@@ -91,7 +91,7 @@ class Site:
             repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start=start
         )
         self._graphs: dict[bytes, ModelGraph] = {}
-        self.board = RedisBoard(server.url, config, lambda key: self._graphs[key].to_json())
+        self.board = RedisIndex(server.url, config, lambda key: self._graphs[key].to_json())
         self.held: dict[SegmentId, tuple[np.ndarray, dict[int, tuple[int, int]], list[str]]] = {}
         self._versions: dict[str, int] = {}
         self._serial = itertools.count(1)
@@ -99,7 +99,7 @@ class Site:
 
     def listen(self) -> None:
         """Serve, at a place that was never used before."""
-        self.wire = WireServer(self._answer, "127.0.0.1")
+        self.wire = TcpServer(self._answer, "127.0.0.1")
         self.board.shard_at(*self.wire.address, self.wire.token)
 
     def save(self, name: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph = NO_GRAPH) -> ModelRef:
@@ -278,7 +278,7 @@ class TestLoading:
         site.held[(0, 1)][0][0] ^= 1
         with EdgeConsumer(server.url, "m", repository="repo") as consumer:
             assert consumer.wait_newer(0, PATIENCE_S) is not None
-            with pytest.raises(CorruptDataError, match=r"tensor 'a' by the wire for m@1 .*expected content"):
+            with pytest.raises(CorruptDataError, match=r"tensor 'a' by TCP for m@1 .*expected content"):
                 consumer.load()
 
     def test_a_version_whose_bytes_are_lost_is_answered_so(self, server: RedisServer, site: Site) -> None:

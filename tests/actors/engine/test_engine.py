@@ -81,7 +81,7 @@ class EngineContract:
     def ask(self, engine: Engine, actor: Any, method: str, *arguments: Any) -> Any:
         return engine.result(engine.call(actor, method, *arguments), PATIENCE_S, "probe")
 
-    # ---- actors -----------------------------------------------------------------------------------------
+    # ---- actors ---------------------------------------------------------------------------------------
 
     def test_this_node_is_the_first_of_the_nodes(self, engine):
         first, *_ = engine.nodes()
@@ -131,7 +131,7 @@ class EngineContract:
     def test_killing_what_is_not_there_is_no_error(self, engine):
         engine.kill("no-such-actor")
 
-    # ---- errors -----------------------------------------------------------------------------------------
+    # ---- errors ---------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("relayed", [False, True], ids=["to-a-client", "to-an-actor"])
     def test_an_error_of_the_tree_arrives_as_itself(self, engine, names, probe, other, relayed):
@@ -161,7 +161,7 @@ class EngineContract:
         with pytest.raises(OperationTimeoutError, match=names[0]):
             self.ask(engine, other, "relay", names[0], "hear", [new_name()], SOON_S)
 
-    # ---- blocks -----------------------------------------------------------------------------------------
+    # ---- blocks ---------------------------------------------------------------------------------------
 
     def test_an_actors_block_comes_back_read_only(self, engine, probe):
         block = np.arange(1 << 17).astype(np.uint8)
@@ -187,7 +187,7 @@ class EngineContract:
         (found,) = engine.get(self.ask(engine, other, "keep", handle), PATIENCE_S, "other")
         assert found.tolist() == [3] * 10
 
-    # ---- concurrency ------------------------------------------------------------------------------------
+    # ---- concurrency ----------------------------------------------------------------------------------
 
     def test_a_stalled_data_call_blocks_neither_ctl_nor_watch(self, engine, probe):
         gate, topic = new_name(), new_name()
@@ -206,7 +206,7 @@ class EngineContract:
         self.ask(engine, probe, "tell", topic)
         assert [engine.result(poll, PATIENCE_S, "probe") for poll in polls] == [topic] * 100
 
-    # ---- death: last, for where actors share a process it takes others along ----------------------------
+    # ---- death: last, for where actors share a process it takes others along --------------------------
 
     def test_a_process_that_dies_takes_its_calls_and_its_blocks(self, engine, spawn):
         _, actor = spawn()
@@ -283,7 +283,7 @@ def until(condition: Callable[[], Any]) -> Any:
     return answer
 
 
-# ---- what Ray's errors mean ------------------------------------------------------------------------------
+# ---- what Ray's errors mean ---------------------------------------------------------------------------
 
 
 def task_error(cause: Exception) -> ray.exceptions.RayTaskError:
@@ -341,7 +341,7 @@ def test_an_error_of_rays_that_means_nothing_here_stays_itself():
     assert caught.value is error
 
 
-# ---- shards at work on Dask ------------------------------------------------------------------------------
+# ---- shards at work on Dask ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -390,21 +390,21 @@ def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
     with on_dask.longest_prefix(graph_of(5)) as match:
         assert match.ref == saved.ref
         assert match.layers == {"in": "in", "body": "body"}
-        heir = on_dask.save(child, {"head/w": LARGE}, graph=graph_of(5), parent=match.ref, inherit=match.layers)
-    assert (heir.bytes_written, heir.bytes_inherited) == (LARGE.nbytes, BODY.nbytes)
-    assert on_dask.owners(heir.ref) == {"body/w": saved.ref, "head/w": heir.ref}
-    assert on_dask.lineage(heir.ref) == [heir.ref, saved.ref]
+        successor = on_dask.save(child, {"head/w": LARGE}, graph=graph_of(5), parent=match.ref, inherit=match.layers)
+    assert (successor.bytes_written, successor.bytes_inherited) == (LARGE.nbytes, BODY.nbytes)
+    assert on_dask.owners(successor.ref) == {"body/w": saved.ref, "head/w": successor.ref}
+    assert on_dask.lineage(successor.ref) == [successor.ref, saved.ref]
 
     on_dask.retire(saved.ref)
-    loaded = on_dask.load(heir.ref)
+    loaded = on_dask.load(successor.ref)
     assert np.array_equal(loaded["body/w"], BODY)
     assert np.array_equal(loaded["head/w"], LARGE)
     assert not loaded["body/w"].flags.writeable
-    assert on_dask.models() == [heir.ref]
+    assert on_dask.models() == [successor.ref]
     with pytest.raises(ModelNotFoundError, match=str(saved.ref)):
         on_dask.load(saved.ref)
 
-    on_dask.retire(heir.ref)
+    on_dask.retire(successor.ref)
     until(lambda: on_dask.stats().bytes_memory == 0)
     stats = on_dask.stats()
     assert (stats.models, stats.tensors, stats.bytes_memory) == (0, 0, 0)

@@ -19,8 +19,8 @@ from tensorvine.actors.memory import locks as locks_module
 from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.memory.pages import CHUNK_BYTES
-from tensorvine.actors.shard import holdings as holdings_module
-from tensorvine.actors.shard.holdings import Holdings
+from tensorvine.actors.shard import segment_memory as segment_memory_module
+from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
@@ -295,19 +295,19 @@ class TestOldKernels:
             SharedMemory(1 << 20)
 
 
-class TestHoldings:
+class TestSegmentMemory:
     """What a shard's memory does while somebody copies in it."""
 
     SIZES = (256 << 10, 256 << 10)
 
-    def start(self, capacity: int) -> tuple[Holdings, ShardState]:
+    def start(self, capacity: int) -> tuple[SegmentMemory, ShardState]:
         lock = threading.RLock()
         state = ShardState(0, lambda name: 0)
         state.open("c", 0.0)
         engine: Any = None
-        return Holdings(state, lock, engine, capacity, 0), state
+        return SegmentMemory(state, lock, engine, capacity, 0), state
 
-    def saved(self, held: Holdings, segment: SegmentId, value: int) -> Part:
+    def saved(self, held: SegmentMemory, segment: SegmentId, value: int) -> Part:
         length = layout(self.SIZES)[1]
         (offset,) = held.grant(Save("c", 1), [length])
         part = Part(offset, length)
@@ -354,7 +354,7 @@ class TestHoldings:
             others.extend(held.grant(Save("c", 2), [length]))
             true(target, source)
 
-        monkeypatch.setattr(holdings_module.np, "copyto", copyto)
+        monkeypatch.setattr(segment_memory_module.np, "copyto", copyto)
         held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
         monkeypatch.undo()
         assert others == []

@@ -72,8 +72,8 @@ class Taker:
             context_of(self.state),
             nothing,
             names=asked,
-            estate=nothing,
-            claims=None,
+            segment_handoff=nothing,
+            reconciliation=None,
             history=None,
             copying=nothing,
             securing=asked,
@@ -103,7 +103,7 @@ class Taker:
         asyncio.run(self.changes.take(bundle(), [], (SENDER, 3)))
 
 
-def test_mirrors_have_names_before_the_planner_hears_of_them_and_they_are_here_last() -> None:
+def test_replicas_have_names_before_the_planner_hears_of_them_and_they_are_here_last() -> None:
     taker = Taker(refused=False)
     taker.run()
     assert taker.told == [("records", {REF}), ("announce", {REF})]

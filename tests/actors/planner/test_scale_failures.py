@@ -55,9 +55,9 @@ def fill(repo: Repository) -> list[ModelRef]:
     """Save some models, whose names move slowly while their shards live."""
 
     def slowly(_: object) -> None:
-        from tensorvine.actors.shard.handoff import elastic
+        from tensorvine.actors.shard.handoff import name_handoff
 
-        elastic.CHUNK_NAMES, elastic.PAUSE_S = 1, 0.1
+        name_handoff.CHUNK_NAMES, name_handoff.PAUSE_S = 1, 0.1
 
     for shard in repo.shards:
         in_shard(repo, shard, slowly)

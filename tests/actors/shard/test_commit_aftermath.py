@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning, ShardConfig
+from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.context import ShardContext
-from tensorvine.actors.shard.handoff.elastic import Elastic
-from tensorvine.actors.shard.handoff.estate import Estate
+from tensorvine.actors.shard.handoff.name_handoff import NameHandoff
+from tensorvine.actors.shard.handoff.segment_handoff import SegmentHandoff
 from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.parts.holders import Holders
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.actors.shard.peers import Peers
 from tensorvine.actors.shard.replicas.securing import Securing
-from tensorvine.actors.shard.room import Room
 from tensorvine.actors.shard.settling import Settling
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import MovedError, OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
@@ -64,18 +64,18 @@ class GoneEngine:
         return None
 
 
-class QuietRoom:
-    """Room for all."""
+class QuietAdmission:
+    """Admission for all."""
 
     async def keep_pace(self, what: str, deadline: Deadline) -> None:
         pass
 
 
-class QuietEstate:
+class QuietSegmentHandoff:
     """Segments that stay."""
 
     moved = is_telling = False
-    heirs: tuple[int, ...] = ()
+    successors: tuple[int, ...] = ()
 
     async def heard(self) -> None:
         pass
@@ -85,11 +85,11 @@ class Home:
     """A shard's rules and the parts that a commit in memory needs.
 
     Args:
-        estate: the shard's segments; None: they stay.
+        segment_handoff: the shard's segments; None: they stay.
         roomy: there is memory for one block of `BYTES`, and the client is this process.
     """
 
-    def __init__(self, estate: Callable[[ShardContext], Any] | None = None, *, roomy: bool = False) -> None:
+    def __init__(self, segment_handoff: Callable[[ShardContext], Any] | None = None, *, roomy: bool = False) -> None:
         engine: Any = GoneEngine()
         config = ShardConfig(
             repository="gone", index=0, shards=(0, 1), capacity=BYTES, preallocate_bytes=0, session_s=60.0
@@ -97,29 +97,29 @@ class Home:
         self.peers = Peers(engine, config)
         self.state = ShardState(0, lambda name: 0)
         self.context = context = replace(context_of(self.state, self.peers, engine=engine), config=config)
-        holdings: Any = context.holdings
-        holdings.adopt = lambda save, life, blocks: [self.state.adopt(save, *block) for block in blocks]
-        room: Any = QuietRoom()
+        segment_memory: Any = context.segment_memory
+        segment_memory.adopt = lambda save, life, blocks: [self.state.adopt(save, *block) for block in blocks]
+        room: Any = QuietAdmission()
         if roomy:
             clients = LocalClients()
             clients.watch(CLIENT, os.getpid())
-            room = Room(with_memory(context), clients, None)
-        segments: Any = estate(context) if estate is not None else QuietEstate()
+            room = Admission(with_memory(context), clients, None)
+        segments: Any = segment_handoff(context) if segment_handoff is not None else QuietSegmentHandoff()
         self.settling = Settling(context, segments)
         securing = Securing(context, None, None, room)
-        self.names = Elastic(context, None, None, securing)
+        self.names = NameHandoff(context, None, None, securing)
         self.writes = Writes(
             context,
             self.settling,
-            room=room,
+            admission=room,
             history=None,
             names=self.names,
-            estate=segments,
+            segment_handoff=segments,
             securing=securing,
-            board=None,
+            redis_index=None,
         )
         strays = Strays(context, lambda: True)
-        self.holders = Holders(context, self.settling, estate=segments, claims=None, strays=strays)
+        self.holders = Holders(context, self.settling, segment_handoff=segments, reconciliation=None, strays=strays)
 
     def save(self, leases: list[Lease], holds: dict[tuple[int, int], list[int]] | None = None) -> ModelRef:
         graph = ModelGraph(())
@@ -224,18 +224,18 @@ def test_a_shard_whose_names_move_waits_for_the_first_version_of_a_new_one(
     assert heard == ["take", "arrived"]
 
 
-# ---- releases while a shard drains ----------------------------------------------------------------------------
+# ---- releases while a shard drains --------------------------------------------------------------------
 
 
-def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(Estate)
+def test_successors_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(SegmentHandoff)
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
     for holder in (ModelRef("m", 1), ModelRef("m", 2)):
         home.state.hold(holder, {SEGMENT: [0]})
     after = Topology("gone", (0, 1), "starter").shrunk([0])
-    estate = home.settling._estate
-    estate._copied.add(SEGMENT)
+    segment_handoff = home.settling._segment_handoff
+    segment_handoff._copied.add(SEGMENT)
     heard: list[Any] = []
     slow = asyncio.Event()
 
@@ -248,7 +248,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pyt
         return []
 
     async def drain() -> None:
-        moving = asyncio.create_task(estate.hand_over(after))
+        moving = asyncio.create_task(segment_handoff.hand_over(after))
         await asyncio.sleep(0)
         await home.holders.release(ModelRef("m", 1))
         assert heard == []
@@ -261,7 +261,7 @@ def test_heirs_hear_who_holds_what_before_they_hear_who_lets_go(monkeypatch: pyt
     assert heard == [SAVE, ModelRef("m", 1), ModelRef("m", 2), (1, "release", ModelRef("m", 1))]
 
 
-def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told(
+def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_successors_are_told(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[int] = []
@@ -277,7 +277,7 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_heirs_are_told
     assert heard == [1, 0, 2, 3, 0, 3]
 
 
-# ---- a release that comes before what it undoes ---------------------------------------------------------------
+# ---- a release that comes before what it undoes -------------------------------------------------------
 
 
 def test_a_hold_that_its_release_overtook_is_refused_and_holds_nothing(home: Home) -> None:
@@ -309,11 +309,11 @@ def test_a_home_that_started_again_holds_anew_and_what_comes_late_from_its_start
 
 
 def test_a_shard_that_drained_passes_a_home_s_loss_on_by_name() -> None:
-    """That home may have made new versions meanwhile, and hold for them at the heirs, or be an heir."""
-    estate: Any = QuietEstate()
-    estate.heirs = {1, 2}
-    estate.is_telling = True
-    home = Home(lambda context: estate)
+    """That home may have made new versions meanwhile, and hold for them at the successors, or be a successor."""
+    segment_handoff: Any = QuietSegmentHandoff()
+    segment_handoff.successors = {1, 2}
+    segment_handoff.is_telling = True
+    home = Home(lambda context: segment_handoff)
     home.state.open(CLIENT, 0.0)
     home.state.adopt(SAVE, SEGMENT, b"abcd", [4])
     for holder in (ModelRef("m", 1), ModelRef("m", 2)):
@@ -357,7 +357,7 @@ def test_saves_are_not_remembered_and_of_versions_only_the_newest() -> None:
     assert not home.holders._overtaken._released
 
 
-# ---- what is asked for a save that has ended ------------------------------------------------------------------
+# ---- what is asked for a save that has ended ----------------------------------------------------------
 
 ENDED = "save client/s1: expected to be under way; it has ended"
 
@@ -389,7 +389,7 @@ def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roo
     ):
         with pytest.raises(OperationTimeoutError, match=ENDED):
             asyncio.run(ask())
-    assert roomy.context.holdings.bytes_filling == 0
+    assert roomy.context.segment_memory.bytes_filling == 0
 
 
 def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_while_it_waited(roomy: Home) -> None:
@@ -403,7 +403,7 @@ def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_whi
             await waiting
 
     asyncio.run(both())
-    assert roomy.context.holdings.bytes_filling == 0
+    assert roomy.context.segment_memory.bytes_filling == 0
 
 
 def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Home) -> None:

@@ -12,15 +12,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.calls.copies import Address, Original
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.copying import Copying, original_of, with_bytes
-from tensorvine.actors.shard.handoff.estate import Estate
-from tensorvine.actors.shard.holdings import INLINE_BYTES
-from tensorvine.actors.shard.room import Room
-from tensorvine.actors.shard.serving.outlet import Outlet
-from tensorvine.actors.transport.wire import WireClient
+from tensorvine.actors.shard.handoff.segment_handoff import SegmentHandoff
+from tensorvine.actors.shard.segment_memory import INLINE_BYTES
+from tensorvine.actors.shard.serving.block_server import BlockServer
+from tensorvine.actors.transport.tcp import TcpClient
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ModelLostError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
 from tensorvine.store.holders import Save
@@ -28,7 +28,7 @@ from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import KEPT, Part
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
-from tensorvine.store.versions.mirror import Copy
+from tensorvine.store.versions.replica import Copy
 
 from tests.support.contexts import context_of, engine_at, with_memory
 
@@ -54,7 +54,10 @@ class Pair:
             for segment_id in (SEGMENT, SMALL):
                 segment = self.source.state.segment(segment_id)
                 if segment is not None:
-                    original, view = original_of(segment, self.source.holdings), self.source.holdings.view(segment)
+                    original, view = (
+                        original_of(segment, self.source.segment_memory),
+                        self.source.segment_memory.view(segment),
+                    )
                     found[segment_id] = (
                         original if served or view is None else with_bytes(original, view, segment.offsets)
                     )
@@ -72,22 +75,24 @@ class Pair:
     def read(self, copy: Copy) -> list[bytes]:
         in_memory = isinstance(copy.handle, Part)
         assert in_memory == (copy.length > INLINE_BYTES)
-        block = self.target.holdings.memory.read(copy.handle) if in_memory else np.frombuffer(copy.handle, np.uint8)
+        block = (
+            self.target.segment_memory.memory.read(copy.handle) if in_memory else np.frombuffer(copy.handle, np.uint8)
+        )
         starts, _ = layout([copy.sizes[slot] for slot in copy.slots])
         return [bytes(block[at : at + copy.sizes[slot]]) for slot, at in zip(copy.slots, starts, strict=True)]
 
     @property
     def taken(self) -> int:
         """Bytes of the target's memory that somebody has."""
-        holdings = self.target.holdings
-        return holdings.bytes_filling + holdings._bytes_of(KEPT)
+        segment_memory = self.target.segment_memory
+        return segment_memory.bytes_filling + segment_memory._bytes_of(KEPT)
 
     def let_go(self, segment: SegmentId, slot: int) -> None:
         """A slot's last holder releases it, and the segment is compacted."""
         with self.source.lock:
             self.source.state.hold(ModelRef("rest", 1), {segment: [s for s in range(3) if s != slot]})
             self.source.state.release(ModelRef("m", 1))
-            self.source.holdings._compact(segment)
+            self.source.segment_memory._compact(segment)
             self.source.state.compactable.clear()
 
 
@@ -107,28 +112,28 @@ def pair() -> Iterator[Pair]:
         with source.lock:
             handle: Any = block.tobytes()
             if length > INLINE_BYTES:
-                (offset,) = source.holdings.grant(Save("c", 1), [length])
+                (offset,) = source.segment_memory.grant(Save("c", 1), [length])
                 handle = Part(offset, length)
-                source.holdings.memory.part(handle)[:] = block
+                source.segment_memory.memory.part(handle)[:] = block
             source.state.adopt(Save("c", 1), segment, handle, sizes)
             if isinstance(handle, Part):
-                source.holdings.keep(handle, segment)
+                source.segment_memory.keep(handle, segment)
             source.state.hold(
                 ModelRef("m", 1) if segment == SEGMENT else ModelRef("m", 2), {segment: range(len(sizes))}
             )
             source.state.release(Save("c", 1))
-    outlet = Outlet(source)
-    source.wire = outlet.address
+    block_server = BlockServer(source)
+    source.tcp_address = block_server.address
     target = with_memory(context_of(ShardState(HEIR, lambda _: HEIR)))
-    yield Pair(source, target, Copying(target, Room(target, cast("Any", None), None)), content)
-    outlet._server.close()
+    yield Pair(source, target, Copying(target, Admission(target, cast("Any", None), None)), content)
+    block_server._server.close()
 
 
 @pytest.mark.parametrize("served", [True, False])
 def test_what_arrives_is_what_the_source_has_and_the_memory_goes_back(pair: Pair, served: bool) -> None:
     originals = pair.originals(served)
     assert [original.data is None for original in originals.values()] == [served, False]
-    assert pair.copy(pair.source.wire if served else None, originals) == pair.content
+    assert pair.copy(pair.source.tcp_address if served else None, originals) == pair.content
     assert pair.taken == 0
 
 
@@ -136,18 +141,18 @@ def test_what_a_compaction_left_arrives(pair: Pair) -> None:
     pair.let_go(SEGMENT, 0)
     originals = pair.originals()
     assert originals[SEGMENT].slots == (1, 2)
-    assert pair.copy(pair.source.wire, originals)[SEGMENT] == pair.content[SEGMENT][1:]
+    assert pair.copy(pair.source.tcp_address, originals)[SEGMENT] == pair.content[SEGMENT][1:]
 
 
 def lost(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
     originals = pair.originals()
     pair.let_go(SEGMENT, 0)
-    return pair.source.wire, originals
+    return pair.source.tcp_address, originals
 
 
 def silent(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
-    assert pair.source.wire is not None
-    return (*pair.source.wire[:2], "another token"), pair.originals()
+    assert pair.source.tcp_address is not None
+    return (*pair.source.tcp_address[:2], "another token"), pair.originals()
 
 
 def nowhere(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
@@ -156,7 +161,7 @@ def nowhere(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
 
 def too_large(pair: Pair) -> tuple[Address | None, dict[SegmentId, Original]]:
     size = 2 * pair.target.config.capacity
-    return pair.source.wire, {SEGMENT: Original((size,), (0,), None)}
+    return pair.source.tcp_address, {SEGMENT: Original((size,), (0,), None)}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_what_fails_leaves_no_memory_taken(pair: Pair, case: Any, error: type[Te
 def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for the copy has gone; the thread that reads it has not noticed yet."""
     begun, go_on = threading.Event(), threading.Event()
-    real = WireClient.read
+    real = TcpClient.read
 
     def slow(*arguments: Any) -> Any:
         begun.set()
@@ -181,31 +186,31 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
         return real(*arguments)
 
     async def given_up() -> None:
-        task = asyncio.create_task(asyncio.to_thread(pair.copy, pair.source.wire, pair.originals()))
+        task = asyncio.create_task(asyncio.to_thread(pair.copy, pair.source.tcp_address, pair.originals()))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         with pair.target.lock:
-            (owner,) = pair.target.holdings._arena.owners()
-            pair.target.holdings.drop_grants(owner)
+            (owner,) = pair.target.segment_memory._arena.owners()
+            pair.target.segment_memory.drop_grants(owner)
             size = pair.target.config.capacity - INLINE_BYTES
-            assert not pair.target.holdings.grant(Save("c", 9), [size])
+            assert not pair.target.segment_memory.grant(Save("c", 9), [size])
         go_on.set()
         await task
         with pair.target.lock:
-            assert pair.target.holdings.grant(Save("c", 9), [size])
+            assert pair.target.segment_memory.grant(Save("c", 9), [size])
 
-    monkeypatch.setattr(WireClient, "read", slow)
+    monkeypatch.setattr(TcpClient, "read", slow)
     asyncio.run(given_up())
 
 
-class Heirs:
-    """The other shards, as one that drains sees them: the heir does what it is told."""
+class Successors:
+    """The other shards, as one that drains sees them: the successor does what it is told."""
 
     def __init__(self, pair: Pair) -> None:
         self.topology = self.topology_after = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,))
         self.told: list[tuple[int, ...]] = []
         self._pair = pair
         pair.target.peers = cast("Any", self)
-        self.heir = Estate(pair.target)
+        self.successor = SegmentHandoff(pair.target)
         self.before_it_copies = lambda: None
 
     async def ask(self, shard: int, request: Request[Any], timeout: float) -> None:
@@ -214,23 +219,23 @@ class Heirs:
         self.told.append(original.slots)
         self.before_it_copies()
         async with self._pair.copying.copied("moving", {moved.id: original}, address, WAIT_S) as copies:
-            self.heir.receive(moved, copies[moved.id], holder)
+            self.successor.receive(moved, copies[moved.id], holder)
 
 
 @pytest.fixture
-def heirs(pair: Pair) -> Heirs:
-    return Heirs(pair)
+def successors(pair: Pair) -> Successors:
+    return Successors(pair)
 
 
-def drain(pair: Pair, heirs: Heirs) -> Estate:
-    pair.source.peers = cast("Any", heirs)
-    return Estate(pair.source)
+def drain(pair: Pair, successors: Successors) -> SegmentHandoff:
+    pair.source.peers = cast("Any", successors)
+    return SegmentHandoff(pair.source)
 
 
 def found(context: ShardContext, segment_id: SegmentId) -> dict[int, bytes]:
     segment = context.state.segment(segment_id)
     assert segment is not None
-    view = context.holdings.view(segment)
+    view = context.segment_memory.view(segment)
     assert view is not None
     places = enumerate(segment.offsets)
     return {slot: bytes(view[at : at + segment.sizes[slot]]) for slot, at in places if isinstance(at, int)}
@@ -239,52 +244,52 @@ def found(context: ShardContext, segment_id: SegmentId) -> dict[int, bytes]:
 AFTER = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,)).shrunk((SOURCE,))
 
 
-def test_an_heir_has_what_the_shard_has_that_drains(pair: Pair, heirs: Heirs) -> None:
-    nbytes = asyncio.run(drain(pair, heirs).copy(AFTER))
+def test_an_successor_has_what_the_shard_has_that_drains(pair: Pair, successors: Successors) -> None:
+    nbytes = asyncio.run(drain(pair, successors).copy(AFTER))
     assert nbytes == sum(SIZES) + sum(SMALL_SIZES)
     for segment, tensors in pair.content.items():
         assert found(pair.target, segment) == dict(enumerate(tensors))
-    assert pair.target.holdings.bytes_filling == 0
+    assert pair.target.segment_memory.bytes_filling == 0
 
 
-def test_a_segment_that_loses_a_slot_while_it_is_copied_is_described_anew(pair: Pair, heirs: Heirs) -> None:
+def test_a_segment_that_loses_a_slot_while_it_is_copied_is_described_anew(pair: Pair, successors: Successors) -> None:
     def once() -> None:
-        heirs.before_it_copies = lambda: None
+        successors.before_it_copies = lambda: None
         pair.let_go(SEGMENT, 0)
 
-    heirs.before_it_copies = once
-    asyncio.run(drain(pair, heirs).copy(AFTER))
+    successors.before_it_copies = once
+    asyncio.run(drain(pair, successors).copy(AFTER))
     assert found(pair.target, SEGMENT) == {1: pair.content[SEGMENT][1], 2: pair.content[SEGMENT][2]}
-    assert sorted(heirs.told) == [(0, 1), (0, 1, 2), (1, 2)]
-    assert pair.target.holdings.bytes_filling == 0
+    assert sorted(successors.told) == [(0, 1), (0, 1, 2), (1, 2)]
+    assert pair.target.segment_memory.bytes_filling == 0
 
 
-def test_an_heir_that_cannot_reach_the_wire_gets_the_bytes_in_messages(
-    pair: Pair, heirs: Heirs, caplog: pytest.LogCaptureFixture
+def test_an_successor_that_cannot_reach_the_wire_gets_the_bytes_in_messages(
+    pair: Pair, successors: Successors, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    pair.source.wire = ("127.0.0.1", port, "token")
-    asyncio.run(drain(pair, heirs).copy(AFTER))
+    pair.source.tcp_address = ("127.0.0.1", port, "token")
+    asyncio.run(drain(pair, successors).copy(AFTER))
     for segment, tensors in pair.content.items():
         assert found(pair.target, segment) == dict(enumerate(tensors))
     assert caplog.text.count("shard 1 is sent its copies in messages") == 1
-    assert pair.target.holdings.bytes_filling == 0
+    assert pair.target.segment_memory.bytes_filling == 0
 
 
-def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, heirs: Heirs) -> None:
+def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, successors: Successors) -> None:
     def given_up() -> None:
-        heirs.topology = heirs.topology.warned(())
+        successors.topology = successors.topology.warned(())
 
-    heirs.before_it_copies = given_up
+    successors.before_it_copies = given_up
     with pytest.raises(MovedError, match="was given up"):
-        asyncio.run(drain(pair, heirs).copy(AFTER))
+        asyncio.run(drain(pair, successors).copy(AFTER))
     assert pair.taken == 0
 
 
-def test_a_copy_that_comes_twice_is_kept_once(pair: Pair, heirs: Heirs) -> None:
-    estate = drain(pair, heirs)
-    asyncio.run(estate.copy(AFTER))
+def test_a_copy_that_comes_twice_is_kept_once(pair: Pair, successors: Successors) -> None:
+    segment_handoff = drain(pair, successors)
+    asyncio.run(segment_handoff.copy(AFTER))
     before = pair.taken
-    asyncio.run(estate._copy(SEGMENT, AFTER, estate._drain(AFTER)))
+    asyncio.run(segment_handoff._copy(SEGMENT, AFTER, segment_handoff._drain(AFTER)))
     assert before == pair.taken > 0

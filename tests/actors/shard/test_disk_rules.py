@@ -18,7 +18,7 @@ from tensorvine.actors.rpc.messages import Chains, Wanted
 from tensorvine.actors.shard.disk.care import named_here
 from tensorvine.actors.shard.disk.persister import Job, Persister
 from tensorvine.actors.shard.disk.tiers import Tiers
-from tensorvine.actors.shard.handoff.claims import claims_on
+from tensorvine.actors.shard.handoff.reconciliation import claims_on
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.local import LocalDirectory
 from tensorvine.store.errors import CorruptDataError, ModelLostError, StorageError
@@ -45,7 +45,7 @@ class Bench:
         self.state.open("c", 0.0)
         context = with_memory(context_of(self.state, capacity=CAPACITY))
         self.lock = context.lock
-        self.holdings = context.holdings
+        self.segment_memory = context.segment_memory
         self.archive = Archive(str(path), 1)
         self.tiers = Tiers(context, self.archive, None, self.settle, self.nowhere)
         self.on_disk: list[ModelRef] = []
@@ -69,16 +69,18 @@ class Bench:
 
     def settle(self) -> None:
         with self.lock:
-            self.holdings.settle()
+            self.segment_memory.settle()
 
     def fill(self, holder: Holder, segment: SegmentId, sizes: Sequence[int], seed: int = 0) -> None:
         """Have a segment of noise in the memory."""
         with self.lock:
-            (offset,) = self.holdings.grant(Save("c", 1), [sum(sizes)])
+            (offset,) = self.segment_memory.grant(Save("c", 1), [sum(sizes)])
             part = Part(offset, sum(sizes))
-            self.holdings.memory.part(part)[:] = np.random.default_rng(seed).integers(0, 256, sum(sizes), np.uint8)
+            self.segment_memory.memory.part(part)[:] = np.random.default_rng(seed).integers(
+                0, 256, sum(sizes), np.uint8
+            )
             self.state.adopt(Save("c", 1), segment, part, sizes)
-            self.holdings.keep(part, segment)
+            self.segment_memory.keep(part, segment)
             self.state.hold(holder, {segment: range(len(sizes))})
             self.state.release(Save("c", 1))
 
@@ -143,7 +145,7 @@ class TestRefusedSaves:
         bench.release(ref)
         monkeypatch.setattr(bench.archive.directory, "write", real)
         with bench.lock:
-            assert bench.holdings.grant(Save("c", 2), [CAPACITY]) == [HEADER_BYTES]
+            assert bench.segment_memory.grant(Save("c", 2), [CAPACITY]) == [HEADER_BYTES]
 
     def test_a_flush_does_not_call_on_disk_what_was_given_up(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +182,7 @@ class TestRefusedSaves:
         eventually(lambda: bench.persister.error is not None, "the first try has failed")
         found = bench.state.segment(segment)
         assert found is not None
-        eventually(lambda: not bench.holdings.memory.is_read(found.handle), "nobody has a view between two tries")
+        eventually(lambda: not bench.segment_memory.memory.is_read(found.handle), "nobody has a view between two tries")
 
 
 class TestDeletes:
@@ -236,10 +238,10 @@ class TestFilesThatAreReplaced:
             return real(stored)
 
         monkeypatch.setattr(bench.tiers, "_file", retired_first)
-        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
+        part = Part(bench.segment_memory.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
         assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is None
         chosen, _ = bench.tiers.plan(segment, [0])
-        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
+        part = Part(bench.segment_memory.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
         assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is not None
 
     def test_one_that_meets_it_between_its_look_and_the_file_neither(self, bench: Bench) -> None:
@@ -250,8 +252,8 @@ class TestFilesThatAreReplaced:
             bench.state.hold(ModelRef("m", 2), {segment: [0]})
             bench.state.evict(segment)
         chosen, _ = bench.tiers.plan(segment, [0, 1])
-        part = Part(bench.holdings.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
-        real, first = bench.holdings.memory.part, [True]
+        part = Part(bench.segment_memory.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
+        real, first = bench.segment_memory.memory.part, [True]
 
         def rewritten_first(part: Part) -> np.ndarray:
             if first.pop() if first else False:
@@ -259,7 +261,7 @@ class TestFilesThatAreReplaced:
                 bench.tiers.rewrite(segment)
             return real(part)
 
-        bench.holdings.memory.part = rewritten_first
+        bench.segment_memory.memory.part = rewritten_first
         assert bench.tiers.load(segment, chosen, part, Save("c", 9)) is None
 
     def test_a_file_that_is_damaged_is_called_so(self, bench: Bench, tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ class TestFilesThatAreReplaced:
         with open(file, "r+b") as content:
             content.seek(-100_000, 2)
             content.write(b"other")
-        part = Part(bench.holdings.grant(Save("c", 9), [MIB])[0], MIB)
+        part = Part(bench.segment_memory.grant(Save("c", 9), [MIB])[0], MIB)
         with pytest.raises(CorruptDataError, match=f"{file}.*checksum"):
             bench.tiers.load((0, 1), [0], part, Save("c", 9))
 
@@ -322,7 +324,7 @@ class TestManifestsThatCannotBeRead:
         for version in (1, None):
             with pytest.raises(StorageError, match=r"b@1 cannot be read now.*b@1.arrow"):
                 life.state.resolve("b", version)
-        assert life.state.census()[B] == (None, True)
+        assert life.state.version_facts()[B] == (None, True)
         assert life.state.stats().manifests_unread == 1
         assert life.content(A) == [ARRAYS[0].tobytes(), ARRAYS[1].tobytes()]
         life.retire(A)
@@ -410,16 +412,16 @@ class TestManifestsThatCannotBeRead:
 
     def test_it_moves_with_its_name(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         disk = Moody(monkeypatch, "manifests/b@1.arrow")
-        life, heir = Life(path, again=True), ShardState(1, lambda name: 1)
+        life, successor = Life(path, again=True), ShardState(1, lambda name: 1)
         bundle = life.state.hand_over(["b"])
         assert dict(bundle.ledger.names["b"].living) == {1: None}
-        heir.take_over(bundle, 0.0)
+        successor.take_over(bundle, 0.0)
         with pytest.raises(StorageError, match="b@1 cannot be read now"):
-            heir.resolve("b", 1)
+            successor.resolve("b", 1)
         disk.ill = False
-        heir.where = lambda segment: 0
-        readmit(heir, B, life.history.persister.archive.read_manifest(B), {})
-        assert heir.resolve("b", None) == B
+        successor.where = lambda segment: 0
+        readmit(successor, B, life.history.persister.archive.read_manifest(B), {})
+        assert successor.resolve("b", None) == B
         assert life.history.care.read_again() == 1
         assert not life.state.knows("b")
         assert len(life.content(B)) == 3

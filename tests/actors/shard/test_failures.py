@@ -230,7 +230,7 @@ class TestShardKilled:
 
 
 class TestPlannerKilled:
-    def test_its_census_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
+    def test_its_version_facts_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
         name = name_at(repo, 0)
         repo.save(name, {"t": np.ones(5)})
         planner = ray.get_actor(f"{repo.name}/planner", namespace="tensorvine")
@@ -274,29 +274,29 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         other.connection(0)
         assert other.call(0, ShardCalls.grant(other.client, Save(other.client, 1), wanted, 60.0))
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            session.call(0, ShardCalls.hello("ghost", session.node, process.pid))
-            waiting = session.send(0, ShardCalls.grant("ghost", Save("ghost", 1), wanted, 60.0))
-            assert session.call(0, ShardCalls.renew("ghost"))
+            session.call(0, ShardCalls.hello("retired", session.node, process.pid))
+            waiting = session.send(0, ShardCalls.grant("retired", Save("retired", 1), wanted, 60.0))
+            assert session.call(0, ShardCalls.renew("retired"))
             process.kill()
-        eventually(lambda: not session.call(0, ShardCalls.renew("ghost")), "the shard to see that the client is gone")
+        eventually(lambda: not session.call(0, ShardCalls.renew("retired")), "the shard to see that the client is gone")
         other.close()
-        with pytest.raises(ShardUnavailableError, match="save ghost/s1: expected its client ghost to be connected"):
+        with pytest.raises(ShardUnavailableError, match="save retired/s1: expected its client retired to be connected"):
             waiting.result(60.0)
         asked = Beginning(
-            client="ghost",
+            client="retired",
             name="m",
             version=None,
             optional=True,
             known=None,
             inherits=True,
             compares=False,
-            save=Save("ghost", 2),
+            save=Save("retired", 2),
             sizes=wanted,
             timeout=60.0,
         )
         begun = session.call(0, ShardCalls.begin(asked))
         assert not begun.offsets
-        assert not session.call(0, ShardCalls.reserve("ghost", Save("ghost", 3, ahead=True), [1 << 20]))
+        assert not session.call(0, ShardCalls.reserve("retired", Save("retired", 3, ahead=True), [1 << 20]))
         assert nothing_left(repo)
 
 

@@ -17,10 +17,10 @@ tensorflow = pytest.importorskip("tensorflow")
 from tensorvine.actors.collective.connect import connect  # noqa: E402  once it is known to be there
 from tensorvine.actors.collective.rendezvous import ActorRendezvous  # noqa: E402
 from tensorvine.actors.engine.ray import RayEngine  # noqa: E402
-from tensorvine.actors.training.fork.intake import Intake  # noqa: E402
 from tensorvine.actors.training.fork.order import ForkOrder  # noqa: E402
+from tensorvine.actors.training.fork.receiver import ForkReceiver  # noqa: E402
 from tensorvine.actors.training.keras.callback import FitHooks, ForkCallback  # noqa: E402
-from tensorvine.actors.training.post import find_trainers  # noqa: E402
+from tensorvine.actors.training.mailbox import find_trainers  # noqa: E402
 from tensorvine.store.errors import ForkError  # noqa: E402
 
 from tests.support.keras_trainings import (  # noqa: E402
@@ -196,7 +196,7 @@ class Forker:
 
     def clone(self, order: ForkOrder) -> Any:
         clone = make("dense", seed=2, context=alone())
-        Intake(order, 0, clone, partial(connect, rendezvous=ActorRendezvous(self.engine))).whole(TIMEOUT_S)
+        ForkReceiver(order, 0, clone, partial(connect, rendezvous=ActorRendezvous(self.engine))).whole(TIMEOUT_S)
         state = self.ask("fork_state", order.id, TIMEOUT_S)
         assert (state.ended, state.error) == (True, None)
         return clone

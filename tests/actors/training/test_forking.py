@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.rendezvous import LocalRendezvous
-from tensorvine.actors.training.fork.intake import Intake
+from tensorvine.actors.training.fork.fork_hooks import ForkHooks
 from tensorvine.actors.training.fork.order import CLONE, ForkOrder
-from tensorvine.actors.training.fork.port import ForkPort
+from tensorvine.actors.training.fork.receiver import ForkReceiver
 from tensorvine.actors.training.training import RankContext
 from tensorvine.store.errors import ForkError, OperationTimeoutError, PeerLostError
 
@@ -46,11 +46,11 @@ class Run:
     def __init__(self, sources: int, clones: int, backend: str = "shared", timeout: float = TIMEOUT_S) -> None:
         self.connect = partial(connect, rendezvous=LocalRendezvous())
         self.trainings = [training(rank, sources) for rank in range(sources)]
-        self.ports = [ForkPort(t, "run", rank, sources, self.connect) for rank, t in enumerate(self.trainings)]
-        for own, port in zip(self.trainings, self.ports, strict=True):
-            own.hook(port)
+        self.ports = [ForkHooks(t, "run", rank, sources, self.connect) for rank, t in enumerate(self.trainings)]
+        for own, fork_hooks in zip(self.trainings, self.ports, strict=True):
+            own.hook(fork_hooks)
         self.order = self.ordered(clones, backend, timeout)
-        self.intakes: list[Intake] = []
+        self.intakes: list[ForkReceiver] = []
         self.clones: list[PlainTraining] = []
 
     def ordered(self, clones: int, backend: str = "shared", timeout: float = TIMEOUT_S) -> ForkOrder:
@@ -72,26 +72,26 @@ class Run:
             self.clones.append(training(clone, self.order.clones, shapes=SHAPES))
             for name in SHAPES:
                 self.clones[-1].weights[name][...] = np.nan
-            self.intakes.append(Intake(self.order, clone, self.clones[-1], self.connect))
+            self.intakes.append(ForkReceiver(self.order, clone, self.clones[-1], self.connect))
 
     def train(self, steps: int) -> list[list[float]]:
         return [[own.step() for _ in range(steps)] for own in self.trainings]
 
     def arm(self, step: int = AT) -> None:
-        for port in self.ports:
-            port.arm(self.order, step)
+        for fork_hooks in self.ports:
+            fork_hooks.arm(self.order, step)
 
     def ended(self) -> list[str | None]:
         """Wait for the end of the fork at the ranks, and give their errors."""
-        states = [port.state(self.order.id, TIMEOUT_S) for port in self.ports]
+        states = [fork_hooks.state(self.order.id, TIMEOUT_S) for fork_hooks in self.ports]
         assert all(state.ended for state in states)
         return [state.error for state in states]
 
     def close(self) -> None:
-        for port in self.ports:
-            port.close()
-        for intake in self.intakes:
-            intake.fail(ForkError("the test has ended"))
+        for fork_hooks in self.ports:
+            fork_hooks.close()
+        for receiver in self.intakes:
+            receiver.fail(ForkError("the test has ended"))
 
 
 @pytest.fixture
@@ -118,13 +118,13 @@ class TestLeaving:
         one = run(1, clones)
         one.arm()
         one.train(AT)
-        (port,), (own,) = one.ports, one.trainings
+        (fork_hooks,), (own,) = one.ports, one.trainings
         with ThreadPoolExecutor(1) as pool:
-            leaving = pool.submit(port.leave)
-            assert not port.state(one.order.id, 0.05).ended
+            leaving = pool.submit(fork_hooks.leave)
+            assert not fork_hooks.state(one.order.id, 0.05).ended
             one.adopt()  # nobody was there when the training ended
-            for intake in one.intakes:
-                intake.whole(TIMEOUT_S)
+            for receiver in one.intakes:
+                receiver.whole(TIMEOUT_S)
             assert one.ended() == [None]
             leaving.result(TIMEOUT_S)
         state, _ = expected(0, 0)
@@ -136,12 +136,12 @@ class TestLeaving:
         one.arm()
         one.train(AT)
         state, _ = expected(0, 0)
-        (port,), (own,) = one.ports, one.trainings
-        port.before_update()
+        (fork_hooks,), (own,) = one.ports, one.trainings
+        fork_hooks.before_update()
         for array in own.weights.values():
             array[...] = np.nan
         with ThreadPoolExecutor(1) as pool:
-            leaving = pool.submit(port.leave)
+            leaving = pool.submit(fork_hooks.leave)
             one.adopt()
             one.intakes[0].whole(TIMEOUT_S)
             assert one.ended() == [None]
@@ -195,8 +195,8 @@ class TestWhole:
         one.train(AT + 2)
         if when == "after":
             one.adopt()
-        for clone, intake in enumerate(one.intakes):
-            intake.whole(TIMEOUT_S)
+        for clone, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
             state, losses = expected(clone % sources, steps=5)
             own = one.clones[clone]
             assert {name: own.tensor(name).tobytes() for name in state} == state
@@ -210,8 +210,8 @@ class TestWhole:
         one.adopt()
         one.arm()
         originals = one.train(AT + 20)
-        for rank, intake in enumerate(one.intakes):
-            intake.whole(TIMEOUT_S)
+        for rank, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(20)] == originals[rank][AT:]
             assert originals[rank][AT:] == expected(rank, 20)[1]
 
@@ -236,19 +236,19 @@ class TestWhole:
         one.adopt()
         one.arm()
         one.train(AT)
-        for intake, clone in zip(one.intakes, one.clones, strict=True):
-            intake.whole(TIMEOUT_S)
+        for receiver, clone in zip(one.intakes, one.clones, strict=True):
+            receiver.whole(TIMEOUT_S)
             assert sorted(clone.filled_names) == sorted(spec.name for spec in one.order.specs)
 
     def test_a_training_that_stands_still_is_captured_as_it_is(self, run: Make) -> None:
         one = run(2, 2)
         one.train(AT)
         one.adopt()
-        for port in one.ports:
-            assert port.arm(one.order, AT)
-            port.capture()
-        for rank, intake in enumerate(one.intakes):
-            intake.whole(TIMEOUT_S)
+        for fork_hooks in one.ports:
+            assert fork_hooks.arm(one.order, AT)
+            fork_hooks.capture()
+        for rank, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
 
     def test_an_order_takes_place_at_the_step_that_was_said_last(self, run: Make) -> None:
@@ -256,11 +256,11 @@ class TestWhole:
         one.adopt()
         one.arm(AT + 1000)
         one.train(AT)
-        for port in one.ports:
-            assert port.arm(one.order, AT)
-            port.capture()
-        for rank, intake in enumerate(one.intakes):
-            intake.whole(TIMEOUT_S)
+        for fork_hooks in one.ports:
+            assert fork_hooks.arm(one.order, AT)
+            fork_hooks.capture()
+        for rank, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
 
     def test_an_order_stays_when_its_training_has_gone_on(self, run: Make) -> None:
@@ -297,8 +297,8 @@ class TestWhole:
         one.arm()
         one.train(AT + 30)
         one.adopt()
-        for clone, intake in enumerate(one.intakes):
-            intake.whole(TIMEOUT_S)
+        for clone, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
             assert {name: one.clones[clone].tensor(name).tobytes() for name in SHAPES}.items() <= expected(clone, 0)[
                 0
             ].items()
@@ -338,9 +338,9 @@ class TestOrders:
     def test_an_order_for_the_step_to_come_is_taken_or_refused_and_never_lost(self, run: Make) -> None:
         one = run(1, 1)
         small = training(shapes={"bias": (5,)})
-        small.hook(ForkPort(small, "run", 0, 1, one.connect))
-        port, ended = small._hooks, threading.Event()
-        assert isinstance(port, ForkPort)
+        small.hook(ForkHooks(small, "run", 0, 1, one.connect))
+        fork_hooks, ended = small._hooks, threading.Event()
+        assert isinstance(fork_hooks, ForkHooks)
 
         def train() -> None:
             while not ended.is_set():
@@ -354,8 +354,8 @@ class TestOrders:
                 order = replace(one.order, id=uuid.uuid4().hex, specs=tuple(small.specs()), forward=("bias",))
                 try:
                     step = small.steps_done + 1 + 20 * attempt
-                    if port.arm(order, step):
-                        port.cancel(order.id, "it stands between two steps")
+                    if fork_hooks.arm(order, step):
+                        fork_hooks.cancel(order.id, "it stands between two steps")
                         continue
                 except ForkError:
                     continue
@@ -363,8 +363,8 @@ class TestOrders:
                 begun = small.steps_done
                 while small.steps_done < max(begun, step) + 1:
                     assert thread.is_alive()
-                assert port.state(order.id, 0.0).captured
-                port.cancel(order.id, "it was captured")
+                assert fork_hooks.state(order.id, 0.0).captured
+                fork_hooks.cancel(order.id, "it was captured")
         finally:
             ended.set()
             thread.join(TIMEOUT_S)
@@ -400,17 +400,17 @@ class TestOrders:
         with pytest.raises(
             ForkError, match=r"clone 0 of 'run': expected tensor 'kernel/momentum' of float64 \[31, 7\]; found"
         ):
-            Intake(one.order, 0, other, one.connect)
+            ForkReceiver(one.order, 0, other, one.connect)
         with pytest.raises(ForkError, match="found no such tensor"):
-            Intake(one.order, 0, training(shapes={"large": (700, 300)}), one.connect)
-        port = ForkPort(other, "run", 0, 1, one.connect)
+            ForkReceiver(one.order, 0, training(shapes={"large": (700, 300)}), one.connect)
+        fork_hooks = ForkHooks(other, "run", 0, 1, one.connect)
         with pytest.raises(ForkError, match="rank 0 of 'run': expected tensor 'kernel/momentum'"):
-            port.arm(one.order, AT)
+            fork_hooks.arm(one.order, AT)
 
     def test_an_order_for_another_run(self, run: Make) -> None:
         one = run(2, 1)
         with pytest.raises(ForkError, match="expected an order for its 3 ranks; found 'run', 2"):
-            ForkPort(one.trainings[0], "run", 0, 3, one.connect).arm(one.order, AT)
+            ForkHooks(one.trainings[0], "run", 0, 3, one.connect).arm(one.order, AT)
 
     def test_a_fork_that_is_not_known(self, run: Make) -> None:
         one = run(1, 1)
@@ -436,16 +436,16 @@ class TestTrouble:
         if phase != "captured":
             one.adopt([0] if phase == "sending" else None)
         if phase == "sent":
-            for intake in one.intakes:
-                intake.whole(TIMEOUT_S)
+            for receiver in one.intakes:
+                receiver.whole(TIMEOUT_S)
             one.ended()
 
     @pytest.mark.parametrize("phase", PHASES)
     def test_cancelled(self, run: Make, phase: str) -> None:
         one = run(2, 2)
         self.into(one, phase)
-        for port in one.ports:
-            port.cancel(one.order.id, "no more")
+        for fork_hooks in one.ports:
+            fork_hooks.cancel(one.order.id, "no more")
         errors = one.ended()
         if phase == "sending":  # the clone that has come may have had its share by now; the other one never came
             assert errors[1] is not None
@@ -459,7 +459,7 @@ class TestTrouble:
         self.into(one, phase)
         if phase in ("armed", "captured"):
             one.adopt([1])
-            one.connect(one.order.link(0, 0), CLONE, 2, backend=one.order.transport, timeout=TIMEOUT_S).close()
+            one.connect(one.order.group_name(0, 0), CLONE, 2, backend=one.order.transport, timeout=TIMEOUT_S).close()
         else:
             one.intakes[0].fail(PeerLostError("the clone died"))
             with pytest.raises(ForkError, match="clone 0 of 'run': the clone died"):
@@ -488,8 +488,8 @@ class TestTrouble:
             while own.steps_done < AT + 5:
                 own.step()
         if phase == "sent":
-            for intake in one.intakes:
-                intake.whole(0.0)
+            for receiver in one.intakes:
+                receiver.whole(0.0)
         elif phase != "sending":  # the second clone cannot have got all; whoever forks ends the first
             with pytest.raises(ForkError, match="clone 1 of 'run'"):
                 one.intakes[1].whole(TIMEOUT_S)
@@ -550,7 +550,7 @@ def test_a_clone_is_not_waited_for_while_it_does_not_read(run: Make) -> None:
 
     clone.memory = slow  # type: ignore[method-assign]
     one.arm()
-    thread = threading.Thread(target=lambda: Intake(one.order, 0, clone, one.connect), daemon=True)
+    thread = threading.Thread(target=lambda: ForkReceiver(one.order, 0, clone, one.connect), daemon=True)
     thread.start()
     started.result(TIMEOUT_S)
     one.train(AT + 3)

@@ -1,4 +1,4 @@
-"""Ranks that are not ours, of PyTorch DDP and Ray Train, take orders at a post and are forked like the others."""
+"""Ranks that are not ours, of PyTorch DDP and Ray Train, take orders at a mailbox and are forked like the others."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.rendezvous import ActorRendezvous
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray import RayEngine
-from tensorvine.actors.training.fork.intake import Intake
 from tensorvine.actors.training.fork.order import ForkOrder
+from tensorvine.actors.training.fork.receiver import ForkReceiver
 from tensorvine.actors.training.forks import fork
-from tensorvine.actors.training.post import Postbox, RankPost, find_trainers, post_name
+from tensorvine.actors.training.mailbox import MailboxServer, RankMailbox, find_trainers, mailbox_name
 from tensorvine.actors.training.report import RankReport
 from tensorvine.actors.training.torch.rank import ForkableRank
 from tensorvine.actors.training.training import RankContext
@@ -51,71 +51,71 @@ def down(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
 
 
-class TestPost:
+class TestMailbox:
     """Calls go in at one side, and are fetched and answered at the other."""
 
     def test_calls_wait_for_who_fetches_them_and_get_their_own_answers(self) -> None:
         async def scene() -> list[Any]:
-            post = RankPost("run", 0)
-            asked = [asyncio.create_task(post._ask("double", value)) for value in (1, 2)]
+            mailbox = RankMailbox("run", 0)
+            asked = [asyncio.create_task(mailbox._ask("double", value)) for value in (1, 2)]
             calls: list[Any] = []
             while len(calls) < 2:
-                calls += await post.next(5.0)
+                calls += await mailbox.next(5.0)
             for number, method, (value,) in reversed(calls):
                 assert method == "double"
-                await post.answer(number, 2 * value, None)
+                await mailbox.answer(number, 2 * value, None)
             return await asyncio.gather(*asked)
 
         assert asyncio.run(scene()) == [2, 4]
 
     def test_who_fetches_waits_for_calls_and_is_woken(self) -> None:
         async def scene() -> list[Any]:
-            post = RankPost("run", 0)
-            fetched = asyncio.create_task(post.next(5.0))
+            mailbox = RankMailbox("run", 0)
+            fetched = asyncio.create_task(mailbox.next(5.0))
             await asyncio.sleep(0)
-            asked = asyncio.create_task(post.describe())
+            asked = asyncio.create_task(mailbox.describe())
             ((number, method, arguments),) = await fetched
-            await post.answer(number, "fine", None)
-            return [method, arguments, await asked, await post.next(0.0)]
+            await mailbox.answer(number, "fine", None)
+            return [method, arguments, await asked, await mailbox.next(0.0)]
 
         assert asyncio.run(scene()) == ["describe", (), "fine", []]
 
     def test_a_call_that_nobody_answers_is_an_error_that_names_the_rank_and_is_not_carried_out_later(self) -> None:
         async def scene() -> tuple[str, list[Any]]:
-            post = RankPost("run", 3)
+            mailbox = RankMailbox("run", 3)
             with pytest.raises(OperationTimeoutError) as caught:
-                await post._ask("describe", timeout=0.01)
-            await post.answer(1, "late", None)
-            return str(caught.value), await post.next(0.0)
+                await mailbox._ask("describe", timeout=0.01)
+            await mailbox.answer(1, "late", None)
+            return str(caught.value), await mailbox.next(0.0)
 
         message, left = asyncio.run(scene())
         assert message == "rank 3 of 'run': describe: expected an answer within 0.0 s; its process gave none"
         assert left == []
 
-    def test_a_post_has_one_owner(self) -> None:
+    def test_a_mailbox_has_one_owner(self) -> None:
         async def scene() -> list[bool]:
-            post = RankPost("run", 0)
-            return [await post.claim(owner) for owner in ("first", "second", "first")]
+            mailbox = RankMailbox("run", 0)
+            return [await mailbox.claim(owner) for owner in ("first", "second", "first")]
 
         assert asyncio.run(scene()) == [True, False, True]
 
     def test_it_tells_when_all_is_answered(self) -> None:
         async def scene() -> list[Any]:
-            post = RankPost("run", 0)
-            before = await post.answered(0.0)
-            asked = asyncio.create_task(post._ask("double", 1))
-            ((number, _, _),) = await post.next(5.0)
-            meanwhile = await post.answered(0.0)
-            waiting = asyncio.create_task(post.answered(5.0))
+            mailbox = RankMailbox("run", 0)
+            before = await mailbox.answered(0.0)
+            asked = asyncio.create_task(mailbox._ask("double", 1))
+            ((number, _, _),) = await mailbox.next(5.0)
+            meanwhile = await mailbox.answered(0.0)
+            waiting = asyncio.create_task(mailbox.answered(5.0))
             await asyncio.sleep(0)
-            await post.answer(number, 2, None)
+            await mailbox.answer(number, 2, None)
             return [before, meanwhile, await asked, await waiting]
 
         assert asyncio.run(scene()) == [True, False, 2, True]
 
 
 class Target:
-    """What a post's calls are carried out by."""
+    """What a mailbox's calls are carried out by."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -152,12 +152,12 @@ def engine(cluster: LocalCluster) -> Engine:
     return RayEngine()
 
 
-class TestPostbox:
-    """A process carries out what comes to its post."""
+class TestMailboxServer:
+    """A process carries out what comes to its mailbox."""
 
     @pytest.fixture
     def run(self) -> str:
-        return f"post-{uuid.uuid4().hex[:8]}"
+        return f"mailbox-{uuid.uuid4().hex[:8]}"
 
     @pytest.fixture
     def ask(self, engine: Engine) -> Any:
@@ -170,7 +170,7 @@ class TestPostbox:
         self, engine: Engine, run: str, ask: Any
     ) -> None:
         target = Target()
-        with Postbox(engine, run, 0, target):
+        with MailboxServer(engine, run, 0, target):
             (handle,) = find_trainers(run, timeout=TIMEOUT_S)
             waiting = engine.call(handle, "fork_state", "f", 30.0)
             assert ask(handle, "describe").steps_done == 5
@@ -178,13 +178,13 @@ class TestPostbox:
             assert ask(handle, "recipe") is None
             with pytest.raises(ForkError, match=r"^step 7 is past$"):
                 ask(handle, "arm", None, 7)
-            with pytest.raises(ForkError, match=r"post of rank 0 of .*: cancel: KeyError: 'f'"):
+            with pytest.raises(ForkError, match=r"mailbox of rank 0 of .*: cancel: KeyError: 'f'"):
                 ask(handle, "cancel", "f", "reason")
             target.go.set()
             assert engine.result(waiting, TIMEOUT_S, "the rank") == "f ended"
 
             with pytest.raises(ForkError, match="another process has it"):
-                Postbox(engine, run, 0, target)
+                MailboxServer(engine, run, 0, target)
         with pytest.raises(ShardUnavailableError):
             ask(handle, "describe")
         with pytest.raises(OperationTimeoutError, match=f"rank 0 of '{run}'"):
@@ -192,7 +192,7 @@ class TestPostbox:
 
     def test_a_rank_that_leaves_answers_what_it_was_asked(self, engine: Engine, run: str) -> None:
         target = Target()
-        box = Postbox(engine, run, 0, target)
+        box = MailboxServer(engine, run, 0, target)
         (handle,) = find_trainers(run, timeout=TIMEOUT_S)
         waiting = engine.call(handle, "fork_state", "f", 30.0)
         assert engine.result(engine.call(handle, "describe"), TIMEOUT_S, "the rank").steps_done == 5
@@ -204,16 +204,16 @@ class TestPostbox:
 
     def test_a_rank_that_does_not_come_is_named(self, engine: Engine, run: str) -> None:
         with (
-            Postbox(engine, run, 0, Target(size=2)),
+            MailboxServer(engine, run, 0, Target(size=2)),
             pytest.raises(OperationTimeoutError, match=f"rank 1 of '{run}'"),
         ):
             find_trainers(run, timeout=3.0)
 
-    def test_a_post_that_is_gone_is_logged_and_no_more(
+    def test_a_mailbox_that_is_gone_is_logged_and_no_more(
         self, engine: Engine, run: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with caplog.at_level(logging.WARNING), Postbox(engine, run, 0, Target()) as box:
-            engine.kill(post_name(run, 0))
+        with caplog.at_level(logging.WARNING), MailboxServer(engine, run, 0, Target()) as box:
+            engine.kill(mailbox_name(run, 0))
             box._thread.join(TIMEOUT_S)
             assert not box._thread.is_alive()
         assert "cannot be forked any more" in caplog.text
@@ -266,7 +266,7 @@ class CloneRank:
         context = RankContext("clones", self.rank, self.size, group)
         self.training = make("Convolutional", sgd, down, context=context, seed=99)
         self.group = group
-        Intake(order, self.rank, self.training, self.joins).whole(TIMEOUT_S)
+        ForkReceiver(order, self.rank, self.training, self.joins).whole(TIMEOUT_S)
         return self.training.steps_done
 
     def train(self, steps: int) -> list[float]:
@@ -507,7 +507,7 @@ def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, eng
         clone = make("Convolutional", sgd, seed=9)
         while ranks.steps_done() < at + 5:  # the training has come to its end: it stays until its state is sent
             assert not fitting.done()
-        Intake(order, 0, clone, partial(connect, rendezvous=ActorRendezvous(engine))).whole(TIMEOUT_S)
+        ForkReceiver(order, 0, clone, partial(connect, rendezvous=ActorRendezvous(engine))).whole(TIMEOUT_S)
         assert ranks.ended(order) == [None]
         fitting.result(TIMEOUT_S)
     losses = json.loads(Path(config["losses"]).read_text())

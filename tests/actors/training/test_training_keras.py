@@ -20,9 +20,9 @@ keras = pytest.importorskip("keras")
 from keras import layers  # noqa: E402  once it is known to be there
 from tensorvine.actors.collective.connect import connect  # noqa: E402
 from tensorvine.actors.collective.rendezvous import LocalRendezvous  # noqa: E402
-from tensorvine.actors.training.fork.intake import Intake  # noqa: E402
+from tensorvine.actors.training.fork.fork_hooks import ForkHooks  # noqa: E402
 from tensorvine.actors.training.fork.order import ForkOrder  # noqa: E402
-from tensorvine.actors.training.fork.port import ForkPort  # noqa: E402
+from tensorvine.actors.training.fork.receiver import ForkReceiver  # noqa: E402
 from tensorvine.actors.training.keras.training import KerasTraining  # noqa: E402
 from tensorvine.actors.training.training import RankContext  # noqa: E402
 from tensorvine.store.errors import ForkError, GraphError, TensorNotFoundError  # noqa: E402
@@ -422,10 +422,10 @@ class TestForks:
     """Through the ports of those who fork."""
 
     @staticmethod
-    def fork(source: KerasTraining, clones: list[KerasTraining], at: int) -> tuple[list[Intake], list[float]]:
+    def fork(source: KerasTraining, clones: list[KerasTraining], at: int) -> tuple[list[ForkReceiver], list[float]]:
         joins = partial(connect, rendezvous=LocalRendezvous())
-        port = ForkPort(source, "run", 0, 1, joins)
-        source.hook(port)
+        fork_hooks = ForkHooks(source, "run", 0, 1, joins)
+        source.hook(fork_hooks)
         specs, forward = tuple(source.specs()), tuple(source.forward_order())
         order = ForkOrder(
             id=uuid.uuid4().hex[:8],
@@ -437,17 +437,17 @@ class TestForks:
             transport="shared",
             timeout=TIMEOUT_S,
         )
-        port.arm(order, at)
+        fork_hooks.arm(order, at)
         losses = train(source, at - source.steps_done + FURTHER)
-        intakes = [Intake(order, place, clone, joins) for place, clone in enumerate(clones)]
-        for intake in intakes:
-            intake.received(TIMEOUT_S)
+        intakes = [ForkReceiver(order, place, clone, joins) for place, clone in enumerate(clones)]
+        for receiver in intakes:
+            receiver.received(TIMEOUT_S)
         return intakes, losses[-FURTHER:]
 
     def test_a_clone_that_comes_late_has_the_state_of_the_step(self) -> None:
         source, clone = make("dense"), make("dense", seed=2)
-        (intake,), losses = self.fork(source, [clone], AT)
-        intake.whole(TIMEOUT_S)
+        (receiver,), losses = self.fork(source, [clone], AT)
+        receiver.whole(TIMEOUT_S)
         assert train(clone, FURTHER) == losses
 
     def test_two_clones_begin_while_they_gather(self) -> None:
@@ -457,11 +457,11 @@ class TestForks:
         ]
         intakes, _ = self.fork(source, clones, AT)
         with ThreadPoolExecutor(2) as pool:
-            for clone, intake in zip(clones, intakes, strict=True):
-                clone.gate(intake.wait)
+            for clone, receiver in zip(clones, intakes, strict=True):
+                clone.gate(receiver.wait)
             losses = [future.result(TIMEOUT_S) for future in [pool.submit(clone.step) for clone in clones]]
-        for intake in intakes:
-            intake.whole(TIMEOUT_S)
+        for receiver in intakes:
+            receiver.whole(TIMEOUT_S)
         whole = make("deep")
         train(whole, AT)
         np.testing.assert_allclose(np.mean(losses), train(whole, 1)[0], rtol=1e-5)

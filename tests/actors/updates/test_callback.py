@@ -92,7 +92,7 @@ def test_planned_it_knows_how_long_the_training_is_and_publishes_after_the_warm_
     fit(callback, epochs=30)
     report = callback.report()
     assert report.updates[0].iteration == 5
-    assert callback.publisher._due.request == PlanRequest(warmup=5, stop=STEPS * 30)
+    assert callback.publisher._trigger.request == PlanRequest(warmup=5, stop=STEPS * 30)
 
 
 def test_one_publisher_lasts_for_several_fits(repo, name):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 from tensorvine.actors import Consumer, Repository
-from tensorvine.actors.client.fetch.collective_way import CollectiveWay
+from tensorvine.actors.client.fetch.group_transport import GroupTransport
 from tensorvine.actors.client.reader import Reader
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
@@ -67,12 +67,12 @@ def test_nothing_is_loaded_before_somebody_asks(cluster: object, name: str) -> N
         repo.save(name, tensors(1))
         far = Far(repo.name)
         far.repo._session.node = "another"
-        assert set(far.repo._reader.far_ways) == {"socket", "object_store"}
+        assert set(far.repo._reader.far_transports) == {"socket", "object_store"}
         far.repo.load(name)
         assert not has_torch(shard)
         assert far.load(name) == 1
         assert has_torch(shard)
-        assert set(far.repo._reader.far_ways) == {"socket", "object_store", "gloo"}
+        assert set(far.repo._reader.far_transports) == {"socket", "object_store", "gloo"}
         far.repo.close()
 
 
@@ -108,7 +108,7 @@ def test_a_reader_that_is_killed_fails_no_other_load(repo: Repository, name: str
             assert list(pool.map(lambda reader: reader.load(ref, 30.0), readers)) == [2] * 2
 
 
-class Then(CollectiveWay):
+class Then(GroupTransport):
     """The way by Gloo, and something that happens just before the bytes are asked for."""
 
     event = staticmethod(lambda: None)

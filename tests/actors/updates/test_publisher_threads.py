@@ -12,8 +12,8 @@ import pytest
 from tensorvine.actors.planner.streams import Advice
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.updates import publisher as module
-from tensorvine.actors.updates.due import Due
 from tensorvine.actors.updates.publisher import Publisher
+from tensorvine.actors.updates.trigger import Trigger
 from tensorvine.planner.schedules.schedule import Schedule
 
 MODEL = {"w": np.zeros(2)}
@@ -52,21 +52,21 @@ def test_a_plan_that_comes_while_the_training_tells_of_itself_is_not_lost(
     publisher: Publisher, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner.iterations = (5, 9)
-    told = Due.told
+    told = Trigger.told
     other = threading.Thread(target=publisher._tell)
 
-    def told_meanwhile(self: Due, stop: int | None, epoch: int | None) -> Due:
+    def told_meanwhile(self: Trigger, stop: int | None, epoch: int | None) -> Trigger:
         changed = told(self, stop, epoch)
         other.start()
         other.join(0.2)  # it waits for the lock; without one, it has ended
         return changed
 
-    monkeypatch.setattr(Due, "told", told_meanwhile)
+    monkeypatch.setattr(Trigger, "told", told_meanwhile)
     publisher.expect(stop=100)
     other.join()
-    assert publisher._due.request is not None
-    assert publisher._due.request.stop == 100
-    assert publisher._due.chosen == {5, 9}
+    assert publisher._trigger.request is not None
+    assert publisher._trigger.request.stop == 100
+    assert publisher._trigger.chosen == {5, 9}
 
 
 def test_what_a_plan_owes_while_a_step_looks_for_an_update_under_way_stays_owed(

@@ -20,7 +20,7 @@ from tensorvine.planner.schedules.transfer import (
     WaySpeed,
 )
 
-WAYS = {"shared": WaySpeed(0.0002, 1e11), "socket": WaySpeed(0.0008, 2e9), "files": WaySpeed(0.02, 5e8)}
+TRANSPORTS = {"shared": WaySpeed(0.0002, 1e11), "socket": WaySpeed(0.0008, 2e9), "files": WaySpeed(0.02, 5e8)}
 sizes = st.integers(0, 10**10)
 speeds = st.builds(WaySpeed, st.floats(1e-5, 1), st.floats(1e6, 1e12))
 
@@ -53,14 +53,14 @@ class TestLearning:
         assert selector.predict("way", 2 * nbytes) <= 2 * seconds * (1 + 1e-9)
 
     def test_a_transfer_that_was_held_up_moves_nothing(self) -> None:
-        selector = taught({"socket": WAYS["socket"]}, [10**6, 10**7, 10**8, 10**9])
+        selector = taught({"socket": TRANSPORTS["socket"]}, [10**6, 10**7, 10**8, 10**9])
         selector.measured("socket", 10**7, 30.0)
         for nbytes in (0, 10**6, 10**9):
-            assert selector.predict("socket", nbytes) == pytest.approx(WAYS["socket"].seconds(nbytes))
+            assert selector.predict("socket", nbytes) == pytest.approx(TRANSPORTS["socket"].seconds(nbytes))
 
     @pytest.mark.parametrize("factor", [10.0, 0.1])
     def test_newer_transfers_win_after_seven(self, factor: float) -> None:
-        selector = taught({"socket": WAYS["socket"]}, [10**8] * KEPT)
+        selector = taught({"socket": TRANSPORTS["socket"]}, [10**8] * KEPT)
         before = selector.predict("socket", 10**8)
         after: list[float] = []
         for _ in range(7):
@@ -138,11 +138,11 @@ class TestChoice:
             selector, taken = TransferSelector(), list[str]()
             for _ in range(300):
                 nbytes = chance.randrange(1, 10**9)
-                taken.append(selector.choose(list(WAYS), nbytes))
+                taken.append(selector.choose(list(TRANSPORTS), nbytes))
                 if chance.random() < 0.1:
                     selector.failed(taken[-1])
                 else:
-                    selector.measured(taken[-1], nbytes, WAYS[taken[-1]].seconds(nbytes) * chance.uniform(0.5, 2))
+                    selector.measured(taken[-1], nbytes, TRANSPORTS[taken[-1]].seconds(nbytes) * chance.uniform(0.5, 2))
             return taken
 
         assert run() == run()
@@ -152,40 +152,40 @@ class TestFailure:
     """A way that failed is avoided, counted in choices."""
 
     def test_it_is_avoided_for_so_many_choices(self) -> None:
-        selector = taught(WAYS, [10**3, 10**8])
+        selector = taught(TRANSPORTS, [10**3, 10**8])
         selector.failed("shared")
-        taken = [selector.choose(list(WAYS), 10**6) for _ in range(AVOIDED + 1)]
+        taken = [selector.choose(list(TRANSPORTS), 10**6) for _ in range(AVOIDED + 1)]
         assert taken == ["socket"] * AVOIDED + ["shared"]
 
     def test_each_further_failure_doubles_that_up_to_a_limit(self) -> None:
-        selector = taught(WAYS, [10**3, 10**8])
+        selector = taught(TRANSPORTS, [10**3, 10**8])
         lengths: list[int] = []
         for _ in range(9):
             selector.failed("shared")
             lengths.append(0)
-            while selector.choose(list(WAYS), 10**6) != "shared":
+            while selector.choose(list(TRANSPORTS), 10**6) != "shared":
                 lengths[-1] += 1
         assert lengths[:7] == [AVOIDED * 2**i for i in range(7)]
         assert set(lengths[7:]) == {LONGEST_AVOIDED}
 
     def test_a_success_ends_it(self) -> None:
-        selector = taught(WAYS, [10**3, 10**8])
+        selector = taught(TRANSPORTS, [10**3, 10**8])
         selector.failed("shared")
         selector.failed("shared")
-        selector.measured("shared", 10**6, WAYS["shared"].seconds(10**6))
-        assert selector.choose(list(WAYS), 10**6) == "shared"
+        selector.measured("shared", 10**6, TRANSPORTS["shared"].seconds(10**6))
+        assert selector.choose(list(TRANSPORTS), 10**6) == "shared"
         selector.failed("shared")
-        assert [selector.choose(list(WAYS), 10**6) for _ in range(AVOIDED)] == ["socket"] * AVOIDED
+        assert [selector.choose(list(TRANSPORTS), 10**6) for _ in range(AVOIDED)] == ["socket"] * AVOIDED
 
     def test_where_all_failed_the_one_that_failed_first_is_taken(self) -> None:
-        selector = taught(WAYS, [10**3, 10**8])
+        selector = taught(TRANSPORTS, [10**3, 10**8])
         selector.failed("files")
         selector.choose(["socket"], 1)
         selector.failed("shared")
         assert selector.choose(["shared", "files"], 10**6) == "files"
 
     def test_a_way_that_failed_before_it_was_ever_measured_is_tried_again_later(self) -> None:
-        selector = taught({"files": WAYS["files"]}, [10**3, 10**8])
+        selector = taught({"files": TRANSPORTS["files"]}, [10**3, 10**8])
         selector.failed("shared")
         taken = [selector.choose(["files", "shared"], 10**6) for _ in range(AVOIDED + 1)]
         assert taken == ["files"] * AVOIDED + ["shared"]

@@ -1,6 +1,6 @@
 """Who writes, replaces and deletes a segment's files while a shard hands its segments over: one shard at any time.
 
-The file that an heir knows must stay as it is until the heir itself replaces it.
+The file that a successor knows must stay as it is until the successor itself replaces it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TestTheShardThatDrains:
         life.history._tiers.rewrite(SEGMENT)
         assert files(life) == [before.name]
 
-    def test_what_goes_after_it_leaves_the_file_to_the_heir(self, life: Life) -> None:
+    def test_what_goes_after_it_leaves_the_file_to_the_successor(self, life: Life) -> None:
         hand_over(life)
         with life.lock:
             life.state.release(ModelRef("m", 1))
@@ -110,10 +110,10 @@ class TestTheShardThatDrains:
             life.history._tiers._write(SEGMENT, [])
         assert len(files(life)) == 1
 
-    def test_a_version_that_waits_for_such_a_file_has_the_heir_write_it(
+    def test_a_version_that_waits_for_such_a_file_has_the_successor_write_it(
         self, life: Life, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The heir does not write what it does not hold yet: it is asked again."""
+        """The successor does not write what it does not hold yet: it is asked again."""
         monkeypatch.setattr("tensorvine.actors.shard.disk.history.STORE_PAUSE_S", 0.01)
         asked: list[tuple[int, str, ToStore]] = []
         chains: Chains = {(SEGMENT, 0): ()}
@@ -121,7 +121,7 @@ class TestTheShardThatDrains:
         def call(shard: int, request: Request[Any], timeout: float) -> Chains:
             asked.append((shard, request.remote.name, *request.arguments))
             if len(asked) < 3:
-                raise MovedError("the heir has not learned the new topology", 0)
+                raise MovedError("the successor has not learned the new topology", 0)
             return chains
 
         cast("Any", life.peers).call = call
@@ -136,25 +136,25 @@ class TestTheShardThatDrains:
         assert asked == [(HEIR, "store", wanted)] * 3
 
 
-class TestTheHeir:
+class TestTheSuccessor:
     def test_it_writes_what_it_received_when_it_goes_by_the_new_topology(self) -> None:
-        giver, heir = SegmentTable(0), SegmentTable(HEIR)
-        heir.where = lambda segment: 0
+        giver, successor = SegmentTable(0), SegmentTable(HEIR)
+        successor.where = lambda segment: 0
         giver.recover(SEGMENT, [4, 4], Stored("a.0", 0, 8, frozenset({0, 1})))
         giver.hold(ModelRef("m", 1), {SEGMENT: [0, 1]})
         moved = giver.moving(SEGMENT)
-        heir.receive(moved, b"", Drain(0, 2))
+        successor.receive(moved, b"", Drain(0, 2))
         with pytest.raises(MovedError):  # its first file would be a.0, too, with less in it
-            heir.check_care(SEGMENT)
-        heir.inherit(moved, Drain(0, 2))
+            successor.check_care(SEGMENT)
+        successor.inherit(moved, Drain(0, 2))
         with pytest.raises(MovedError):
-            heir.check_care(SEGMENT)
-        heir.where = lambda segment: HEIR
-        heir.check_care(SEGMENT)
-        fresh = heir.segment(SEGMENT)
+            successor.check_care(SEGMENT)
+        successor.where = lambda segment: HEIR
+        successor.check_care(SEGMENT)
+        fresh = successor.segment(SEGMENT)
         assert fresh is not None
-        assert heir.store(SEGMENT, Stored("a.1", fresh.files, 8, frozenset({0, 1})))
-        assert heir.dead_files == ["a.0"]
+        assert successor.store(SEGMENT, Stored("a.1", fresh.files, 8, frozenset({0, 1})))
+        assert successor.dead_files == ["a.0"]
         giver.where = lambda segment: HEIR
         with pytest.raises(MovedError):
             giver.store(SEGMENT, Stored("a.9", 9, 8, frozenset({0, 1})))
@@ -162,13 +162,13 @@ class TestTheHeir:
 
 
 def test_two_who_write_at_once_do_not_meet_in_one_file(life: Life) -> None:
-    """Of a segment that is written when it is handed over, the heir's next file has another name."""
+    """Of a segment that is written when it is handed over, the successor's next file has another name."""
     seen: list[int] = []
 
     def take_over(life: Life) -> None:
-        heir = SegmentTable(HEIR)
-        heir.inherit(life.state.moving(SEGMENT), Drain(0, 2))
-        found = heir.segment(SEGMENT)
+        successor = SegmentTable(HEIR)
+        successor.inherit(life.state.moving(SEGMENT), Drain(0, 2))
+        found = successor.segment(SEGMENT)
         assert found is not None
         seen.append(found.files)
         hand_over(life)

@@ -68,17 +68,17 @@ def parts(life: Life) -> list[Any]:
 def here(life: Life, *segments: SegmentId) -> bool:
     """Say whether these segments are in memory, whole, with their bytes."""
     with life.lock:
-        views = [life.holdings.view(found) for s in segments if (found := life.state.segment(s)) is not None]
+        views = [life.segment_memory.view(found) for s in segments if (found := life.state.segment(s)) is not None]
         return all(v is not None and (v == s[1]).all() for s, v in zip(segments, views, strict=True))
 
 
-class TestRoom:
+class TestAdmission:
     def test_what_a_load_has_already_does_not_lie_in_its_own_way(self, life: Life) -> None:
         with life.lock:
-            life.holdings.grant(Save("c", 1), [2 * MIB])
+            life.segment_memory.grant(Save("c", 1), [2 * MIB])
         run(life, load(life, ONE))
         with life.lock:
-            life.holdings.drop_grants(Save("c", 1))
+            life.segment_memory.drop_grants(Save("c", 1))
         # 2 MiB, the first segment, 3 MiB: the second needs 3.5
         (kept,) = run(life, load(life, ONE, TWO))
         assert len(kept) == 2
@@ -106,7 +106,7 @@ class TestRoom:
 
         pairs = [(ONE, TWO), (THREE, FOUR), (TWO, THREE), (FOUR, ONE)] * 5
         assert run(life, *(both(*pair) for pair in pairs)) == [True] * 20
-        assert life.holdings.bytes_filling == 0
+        assert life.segment_memory.bytes_filling == 0
 
     def test_what_never_fits_is_said_at_once(self, life: Life) -> None:
         (error,) = run(life, load(life, ONE, TWO, THREE))
@@ -115,7 +115,7 @@ class TestRoom:
 
     def test_where_a_save_takes_the_rest_the_error_names_the_load(self, life: Life) -> None:
         with life.lock:
-            life.holdings.grant(Save("c", 1), [3 * MIB])
+            life.segment_memory.grant(Save("c", 1), [3 * MIB])
 
         async def impatient() -> Any:
             taken = lambda *arguments: life.room.taken(*arguments, timeout=0.05)  # noqa: E731
@@ -124,9 +124,9 @@ class TestRoom:
         (error,) = run(life, impatient())
         assert isinstance(error, StoreFullError)
         assert "load of m: expected room for 6815744 bytes in shard 0" in str(error)
-        assert life.holdings.bytes_filling == 3 * MIB
+        assert life.segment_memory.bytes_filling == 3 * MIB
         with life.lock:
-            life.holdings.drop_grants(Save("c", 1))
+            life.segment_memory.drop_grants(Save("c", 1))
         run(life, load(life, ONE, TWO))
         assert here(life, ONE, TWO)
 
@@ -151,7 +151,7 @@ class TestOneReadingForAll:
         run(life, load(life, TWO))
         errors = run(life, *(load(life, ONE, TWO) for _ in range(3)))
         assert {type(error) for error in errors} == {CorruptDataError}
-        assert life.holdings.bytes_filling == 0
+        assert life.segment_memory.bytes_filling == 0
         assert not life.history._loading
 
     def test_one_that_wants_other_tensors_of_a_file_does_not_hear_of_it(
@@ -165,7 +165,7 @@ class TestOneReadingForAll:
                 return true(*arguments)
             begun.set()
             assert go_on.wait(60)
-            life.holdings.give_back(arguments[2], arguments[3])
+            life.segment_memory.give_back(arguments[2], arguments[3])
             raise CorruptDataError("slot 0")
 
         monkeypatch.setattr(life.history._tiers, "load", failing_once)
@@ -207,7 +207,7 @@ class TestOneReadingForAll:
             errors = [run(life, load(life, ONE, other))[0] for other in (TWO, THREE)]
             assert {type(error) for error in errors} == {CorruptDataError}
             # A thread that read lets go a moment after others have the answer.
-            eventually(lambda: not any(map(life.holdings.memory.is_read, parts(life))), "nobody reads the memory")
+            eventually(lambda: not any(map(life.segment_memory.memory.is_read, parts(life))), "nobody reads the memory")
         finally:
             gc.enable()
 
@@ -233,7 +233,7 @@ class TestOneReadingForAll:
 
         assert run(life, given_up()) == [2]
         assert here(life, ONE, TWO)
-        assert life.holdings.bytes_filling == 0
+        assert life.segment_memory.bytes_filling == 0
 
 
 class TestReadings:
@@ -247,14 +247,14 @@ class TestReadings:
             view = true(*arguments)
             with life.lock:
                 assert life.state.evict(ONE)
-                life.holdings.settle()
-                assert life.holdings.grant(Save("c", 1), [MIB])
+                life.segment_memory.settle()
+                assert life.segment_memory.grant(Save("c", 1), [MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", pushed_out)
         ((view,),) = run(life, load(life, ONE))
         assert (view == 1).all()
-        assert life.holdings.bytes_filling == MIB  # the other save's, still its own
+        assert life.segment_memory.bytes_filling == MIB  # the other save's, still its own
 
     def test_others_cannot_push_it_out_before_it_is_kept(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         true = life.history._tiers.load
@@ -262,7 +262,7 @@ class TestReadings:
         def crowded(*arguments: Any) -> np.ndarray | None:
             view = true(*arguments)
             with life.lock:
-                assert not life.holdings.grant(Save("c", 1), [CAPACITY - MIB])
+                assert not life.segment_memory.grant(Save("c", 1), [CAPACITY - MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", crowded)

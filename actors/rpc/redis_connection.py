@@ -1,0 +1,178 @@
+"""The connection to a Redis server.
+
+Rules
+- A client that was cut off connects again by itself at its next command. What was written before may be gone then, so
+  the connections are counted: whoever writes looks at `connected`.
+- Nothing is tried twice here. What goes wrong leaves as `StorageError` and names the server.
+- A URL may hold a password: messages show the server only.
+- The package `redis` is an extra, imported when a connection is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ...store.errors import CodecUnavailableError, StorageError
+from .redis_keys import Keys
+
+TIMEOUT_S = 5.0
+"""How long Redis may take to connect, and for an answer."""
+BATCH = 500
+"""Keys in one message."""
+
+Command = tuple[str | bytes | int, ...]
+
+
+class RedisConnection:
+    """A client of one Redis server. It connects when it is first used.
+
+    Args:
+        url: `redis://HOST:PORT/DB`, `rediss://...` or `unix:///PATH`, with user and password where they are needed.
+        who: what asks, for messages.
+
+    Raises:
+        ValueError: `url` is none.
+        CodecUnavailableError: the package `redis` is not installed.
+    """
+
+    def __init__(self, url: str, who: str) -> None:
+        self.where = where_is(url, who)
+        """The server, as messages show it."""
+        self.connected = 0
+        """Connections that were made for `run`."""
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as exc:
+            raise CodecUnavailableError(
+                f"{who}: redis: expected the package 'redis'; it is not installed: pip install 'tensorvine[redis]'"
+            ) from exc
+        self._errors = (redis.RedisError, OSError)
+        options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        try:
+            self._client: Any = redis.Redis.from_url(url, redis_connect_func=self._greet, **options)
+            self._client.connection_pool.connection_class(**self._client.connection_pool.connection_kwargs)
+        except (TypeError, ValueError, redis.RedisError):
+            raise ValueError(f"{who}: redis: expected options that Redis clients have; found others") from None
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Run commands in one transaction and give their answers; others see all of what they write, or nothing.
+
+        Raises:
+            StorageError: the server does not answer, or refuses a command.
+        """
+        try:
+            with self._client.pipeline(transaction=True) as transaction:
+                for command in commands:
+                    transaction.execute_command(*command)
+                return transaction.execute()
+        except self._errors as exc:
+            raise self.trouble(exc) from exc
+
+    def subscribe(self, channel: str) -> Subscription:
+        """Hear what is published on a channel; errors as in `run`."""
+        return Subscription(self, self._client.pubsub(ignore_subscribe_messages=False), channel, self._errors)
+
+    def trouble(self, exc: BaseException) -> StorageError:
+        """Make the error that says what went wrong with the server."""
+        return StorageError(f"Redis at {self.where}: expected an answer; {exc}")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+    def __enter__(self) -> RedisConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _greet(self, connection: Any) -> None:
+        connection.on_connect()
+        self.connected += 1
+
+
+class Subscription:
+    """What is published on one channel, from now on. Not for several threads."""
+
+    def __init__(
+        self, connection: RedisConnection, pubsub: Any, channel: str, errors: tuple[type[Exception], ...]
+    ) -> None:
+        self._connection = connection
+        self._pubsub = pubsub
+        self._errors = errors
+        try:
+            pubsub.subscribe(channel)
+        except errors as exc:
+            pubsub.close()
+            raise connection.trouble(exc) from exc
+
+    def heard(self, timeout: float) -> bool:
+        """Wait for something on the channel, the confirmation of the subscription included; False when nothing came.
+
+        Raises:
+            StorageError: the connection broke.
+        """
+        try:
+            return self._pubsub.get_message(timeout=timeout) is not None
+        except self._errors as exc:
+            raise self._connection.trouble(exc) from exc
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._pubsub.close()
+
+
+def where_is(url: str, who: str) -> str:
+    """Return a Redis URL as messages may show it: without user, password and options.
+
+    Raises:
+        ValueError: it is none; the message does not show it, for it may hold a password.
+
+    >>> where_is("redis://user:secret@example.org:6380/2?socket_timeout=3", "doc")
+    'redis://example.org:6380/2'
+    """
+    expected = f"{who}: redis: expected a URL such as 'redis://host:6379/0'"
+    if not isinstance(url, str):
+        raise ValueError(f"{expected}; found {type(url).__name__}")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(f"{expected}; found one that cannot be read") from None
+    if parts.scheme == "unix" and parts.path:
+        return f"unix://{unquote(parts.path)}"
+    database = parts.path.strip("/")
+    if parts.scheme not in ("redis", "rediss") or not host or (database and not database.isdigit()):
+        raise ValueError(f"{expected}; found another of scheme {parts.scheme!r}")
+    return f"{parts.scheme}://{host}:{port or 6379}/{database or 0}"
+
+
+def enter_start(url: str, repository: str, start: str) -> None:
+    """Make a start of a repository the present one, and delete what the one before left.
+
+    Raises:
+        ValueError, CodecUnavailableError: as of `RedisConnection`.
+        StorageError: the server does not answer, or takes nothing.
+    """
+    keys = Keys(repository)
+    with RedisConnection(url, "Repository.start") as connection:
+        before, _ = connection.run([("GET", keys.start), ("SET", keys.start, start)])
+        if before is None or before.decode() == start:
+            return
+        left = keys.of(before.decode())
+        names, shards = connection.run([("HKEYS", left.newest), ("HKEYS", left.shards)])
+        doomed = [left.model(name.decode()) for name in names]
+        doomed += [left.newest, left.shards, *(left.graphs(int(shard)) for shard in shards)]
+        for begin in range(0, len(doomed), BATCH):
+            connection.run([("DEL", *doomed[begin : begin + BATCH])])
+
+
+def present_start(url: str, repository: str) -> str | None:
+    """Return the id of the start that Redis knows of a repository; errors as of `enter_start`."""
+    with RedisConnection(url, "Repository.start") as connection:
+        (found,) = connection.run([("GET", Keys(repository).start)])
+    return found.decode() if found is not None else None

@@ -1,0 +1,123 @@
+"""Admission control of a shard: room for what comes, in memory and in the queue for the disk. Who finds none waits.
+
+Rules
+- Memory is waited for only while what others hold may become free; all who wait look again when something did.
+- A client gets memory only while its process is watched, which is looked at where the memory is taken: one that ends
+  while it waits, or before its question is heard, gets none, as nobody would take it back.
+- A save that ended while it waits, or before its question is heard, gets none either (`SegmentMemory.end_save`).
+- What clients have reserved for saves to come may become free, too: they ask now and then whether somebody waits here.
+- While too much waits to be written to disk, no save begins and none is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ...store.errors import ShardUnavailableError
+from ...store.holders import Owner
+from ...store.waiting import Deadline
+from ..rpc.busy import Busy
+from ..rpc.messages import PEER_TIMEOUT_S
+from .context import Change, ShardContext
+from .disk.persister import Persister
+from .local_clients import LocalClients
+
+Taken = TypeVar("Taken")
+
+
+class Admission:
+    """Admission control in one shard.
+
+    Args:
+        context: the shard's.
+        clients: those on this node.
+        persister: writes to the disk, if there is one.
+    """
+
+    def __init__(self, context: ShardContext, clients: LocalClients, persister: Persister | None) -> None:
+        self._lock = context.lock
+        self._segment_memory = context.segment_memory
+        self._notifier = context.notifier
+        self._clients = clients
+        self._persister = persister
+        self._asking = Busy()
+
+    def is_short(self) -> bool:
+        """Tell whether somebody waits for memory."""
+        return bool(self._asking)
+
+    def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
+        """Return what a client may be granted of `sizes` to fill: nothing where its process is not watched.
+
+        Call it with the lock held, and grant with it held still.
+        """
+        return sizes if self._clients.watches(client) else ()
+
+    async def granted(
+        self, owner: Owner, sizes: Sequence[int], timeout: float = PEER_TIMEOUT_S, client: str | None = None
+    ) -> list[int]:
+        """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
+
+        Args:
+            owner: whose it is to be.
+            sizes: bytes of the blocks.
+            timeout: seconds to wait.
+            client: who fills it; None: this shard.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError: the client's process is not watched (any more).
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+
+        def grant() -> list[int] | None:
+            if client is not None and not self._clients.watches(client):
+                raise ShardUnavailableError(
+                    f"save {owner}: expected its client {client} to be connected to the shard; it is not (any more)"
+                )
+            return self._segment_memory.grant(owner, sizes) or None
+
+        return await self.taken(f"save {owner}", owner, sizes[0], grant, timeout)
+
+    async def taken(
+        self, what: str, owner: Owner, nbytes: int, take: Callable[[], Taken | None], timeout: float = PEER_TIMEOUT_S
+    ) -> Taken:
+        """Take memory, waiting while what others hold may become free.
+
+        Args:
+            what: begins the message where there is no room.
+            owner: whose it is to be.
+            nbytes: how much, for that message.
+            take: takes it, with the lock held; None: there is no room now.
+            timeout: seconds to wait.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+        """
+
+        def look() -> Taken | None:
+            found = take()
+            behind = self._persister is not None and self._persister.behind()[0] > 0
+            hope = behind or self._segment_memory.room_may_come(owner)  # the sweep tells us, too
+            if found is None and not hope:
+                raise self._segment_memory.full(what, nbytes)
+            return found
+
+        with self._asking:
+            found = await self._notifier.until(Change.ROOM, look, Deadline.after(timeout))
+        if found is None:
+            raise self._segment_memory.full(what, nbytes)
+        return found
+
+    async def keep_pace(self, what: str, deadline: Deadline) -> None:
+        """Wait while too much waits to be written to disk.
+
+        Raises:
+            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
+        """
+        persister = self._persister
+        if persister is None or not persister.is_full():
+            return
+        if not await self._notifier.until(Change.ROOM, lambda: not persister.is_full() or None, deadline):
+            raise persister.late(what)

@@ -1,0 +1,364 @@
+"""Keeping a shard's memory on other nodes as well: what `replicas=2` means.
+
+Rules
+- Each shard has `replicas - 1` followers (`planner.followers`), which keep a replica of it on their replica stores: the
+  segments that its memory alone has, and the records of the versions whose home it is. With a path that is what a
+  restart would not find there: a segment is let go when its file has it and manifests name all that versions need of
+  it.
+- A commit waits until the followers of every shard concerned have it. What goes is told behind, and asked for nowhere.
+- A follower that fell behind, because it died or did not answer, is told everything again; commits wait meanwhile,
+  reads do not. So is a new one: one that came to be on this shard's node is changed for one that is not, if there is
+  one.
+- One thread tells the followers; only commits' own copies go past it, and only to followers that are not behind.
+- The ledger says what was retired last: a replica that has not heard of it does not bring it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Set
+from typing import TypeVar
+
+from ....store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ....store.refs import ModelRef
+from ....store.segments.segment import SegmentId
+from ....store.versions.replica import Kept
+from ....store.waiting import Deadline
+from ...rpc.calls import Request
+from ..calls import ShardCalls
+from ..calls.copies import Original
+from ..calls.replicas import Opened, ReplicaOf
+from ..context import Change, ShardContext
+from ..copying import batches, original_of
+from ..disk.history import History
+from ..ticker import Ticker
+from .replica_set import Follower, ReplicaSet
+from .restore import Restored
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+MARK_S = 1.0
+"""How often a follower is asked whether it is still there."""
+CALL_S = 10.0
+PUT_S = 120.0
+PUT_BYTES = 256 << 20
+"""What the thread tells a follower in one message, at most."""
+PUT_RECORDS = 4096
+_R = TypeVar("_R")
+
+
+class Replication:
+    """The replicas of one shard, as it sees them.
+
+    Args:
+        context: the shard's.
+        restored: what came back from an earlier incarnation, and the number of this one.
+        history: knows which versions are on disk, if there is one.
+    """
+
+    def __init__(self, context: ShardContext, restored: Restored, history: History | None) -> None:
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._segment_memory = context.segment_memory
+        self._peers = context.peers
+        self._notifier = context.notifier
+        self._tcp_address = context.tcp_address
+        self._incarnation = restored.incarnation
+        self._history = history
+        self._replica_set = ReplicaSet(context)
+        self._replica_set.former |= restored.replicas
+        self._unheard = restored.unheard
+        """Shards that may have heard of a later incarnation than this one, which has ended nevertheless."""
+        self._accepted = False
+        """A follower goes by this incarnation."""
+        self._marks = 0
+        self._ticker = Ticker("replica", self._index, lambda: TICK_S, self._tick)
+
+    @property
+    def behind(self) -> int:
+        """How many replicas are missing, or not told all yet. Call it with the lock held."""
+        return self._replica_set.behind
+
+    def news(self) -> None:
+        """Something went or came other than by a commit: have the followers told soon."""
+        self._ticker.soon()
+
+    # ---- commits --------------------------------------------------------------------------------------
+
+    async def secure(
+        self, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
+    ) -> None:
+        """Wait until all followers have these, which must be held here.
+
+        Raises:
+            ShardUnavailableError: a follower did not take them until `deadline`.
+            StoreFullError: a follower has no room.
+        """
+        done: set[Follower] = set()
+
+        def look() -> list[Follower] | None:
+            if self._ready():
+                return [follower for follower in self._replica_set.followers if follower not in done]
+            self._ticker.soon()
+            return None
+
+        while True:
+            left = await self._notifier.until(Change.REPLICAS, look, deadline)
+            if left is None:
+                raise self._late()
+            if not left:
+                return
+            answers = await asyncio.gather(*(self._put(follower, segments, records, deadline) for follower in left))
+            done |= {follower for follower, taken in zip(left, answers, strict=True) if taken}
+
+    def have(self, ref: ModelRef) -> bool:
+        """Tell whether all followers have a version's record: they may be others by now than those that `secure` told.
+
+        Call it with the lock held, in the step in which the version comes to exist.
+        """
+        return self._ready() and all(ref in follower.records for follower in self._replica_set.followers)
+
+    async def leave(self, deadline: Deadline) -> None:
+        """Wait until no shard that is about to drain keeps the replica; what is late is finished behind."""
+
+        def look() -> bool | None:
+            if self._ready() and self._replica_set.stay:
+                return True
+            self._ticker.soon()
+            return None
+
+        if not await self._notifier.until(Change.REPLICAS, look, deadline):
+            log.warning("shard %d: a shard that drains keeps its replica until another has it", self._index)
+
+    async def _put(
+        self, follower: Follower, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
+    ) -> bool:
+        """Send a follower what it has not; False when it fell behind."""
+        with self._lock:
+            if not follower.synced:
+                return False
+            new = self._originals(segment for segment in segments if segment not in follower.segments)
+            follower.begun += 1
+            replica_store = follower.replica_store
+        try:
+            left = deadline.left()
+            of = ReplicaOf(self._index, self._incarnation, replica_store)
+            put = ShardCalls.put_in_replica(of, new, records, self._tcp_address, left)
+            await self._peers.ask(follower.shard, put, left)
+        except (ShardUnavailableError, OperationTimeoutError) as exc:
+            self._fell_behind(follower, replica_store, exc)
+            return False
+        finally:
+            with self._lock:
+                follower.ended += 1
+        with self._lock:
+            if follower.replica_store == replica_store:
+                follower.segments |= new.keys()
+                follower.records |= records.keys()
+        return True
+
+    def _late(self) -> ShardUnavailableError:
+        with self._lock:
+            late = [
+                f"shard {follower.shard}: {follower.error}"
+                for follower in self._replica_set.followers
+                if not follower.synced
+            ]
+        return ShardUnavailableError(
+            f"shard {self._index}: expected copies on other shards before the commit; "
+            f"{'; '.join(late) or 'no other shard answers'}"
+        )
+
+    # ---- the thread -----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Keep the followers up."""
+        if self._index not in self._peers.topology.alive:  # it has drained: others have it all
+            return
+        self._replica_set.review()
+        for follower in list(self._replica_set.followers):
+            replica_store = follower.replica_store
+            try:
+                if follower.synced:
+                    self._keep_up(follower)
+                else:
+                    self._sync(follower)
+                follower.silent_since = None
+            except TensorVineError as exc:
+                silent = isinstance(exc, (ShardUnavailableError, OperationTimeoutError))
+                follower.silent_since = (follower.silent_since or time.monotonic()) if silent else None
+                self._fell_behind(follower, replica_store if follower.synced else None, exc)
+        for shard in list(self._replica_set.former) if self._ready() else ():
+            try:
+                self._open(shard)
+                self._ask(shard, ShardCalls.leave_replica(self._index, self._incarnation))
+            except TensorVineError as exc:
+                log.info("shard %d: shard %d keeps an old replica for now: %s", self._index, shard, exc)
+                if shard in self._peers.others:
+                    continue
+            self._replica_set.former.discard(shard)
+
+    def _sync(self, follower: Follower) -> None:
+        """Tell a follower everything that it has not."""
+        opened = self._open(follower.shard)
+        self._replica_set.seen_at(follower.shard, opened.node)
+        with self._lock:
+            follower.replica_store = opened.replica_store
+        while True:
+            with self._lock:
+                wanted, moving = set(self._wanted()), self._moving()
+                follower.segments = self._state.unsaved()
+                follower.records = wanted | (follower.records & moving)
+                inventory = ShardCalls.sync_replica(self._of(follower), set(follower.segments), wanted | moving)
+            segments, refs = self._ask(follower.shard, inventory)
+            if not segments and refs <= moving:
+                with self._lock:
+                    follower.records -= refs  # it had them in an earlier incarnation
+                break
+            self._tell(follower, segments, refs - moving)
+        self._mark(follower)
+        with self._lock:
+            follower.synced, follower.odd, follower.seen, self._accepted = True, 0, (), True
+        self._notifier.tell(Change.REPLICAS)
+
+    def _open(self, shard: int) -> Opened:
+        """Begin this incarnation at a shard.
+
+        Raises:
+            ShardUnavailableError: it knows of a later one, of another process.
+        """
+        opened = self._ask(shard, ShardCalls.open_replica(self._index, self._incarnation))
+        if opened.incarnation > self._incarnation:
+            if self._accepted and shard not in self._unheard:
+                raise ShardUnavailableError(
+                    f"shard {self._index}: expected to be its latest incarnation, {self._incarnation}; "
+                    f"{opened.incarnation} runs elsewhere"
+                )
+            self._incarnation = opened.incarnation + 1  # followers that go by the old number are told all again
+            opened = self._ask(shard, ShardCalls.open_replica(self._index, self._incarnation))
+        self._unheard.discard(shard)
+        return opened
+
+    def _keep_up(self, follower: Follower) -> None:
+        """Tell a follower what went since, and see that it is there still."""
+        with self._lock:
+            again = self._state.uncovered() - follower.segments
+            now = self._fingerprint()
+            late = time.monotonic() - follower.marked >= MARK_S  # what came and went between two looks leaves no trace
+            changed, follower.seen = now != follower.seen or late, now
+            segments, refs, missing = self._changes(follower) if changed else ((), (), set[ModelRef]())
+            follower.segments.difference_update(segments)
+            follower.records.difference_update(refs)
+        if segments or refs:
+            self._ask(follower.shard, ShardCalls.drop_from_replica(self._of(follower), segments, refs))
+        if missing or again:
+            self._tell(follower, again, missing)
+            with self._lock:
+                follower.segments |= again
+                follower.records |= missing
+        if late:
+            self._mark(follower)
+
+    def _changes(self, follower: Follower) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
+        """Return what a follower has and does not need, and what it needs and has not."""
+        segments = tuple(segment for segment in follower.segments if not self._needs(segment))
+        wanted, moving = self._wanted(), self._moving()
+        early = sum(ref in follower.records for ref in moving)
+        if len(follower.records) - early == len(wanted):
+            return segments, (), set()
+        refs = tuple(ref for ref in follower.records if ref not in wanted and ref not in moving)
+        return segments, refs, set(wanted - follower.records)
+
+    def _wanted(self) -> Set[ModelRef]:
+        """Return the live versions that are not on disk. Call it with the lock held."""
+        if self._history is None:
+            return self._state.live
+        return self._state.live & self._history.persister.waiting()
+
+    def _moving(self) -> Set[ModelRef]:
+        """Return the versions that a follower keeps if it has them: being committed, or on their way.
+
+        Call it with the lock held.
+        """
+        return self._state.begun().keys() | self._state.departing | self._state.arriving
+
+    def _fingerprint(self) -> tuple[int, ...]:
+        """Return something that changes when segments or versions come or go, or reach the disk."""
+        stats = self._state.stats()
+        return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted()), len(self._moving())
+
+    def _mark(self, follower: Follower) -> None:
+        with self._lock:
+            begun, quiet = follower.begun, follower.begun == follower.ended
+            self._marks += 1
+        found = self._ask(follower.shard, ShardCalls.mark_replica(self._of(follower), (self._incarnation, self._marks)))
+        follower.marked = time.monotonic()
+        with self._lock:
+            if not quiet or follower.begun != begun or not follower.synced:
+                return
+            follower.odd = follower.odd + 1 if found != (len(follower.segments), len(follower.records)) else 0
+            if follower.odd > 1:
+                raise ShardUnavailableError(
+                    f"shard {follower.shard}: expected {len(follower.segments)} segments and "
+                    f"{len(follower.records)} versions of shard {self._index}; found {found}"
+                )
+
+    def _tell(self, follower: Follower, segments: Collection[SegmentId], refs: Collection[ModelRef]) -> None:
+        """Put segments, and then versions; those that went meanwhile are left out."""
+        with self._lock:
+            originals = self._originals(segments)
+        for some in batches(originals, PUT_BYTES):
+            try:
+                self._ask(follower.shard, self._put_in(follower, some, {}), PUT_S)
+            except ModelLostError as exc:
+                log.debug("shard %d: a segment went while it was copied: %s", self._index, exc)
+        remaining = list(refs)
+        while remaining:
+            some_refs, remaining = remaining[:PUT_RECORDS], remaining[PUT_RECORDS:]
+            with self._lock:
+                live = self._state.live
+                records = {ref: self._state.kept(ref) for ref in some_refs if ref in live}
+            self._ask(follower.shard, self._put_in(follower, {}, records), PUT_S)
+
+    def _of(self, follower: Follower) -> ReplicaOf:
+        return ReplicaOf(self._index, self._incarnation, follower.replica_store)
+
+    def _put_in(
+        self, follower: Follower, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]
+    ) -> Request[None]:
+        return ShardCalls.put_in_replica(self._of(follower), some, records, self._tcp_address, PUT_S)
+
+    def _fell_behind(self, follower: Follower, replica_store: str | None, exc: TensorVineError) -> None:
+        """Have a follower told everything again; `replica_store`: it was so in this incarnation of it."""
+        with self._lock:
+            if replica_store is not None and follower.replica_store != replica_store:
+                return
+            fell = follower.synced
+            known = not fell and follower.kind is type(exc)
+            follower.synced, follower.error, follower.kind = False, str(exc), type(exc)
+        if not known:
+            log.warning("shard %d: its replica at shard %d is behind: %s", self._index, follower.shard, exc)
+        if fell:  # else the next try comes with the next tick: what was tried just now would only fail again
+            self._ticker.soon()
+
+    # ---- within ---------------------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Tell whether all followers are there and have everything."""
+        followers = self._replica_set.followers
+        return bool(followers) and all(follower.synced for follower in followers)
+
+    def _needs(self, segment_id: SegmentId) -> bool:
+        return not self._state.rests(segment_id)
+
+    def _originals(self, segments: Collection[SegmentId] | Iterator[SegmentId]) -> dict[SegmentId, Original]:
+        """Describe those of these that are needed. Call it with the lock held."""
+        found = ((s, self._state.segment(s)) for s in segments if self._needs(s))
+        return {s: original_of(segment, self._segment_memory) for s, segment in found if segment is not None}
+
+    def _ask(self, shard: int, request: Request[_R], timeout: float = CALL_S) -> _R:
+        return self._peers.call(shard, request, timeout)

@@ -1,0 +1,486 @@
+"""The bytes of one shard: granted, filled, taken, hashed, compacted, carried to other nodes, and used again.
+
+Rules
+- Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
+  it in place; what comes from another node takes the engine's object store, what goes there one of the `ways`.
+- M8. A part that becomes free, whoever had it, first loses its header and is used again only when nobody has a lock on
+  it: no reader, and nobody in this process who still copies from it or into it. Whoever copies takes the lock in the
+  same locked section in which he learns the place.
+- Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
+- Copies and hashes run in worker threads, and hashing waits until no save does: it would take a core and the bus.
+- The shard's lock guards all of this; methods that say so must be called with it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.holders import Filling, Owner, Save
+from ...store.segments.arena import KEPT, Arena, Part
+from ...store.segments.blockheader import HEADER_BYTES, header_of
+from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, pack, padded
+from ...store.shard import ShardState
+from ...store.versions.manifest import digest_of
+from ...store.versions.overtaken import Ended
+from ..engine.engine import Engine
+from ..memory.memory import SMALLEST_BYTES, SharedMemory
+from ..memory.workers import Workers
+from ..rpc.messages import Filled
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = SMALLEST_BYTES
+EXPORT_IDLE_S = 30.0
+READ_ROUNDS = 32
+"""How often a read may find that others pushed out again what it had brought into the memory."""
+_COMPACTION = Filling("compaction")
+
+
+class SegmentMemory:
+    """The memory of one shard and what lies in it.
+
+    Args:
+        state: the shard's.
+        lock: guards the state and this.
+        engine: carries blocks to other nodes.
+        capacity: bytes of memory.
+        touch: how much of it to take from the system now.
+    """
+
+    def __init__(self, state: ShardState, lock: threading.RLock, engine: Engine, capacity: int, touch: int) -> None:
+        self.memory = SharedMemory(capacity, touch)
+        self._state = state
+        self._lock = lock
+        self._engine = engine
+        self._capacity = capacity
+        self._arena = Arena(self.memory.size)
+        """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
+        self._base = secrets.randbits(62)
+        """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
+        self._ended = Ended()
+        self._freed: list[Part] = []
+        """Parts that are free but for who still reads them, or copies."""
+        self._unhashed: list[SegmentId] = []
+        self._hashing: dict[SegmentId, Future[None]] = {}
+        self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
+        self._workers = Workers(2, thread_name_prefix="tensorvine-shard")
+        self._hasher = Workers(1, thread_name_prefix="tensorvine-hash")
+
+    @property
+    def epoch(self) -> int:
+        """What the version page shows, or is about to."""
+        return self._base + self._state.epoch
+
+    @property
+    def bytes_filling(self) -> int:
+        """Bytes that savers hold and have not handed over yet."""
+        return sum(self._bytes_of(owner) for owner in self._arena.owners())
+
+    @property
+    def serves_saves(self) -> bool:
+        """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
+        return any(isinstance(owner, Save) and not owner.ahead for owner in self._arena.owners())
+
+    def publish(self) -> None:
+        """Show the epoch on the version page. Call it with the lock held."""
+        self.memory.publish(self.epoch)
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run something long without stopping this loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    # ---- taking ---------------------------------------------------------------------------------------
+
+    def grant(self, owner: Owner, sizes: Sequence[int], least: int = 1) -> list[int]:
+        """Grant what fits, after taking back what nobody reads any more, and then what is on disk as well.
+
+        Call it with the lock held.
+
+        Args:
+            owner: whose it is to be.
+            sizes: bytes of the blocks.
+            least: how many of them; where fewer fit, nothing is granted.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+        if isinstance(owner, Save):
+            self._ended.check(owner)
+        offsets = self._granted(owner, sizes, least)
+        if not offsets and self._freed:
+            self._recycle()
+            offsets = self._granted(owner, sizes, least)
+        return offsets if offsets or not sizes else self._granted_of_others(owner, sizes, least)
+
+    def _granted_of_others(self, owner: Owner, sizes: Sequence[int], least: int) -> list[int]:
+        """Have others leave the memory until `sizes` are granted; none leaves where all that may would not do."""
+        needed, room, ready = sum(map(_arena_bytes, sizes[:least])), self._arena.free_bytes, list[SegmentId]()
+        for segment_id, nbytes in self._leaving():
+            ready.append(segment_id)
+            room += nbytes
+            while room >= needed and ready:
+                self._evict(ready.pop(0))
+                offsets = self._granted(owner, sizes, least)
+                if offsets:
+                    return offsets
+        return []
+
+    def _granted(self, owner: Owner, sizes: Sequence[int], least: int) -> list[int]:
+        """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
+        offsets = self._arena.grant(owner, list(map(_arena_bytes, sizes)), least)
+        return [offset + HEADER_BYTES for offset in offsets]
+
+    def reserve(self, save: Save, sizes: Sequence[int]) -> list[int]:
+        """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
+
+        Call it with the lock held.
+
+        Raises:
+            OperationTimeoutError: the owner is a save that has ended.
+        """
+        self._ended.check(save)
+        self._recycle()
+        if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
+            return []
+        return self._granted(save, sizes, len(sizes))
+
+    def let_go(self, wanted: Mapping[SegmentId, Sequence[int]]) -> bool:
+        """Let segments of which slots are wanted leave the memory, to be read again in one piece.
+
+        Call it with the lock held.
+
+        Returns:
+            False when that cannot make room for them; then none has left.
+        """
+        leaving = dict(self._leaving())
+        coming = [s for s in self._state.absent(wanted).keys() | (wanted.keys() & leaving.keys()) if wanted[s]]
+        known = [(segment, wanted[s]) for s in coming if (segment := self._state.segment(s)) is not None]
+        needed = sum(_arena_bytes(layout([segment.sizes[slot] for slot in slots])[1]) for segment, slots in known)
+        if not wanted.keys() & leaving.keys() or needed > self._arena.free_bytes + sum(leaving.values()):
+            return False
+        for segment_id in wanted.keys() & leaving.keys():
+            self._evict(segment_id)
+        return True
+
+    def _leaving(self) -> Iterator[tuple[SegmentId, int]]:
+        """Return what may leave the memory, least recently used first, and the bytes that are free then.
+
+        It is on disk, and nobody reads it: else its place would not come back.
+        """
+        for segment_id in self._state.evictable():
+            segment = self._state.segment(segment_id)
+            part = segment.handle if segment is not None else None
+            if isinstance(part, Part) and not self.memory.is_read(part):
+                yield segment_id, _arena_bytes(part.length)
+
+    def _evict(self, segment_id: SegmentId) -> None:
+        self._state.evict(segment_id)
+        self._take_back()
+
+    def room_may_come(self, owner: Owner) -> bool:
+        """Tell whether others hold what may become free by itself. Call it with the lock held.
+
+        What is on disk as well may: it only stays because somebody reads it now.
+        """
+        on_disk = next(self._state.evictable(), None) is not None
+        return on_disk or bool(self._freed) or bool(self._arena.owners() - {owner})
+
+    def full(self, what: str, nbytes: int) -> StoreFullError:
+        """Make the error of a save, or a load, for which there is no room."""
+        with self._lock:
+            kept, filled = self._bytes_of(KEPT), self.bytes_filling
+        return StoreFullError(
+            f"{what}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
+            f"{self._capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
+            "the repository with more store_bytes"
+        )
+
+    def crowded(self, what: str) -> StoreFullError:
+        """Make the error of a read that never got all it wanted into the memory at one time."""
+        return StoreFullError(
+            f"load of {what}: expected room for it in the {self._capacity} bytes of shard {self._state.index}; "
+            "others push it out again: load layers or tensors apart, or start the repository with more store_bytes"
+        )
+
+    def kept(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[np.ndarray]:
+        """Keep what is in memory of these segments from leaving it, as long as the arrays live.
+
+        Call it with the lock held.
+
+        Raises:
+            StoreFullError: all that is wanted never fits into the memory.
+        """
+        segments = [segment for s in wanted if (segment := self._state.segment(s)) is not None]
+        needed = sum(layout([segment.sizes[slot] for slot in wanted[segment.id]])[1] for segment in segments)
+        if needed > self._capacity:
+            raise StoreFullError(
+                f"load: expected at most {self._capacity} bytes, the capacity of shard {self._state.index}; "
+                f"found {needed}: load layers or tensors apart, or start the repository with more store_bytes"
+            )
+        return [view for segment in segments if (view := self.view(segment)) is not None]
+
+    def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
+        """Take what a saver filled as segments. Call it with the lock held.
+
+        Args:
+            save: the save, which holds the segments until its commit.
+            incarnation: process id of the shard whose memory was filled.
+            blocks: the segments.
+
+        Raises:
+            ShardUnavailableError: an earlier incarnation of this shard was filled.
+            OperationTimeoutError: the save has ended.
+        """
+        self._ended.check(save)
+        for segment, handle, sizes in blocks:
+            if not isinstance(handle, Part):
+                self._state.adopt(save, segment, handle, sizes)
+                hashes = _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
+                self._state.set_digests(segment, hashes)
+                continue
+            self._check_granted(handle, save, incarnation)
+            self._state.adopt(save, segment, handle, sizes)
+            self.keep(handle, segment)
+            self._unhashed.append(segment)
+
+    def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
+        """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
+
+        Raises:
+            ShardUnavailableError: it is the owner's no more.
+        """
+        with self.filling([part], owner):
+            np.copyto(self.memory.part(part)[: block.nbytes], block)
+
+    @contextlib.contextmanager
+    def filling(self, parts: Iterable[Part], owner: Owner) -> Generator[None]:
+        """Keep parts in place that `owner` was granted while this process fills them, whatever becomes of the owner.
+
+        Raises:
+            ShardUnavailableError: one is the owner's no more.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                for part in parts:
+                    self._check_granted(part, owner, os.getpid())
+                    stack.enter_context(self.memory.held(part))
+            yield
+
+    def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
+        """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).
+
+        Call it with the lock held, in the same locked section in which the state takes the part.
+        """
+        self._arena.give(part.offset - HEADER_BYTES, KEPT)
+        segment = self._state.segment(segment_id) if segment_id is not None else None
+        if segment is not None:
+            self.memory.label(part, header_of(segment.id, segment.generation))
+
+    def give_back(self, part: Part, owner: Owner) -> None:
+        """Take back a part that its owner did not come to use. Call it with the lock held."""
+        if self._arena.owner_of(part.offset - HEADER_BYTES) == owner:
+            self._free([part])
+
+    def end_save(self, save: Save) -> None:
+        """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
+        self._ended.end(save)
+        self.drop_grants(save)
+
+    def drop_grants(self, owner: Owner) -> None:
+        """Take back what somebody was granted and did not hand over. Call it with the lock held."""
+        granted = self._arena.parts_of(owner)
+        self._free([Part(part.offset + HEADER_BYTES, part.length - HEADER_BYTES) for part in granted])
+
+    def drop_client(self, client: str) -> None:
+        """Take back what all saves of a client were granted. Call it with the lock held."""
+        for owner in self._arena.owners():
+            if isinstance(owner, Save) and owner.client == client:
+                self.drop_grants(owner)
+
+    def _bytes_of(self, owner: Owner) -> int:
+        return sum(part.length - HEADER_BYTES for part in self._arena.parts_of(owner))
+
+    def _check_granted(self, part: Part, owner: Owner, incarnation: int) -> None:
+        if incarnation != os.getpid() or self._arena.owner_of(part.offset - HEADER_BYTES) != owner:
+            raise ShardUnavailableError(
+                f"shard {self._state.index}: expected {part} to be filled by {owner} in its present incarnation; the "
+                "save was given up, or the shard started again meanwhile"
+            )
+
+    # ---- hashing --------------------------------------------------------------------------------------
+
+    def start_hashing(self) -> None:
+        """Hash in the background what was taken lately."""
+        with self._lock:
+            for segment_id in self._unhashed:
+                segment = self._state.segment(segment_id)
+                view = self.view(segment) if segment is not None else None
+                if segment is not None and view is not None and not segment.absent(segment.live_slots):
+                    work = (segment, view, segment.generation, segment.offsets)
+                    self._hashing[segment_id] = self._hasher.submit(self._hash, *work)
+            self._unhashed.clear()
+
+    def hashing(self, segments: Sequence[SegmentId]) -> list[Future[None]]:
+        """Start hashing, and give what to wait for until all of `segments` are hashed."""
+        self.start_hashing()
+        with self._lock:
+            return [self._hashing[segment] for segment in segments if segment in self._hashing]
+
+    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[Offset]) -> None:
+        digests = _digests(view, offsets, segment.sizes)
+        with self._lock:
+            if segment.generation == generation:
+                self._state.set_digests(segment.id, digests)
+            else:
+                self._unhashed.append(segment.id)
+            self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice
+
+    def hash_later(self, segment: SegmentId) -> None:
+        """Have a segment hashed that was read from disk. Call it with the lock held."""
+        self._unhashed.append(segment)
+
+    def check(self, segment_id: SegmentId, names: Mapping[int, str]) -> list[str]:
+        """Hold tensors in memory against their content hashes, where these are known, and say what is wrong.
+
+        Args:
+            segment_id: the segment.
+            names: slot -> tensor's name.
+        """
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            view = self.view(segment) if segment is not None else None
+            if segment is None or view is None or segment.digests is None:
+                return []
+            offsets, digests, sizes = segment.offsets, segment.digests, segment.sizes
+        problems: list[str] = []
+        for slot, name in names.items():
+            offset = offsets[slot]
+            if isinstance(offset, int) and digests[slot]:
+                found = digest_of(view[offset : offset + sizes[slot]])
+                if found != digests[slot]:
+                    problems.append(f"tensor {name!r}: expected content {digests[slot]} in memory; found {found}")
+        return problems
+
+    # ---- to other nodes -------------------------------------------------------------------------------
+
+    def view(self, segment: Segment) -> np.ndarray | None:
+        """Return a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
+        if segment.handle is None:
+            return None
+        if isinstance(segment.handle, Part):
+            return self.memory.read(segment.handle)
+        return np.frombuffer(segment.handle, np.uint8)
+
+    def views(self, blocks: Mapping[SegmentId, Block]) -> dict[SegmentId, np.ndarray]:
+        """Keep blocks in place while they are copied. Call it with the lock held."""
+        return {s: self.memory.read(b.handle) for s, b in blocks.items() if isinstance(b.handle, Part)}
+
+    def exported(
+        self, blocks: Mapping[SegmentId, Block], views: Mapping[SegmentId, np.ndarray]
+    ) -> dict[SegmentId, Block]:
+        """Put blocks into the engine's object store for readers elsewhere; each stays there until it is idle."""
+        carried = dict(blocks)
+        for segment, view in views.items():
+            with self._lock:
+                known = self._exports.get(segment)
+            generation = blocks[segment].generation
+            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
+            with self._lock:
+                self._exports[segment] = (generation, handle, time.monotonic())
+            carried[segment] = replace(blocks[segment], handle=handle)
+        return carried
+
+    def drop_idle_exports(self) -> None:
+        """Let go of the copies in the object store that nobody asked for lately, or whose segment is gone."""
+        idle = time.monotonic() - EXPORT_IDLE_S
+        with self._lock:
+            for segment, (_, _, used) in list(self._exports.items()):
+                if used < idle or self._state.segment(segment) is None:
+                    del self._exports[segment]
+
+    # ---- freeing --------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Free and compact what the state says. Call it with the lock held."""
+        compactable, self._state.compactable = self._state.compactable, set()
+        self._take_back()
+        for segment in compactable:
+            self._workers.submit(self._compact, segment)
+
+    def _take_back(self) -> None:
+        freed, self._state.freed = self._state.freed, []
+        self._free([handle for handle in freed if isinstance(handle, Part)])
+
+    def _free(self, parts: Sequence[Part]) -> None:
+        """Take parts back, as soon as nobody reads them or copies: their headers go first (see `memory`)."""
+        for part in parts:
+            self._arena.give(part.offset - HEADER_BYTES, KEPT)
+            self.memory.clear(part)
+        self._freed += parts
+        self._recycle()
+
+    def _recycle(self) -> None:
+        """Use the parts again that nobody reads any more."""
+        freed, self._freed = self._freed, []
+        for part in freed:
+            if self.memory.is_read(part):
+                self._freed.append(part)
+            else:
+                self._arena.free(part.offset - HEADER_BYTES)
+
+    def _compact(self, segment_id: SegmentId) -> None:
+        """Copy the live slots of a segment into a smaller block."""
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            old = self.view(segment) if segment is not None else None  # kept in place: `grant` lets others leave
+            if segment is None or old is None or not segment.wants_compaction:
+                return
+            in_memory, generation = isinstance(segment.handle, Part), segment.generation
+            after, length = segment.compacted()
+            places = [
+                (at, size)
+                for at, end, size in zip(segment.offsets, after, segment.sizes, strict=True)
+                if isinstance(at, int) and isinstance(end, int)
+            ]
+            offsets = self.grant(_COMPACTION, [length]) if in_memory else []
+            if in_memory and not offsets:
+                log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
+                return
+        part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
+        new = self.memory.part(part) if part is not None else np.zeros(length, np.uint8)
+        pack(old, places, new)
+        del old
+        with self._lock:
+            handle = part if part is not None else new.tobytes()
+            moved = self._state.move(segment_id, generation, handle, after, length)
+            if part is not None and moved:
+                self.keep(part, segment_id)
+            elif part is not None:
+                self.give_back(part, _COMPACTION)
+            self.settle()
+
+
+def _arena_bytes(size: int) -> int:
+    """Return the bytes of the arena that a block takes, header included."""
+    return padded(HEADER_BYTES + max(size, ALIGNMENT))
+
+
+def _digests(block: np.ndarray, offsets: Sequence[Offset], sizes: Sequence[int]) -> list[str]:
+    """Hash a block's tensors; one that was compacted away before has no hash, and no caller asks for it."""
+    return [
+        digest_of(block[offset : offset + size]) if isinstance(offset, int) else ""
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]

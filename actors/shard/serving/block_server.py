@@ -1,0 +1,108 @@
+"""A shard's TCP server: what clients without a map of its memory read from it.
+
+Rules
+- An answer is a view on the shard's memory, kept in place until it is sent: no copy is made for it.
+- What is on disk only is read first, as for every other reader: the shard is asked to, in a message to itself.
+- Content hashes are those that the shard keeps; ones that it has not computed yet it computes while the bytes go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import numpy as np
+
+from ....store.errors import ModelLostError, OperationTimeoutError
+from ....store.segments.segment import GONE, Segment, SegmentId
+from ....store.waiting import Deadline
+from ...transport.frames import Digests, Served, Slots
+from ...transport.tcp import TcpServer
+from ..calls import ShardCalls
+from ..context import ShardContext
+from ..segment_memory import READ_ROUNDS
+
+
+class BlockServer:
+    """Serves reads of one shard.
+
+    Args:
+        context: the shard's.
+
+    Raises:
+        OSError: nothing can listen at that address.
+    """
+
+    def __init__(self, context: ShardContext) -> None:
+        self._index = context.index
+        self._state = context.state
+        self._lock = context.lock
+        self._segment_memory = context.segment_memory
+        self._peers = context.peers
+        self._server = TcpServer(self._answer, context.engine.address())
+        self.address = (*self._server.address, self._server.token)
+        """(host, port, token): where it listens, as long as the process lives."""
+
+    def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
+        """Return slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
+
+        Raises:
+            ModelLostError: a slot is not there any more.
+            OperationTimeoutError: reading took longer than `timeout` seconds.
+            StoreFullError: others push out again what is read.
+        """
+        deadline = Deadline.after(timeout)
+        for _ in range(READ_ROUNDS):
+            with self._lock:
+                served = self._served(slots)
+            if served is not None:
+                return served
+            self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
+        raise self._segment_memory.crowded(f"segments {list(slots)} to be sent")
+
+    def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
+        deadline = Deadline.after(timeout)
+        segments = list(slots)
+        served = self.find(slots, timeout)
+        if not hashed:
+            return served, None
+        hashing = self._segment_memory.hashing(segments)
+        return served, lambda: self._digests(hashing, segments, deadline)
+
+    def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: Deadline) -> Digests:
+        _, late = wait(hashing, deadline.left())
+        if late:
+            raise OperationTimeoutError(f"segments {segments}: expected their hashes in time; {len(late)} are missing")
+        with self._lock:
+            known = self._state.digests(segments)
+        unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
+        if not unknown:
+            return known
+        return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline.left())
+
+    def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
+        """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""
+        self._state.blocks(slots)  # all are here, and were used now
+        segments = [segment for segment_id in slots if (segment := self._state.segment(segment_id)) is not None]
+        chosen = [places for segment in segments if (places := _chosen(segment, slots[segment.id])) is not None]
+        if len(chosen) < len(segments):
+            return None
+        found: dict[SegmentId, Served] = {}
+        for segment, places in zip(segments, chosen, strict=True):
+            view = self._segment_memory.view(segment) if places else None
+            found[segment.id] = Served(view if view is not None else np.empty(0, np.uint8), places)
+        return found
+
+
+def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """Return where slots are: slot -> (offset, bytes); None when some are on disk only.
+
+    Raises:
+        ModelLostError: there is no such slot, or it was let go.
+    """
+    gone = [slot for slot in slots if slot >= len(segment.sizes) or segment.offsets[slot] == GONE]
+    if gone:
+        raise ModelLostError(f"segment {segment.id}: expected slots {list(slots)}; {gone} are not there any more")
+    found = {slot: (at, segment.sizes[slot]) for slot in slots if isinstance(at := segment.offsets[slot], int)}
+    return found if len(found) == len(set(slots)) else None

@@ -1,0 +1,234 @@
+"""The index of a shard in Redis: what it posts in Redis for consumers outside the cluster (Viper, sections 4.2 and
+4.4).
+
+Rules
+- A shard posts the versions that it is home to, and where its own TCP server is; no other shard writes these.
+- No save waits for Redis. What is live is known here; a thread of its own brings Redis in line with it, one
+  transaction for a version's manifest, its architecture, its number and its message.
+- After each connecting the thread looks what Redis has, and corrects the difference: whether Redis was away, lost its
+  data or came back with old data makes no difference. So nothing queues but the names and numbers of what changed.
+- A message is a hint. What counts is the number under the name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from ....planner.placement import home_of
+from ....store.errors import ModelNotFoundError, StorageError
+from ....store.refs import ModelRef
+from ....store.versions.manifest import Header
+from ....store.waiting import Backoff
+from ...rpc.messages import ShardConfig
+from ...rpc.redis_connection import BATCH, TIMEOUT_S, Command, RedisConnection
+from ...rpc.redis_keys import Address, Keys, manifest_text
+
+log = logging.getLogger(__name__)
+
+PING_S = 2.0
+"""How long Redis may be away without being missed."""
+RETRY_S = (0.05, 2.0)
+"""Shortest and longest pause between two tries to reach it."""
+VERSIONS = 64
+"""Versions in one transaction."""
+
+
+class RedisIndex:
+    """What one shard posts.
+
+    Args:
+        url: of the Redis server.
+        config: the shard's.
+        graph_of: key of an architecture -> its JSON text; raises ModelNotFoundError when its last version is retired.
+        home: name -> the shard that is its home; None: as `config` has it.
+
+    Raises:
+        ValueError: `url` is none.
+        CodecUnavailableError: the package `redis` is not installed.
+    """
+
+    def __init__(
+        self, url: str, config: ShardConfig, graph_of: Callable[[bytes], str], home: Callable[[str], int] | None = None
+    ) -> None:
+        self._redis = RedisConnection(url, f"shard {config.index}")
+        self._config = config
+        self._graph_of = graph_of
+        self._home_of: Callable[[str], int] = home if home is not None else lambda name: home_of(name, config.shards)
+        self._channel = Keys(config.repository)
+        self._keys = self._channel.of(config.start)
+        self._changed = threading.Condition()
+        self._live: dict[str, dict[int, tuple[Header, bytes]]] = {}
+        self._users: dict[bytes, int] = {}
+        """Key of an architecture -> live versions that have it."""
+        self._pending: dict[ModelRef, None] = {}
+        """What has to be looked at since Redis was last in line, oldest first."""
+        self._moved: set[str] = set()
+        """Names that are another shard's to post."""
+        self._address: Address | None = None
+        self._address_posted = True
+        self._closing = threading.Event()
+        self._there: dict[str, set[int]] = {}
+        """What Redis has; the thread's own, like what follows."""
+        self._graphs_there: set[bytes] = set()
+        self._away = False
+        self._thread = threading.Thread(target=self._work, name="tensorvine-redis", daemon=True)
+        self._thread.start()
+
+    # ---- what the shard says --------------------------------------------------------------------------
+
+    def announce(self, versions: Iterable[tuple[Header, bytes]]) -> None:
+        """Post versions that exist from now on: header and table of tensors of each."""
+        with self._changed:
+            for header, body in versions:
+                self._moved.discard(header.ref.name)
+                self._live.setdefault(header.ref.name, {})[header.ref.version] = (header, body)
+                self._users[header.graph_key] = self._users.get(header.graph_key, 0) + 1
+                self._pending[header.ref] = None
+            self._changed.notify_all()
+
+    def retired(self, ref: ModelRef) -> None:
+        """Take down a version that exists no more."""
+        with self._changed:
+            header, _ = self._live[ref.name].pop(ref.version)
+            if not self._live[ref.name]:
+                del self._live[ref.name]
+            self._users[header.graph_key] -= 1
+            if not self._users[header.graph_key]:
+                del self._users[header.graph_key]
+            self._pending[ref] = None
+            self._changed.notify_all()
+
+    def moved_away(self, names: Iterable[str]) -> None:
+        """Forget names that another shard is home to now: it posts them, over what is posted."""
+        with self._changed:
+            for name in names:
+                for header, _ in self._live.pop(name, {}).values():
+                    self._users[header.graph_key] -= 1
+                    if not self._users[header.graph_key]:
+                        del self._users[header.graph_key]
+                self._moved.add(name)
+            self._pending = {ref: None for ref in self._pending if ref.name not in self._moved}
+            self._changed.notify_all()
+
+    def shard_at(self, host: str, port: int, token: str) -> None:
+        """Post where this shard's TCP server is."""
+        with self._changed:
+            self._address, self._address_posted = Address(host, port, token), False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread and disconnect. What is posted stays."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(2 * TIMEOUT_S)
+        self._redis.close()
+
+    # ---- the thread -----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        pauses = Backoff(*RETRY_S, closing=self._closing)
+        while not self._closing.is_set():
+            try:
+                self._learn()
+                pauses.reset()
+                self._keep_up()
+            except StorageError as exc:
+                if not self._away:
+                    log.warning("%s; consumers outside the cluster hear nothing until it is back", exc)
+                self._away = True
+            except Exception:
+                log.exception("shard %d: posting in Redis failed; it begins again", self._config.index)
+            pauses.wait()
+
+    def _learn(self) -> None:
+        """Look what Redis has of this shard's, and note what has to change."""
+        index = self._config.index
+        enter: Command = ("SET", self._channel.start, self._config.start)
+        _, named, graphs = self._redis.run([enter, ("HKEYS", self._keys.newest), ("HKEYS", self._keys.graphs(index))])
+        self._incarnation = self._redis.connected
+        with self._changed:
+            moved = set(self._moved)
+        mine = (name for name in map(bytes.decode, named) if self._home_of(name) == index)
+        names = [name for name in mine if name not in moved]
+        self._graphs_there = {bytes.fromhex(key.decode()) for key in graphs}
+        self._there = {}
+        for begin in range(0, len(names), BATCH):
+            part = names[begin : begin + BATCH]
+            found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
+            self._there |= {name: set(map(int, versions)) for name, versions in zip(part, found, strict=True)}
+        with self._changed:
+            self._address_posted = self._address is None
+            live = {ModelRef(name, version) for name, versions in self._live.items() for version in versions}
+            there = {ModelRef(name, version) for name, versions in self._there.items() for version in versions}
+            self._pending = dict.fromkeys(sorted(live ^ there))
+
+    def _keep_up(self) -> None:
+        """Post each change, until the connection is another one: then Redis may have other data."""
+        while not self._closing.is_set():
+            with self._changed:
+                if not self._pending and self._address_posted and not self._away:
+                    self._changed.wait(PING_S)
+                refs, self._pending = list(self._pending), {}
+                address, self._address_posted = None if self._address_posted else self._address, True
+            if address is not None:
+                self._redis.run([("HSET", self._keys.shards, self._config.index, address.to_json())])
+            for begin in range(0, len(refs), VERSIONS):
+                self._redis.run(self._commands(refs[begin : begin + VERSIONS]))
+            if address is None and not refs:
+                self._redis.run([("PING",)])
+            if self._redis.connected != self._incarnation:
+                return
+            if self._away:
+                self._away = False
+                log.warning("Redis at %s answers again; all live versions are posted there", self._redis.where)
+
+    def _commands(self, refs: Iterable[ModelRef]) -> list[Command]:
+        """Return what brings Redis in line as to these versions."""
+        commands: list[Command] = []
+        entered: dict[str, None] = {}
+        left: dict[str, None] = {}
+        for ref in refs:
+            with self._changed:
+                if ref.name in self._moved:
+                    self._there.pop(ref.name, None)
+                    continue
+            there = self._there.setdefault(ref.name, set())
+            with self._changed:
+                live = self._live.get(ref.name, {}).get(ref.version)
+            if live is not None and ref.version not in there:
+                try:
+                    commands += self._entry(*live)
+                except ModelNotFoundError:
+                    continue  # it was retired just now, which comes next
+                there.add(ref.version)
+                entered[ref.name] = None
+            elif live is None and ref.version in there:
+                commands.append(("HDEL", self._keys.model(ref.name), ref.version))
+                there.remove(ref.version)
+                left[ref.name] = None
+        if left:
+            commands += self._unused_graphs()
+        newest = {name: max(self._there[name], default=0) for name in entered | left}
+        for name, version in newest.items():
+            number: Command = ("HSET", self._keys.newest, name, version)
+            commands.append(number if version else ("HDEL", self._keys.newest, name))
+        return commands + [("PUBLISH", self._channel.updates(name), newest[name]) for name in entered]
+
+    def _entry(self, header: Header, body: bytes) -> list[Command]:
+        index, ref = self._config.index, header.ref
+        entry: list[Command] = [("HSET", self._keys.model(ref.name), ref.version, manifest_text(header, body, index))]
+        if header.graph_key not in self._graphs_there:
+            text = self._graph_of(header.graph_key)
+            entry.append(("HSET", self._keys.graphs(index), header.graph_key.hex(), text))
+            self._graphs_there.add(header.graph_key)
+        return entry
+
+    def _unused_graphs(self) -> list[Command]:
+        with self._changed:
+            unused = self._graphs_there - self._users.keys()
+        self._graphs_there -= unused
+        index = self._config.index
+        return [("HDEL", self._keys.graphs(index), *(key.hex() for key in unused))] if unused else []

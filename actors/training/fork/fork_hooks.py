@@ -1,0 +1,260 @@
+"""The hooks of a rank's fork: where it takes orders to fork, and where its training tells what it does.
+
+Rules
+- One fork at a time. An order for a step that has begun, or is past, is refused, and so is one of another state.
+- While nothing is ordered, a step costs the training a lock that nobody holds.
+- A fork that fails is told to the caller, and logged; it never fails the training.
+- A training that comes to its end sends what was captured of it first, and tells so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ....store.errors import ForkError, PeerLostError
+from ....store.refs import ModelRef
+from ....store.waiting import Deadline
+from ..training import Training
+from .order import ForkOrder
+from .sender import Connect, ForkSender
+
+log = logging.getLogger(__name__)
+
+KEPT = 16
+"""Forks whose end is remembered."""
+TOLD_S = 5.0
+"""How long a training that has ended waits for the caller of `fork` to hear that all was sent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ForkState:
+    """How a fork goes, as one rank or one clone sees it. Times are seconds."""
+
+    step: int
+    """At which it takes place."""
+    captured: bool = False
+    """The step has ended."""
+    ended: bool = False
+    """Nothing is left to be done here."""
+    error: str | None = None
+    """Why it failed."""
+    held_s: float = 0.0
+    """How long the training was held up by it."""
+    began_at: float = 0.0
+    """When the step began, or the clone was there, by the machine's clock (`time.time`)."""
+    captured_at: float = 0.0
+    """When the step ended."""
+    ended_at: float = 0.0
+    """When all was sent, or received."""
+    peer_gone: bool = False
+    """It failed because another left."""
+    saved: ModelRef | None = None
+    """The version that the rank saved or restored last."""
+
+
+@dataclass(slots=True)
+class _Fork:
+    order: ForkOrder
+    step: int
+    sender: ForkSender
+    state: ForkState
+    deadline: Deadline
+    """Of `time.monotonic`."""
+    settled: bool = False
+    told: threading.Event = field(default_factory=threading.Event)
+    """Somebody has heard how it ended."""
+
+
+class ForkHooks:
+    """Hooks of one rank's training, and the orders it takes.
+
+    Args:
+        training: what is forked.
+        run: the run's name.
+        rank: this rank.
+        size: ranks of the run.
+        connect: joins a group.
+    """
+
+    def __init__(self, training: Training, run: str, rank: int, size: int, connect: Connect) -> None:
+        self._training = training
+        self._run, self._rank, self._size = run, rank, size
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._begun = training.steps_done
+        self._fork: _Fork | None = None
+        self._capturing: _Fork | None = None
+        self._index: dict[str, int] = {}
+        self._states: OrderedDict[str, _Fork] = OrderedDict()
+
+    @property
+    def busy(self) -> str | None:
+        """Id of the fork that is under way."""
+        with self._lock:
+            return self._fork.order.id if self._running() and self._fork else None
+
+    def arm(self, order: ForkOrder, step: int) -> bool:
+        """Take an order, or another step for the one that was taken.
+
+        Returns:
+            True: the step is the last one that ended; whoever holds the training calls `capture` between two steps.
+
+        Raises:
+            ForkError: the step is past, another fork is under way, the order is of another training, or its step has
+                begun. An order that was taken stays so.
+        """
+        where = f"fork {order.id}: rank {self._rank} of {self._run!r}"
+        if (order.run, order.sources) != (self._run, self._size):
+            raise ForkError(
+                f"{where}: expected an order for its {self._size} ranks; found {order.run!r}, {order.sources}"
+            )
+        order.check(self._training.specs(), where)
+        with self._lock:
+            taken = self._fork if self._running() else None
+            if taken is not None and (taken.order.id != order.id or taken.state.began_at):
+                raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {taken.step} goes on")
+            done = self._training.steps_done
+            if step < done or step <= self._begun != done:
+                raise ForkError(f"{where}: expected a step to come; step {step} is past, {self._begun} has begun")
+            if taken is not None:
+                taken.step = taken.state.step = taken.sender.step = step
+                return step == done
+            deadline = Deadline.after(order.timeout)
+            sender = ForkSender(order, step, self._rank, self._connect, deadline)
+            self._fork = _Fork(order, step, sender, ForkState(step=step), deadline)
+            self._states[order.id] = self._fork
+            while len(self._states) > KEPT:
+                self._states.popitem(last=False)
+            return step == done
+
+    def capture(self) -> None:
+        """Hand over the state as it is: the training stands between two steps.
+
+        Raises:
+            ForkError: it has gone on meanwhile; another step may be ordered.
+        """
+        with self._lock:
+            fork = self._fork
+            if fork is None or fork.sender.ended:
+                return
+            if fork.step != self._training.steps_done:
+                raise ForkError(
+                    f"fork {fork.order.id}: rank {self._rank} of {self._run!r}: expected step {fork.step} to be the "
+                    f"last one that ended; it is {self._training.steps_done}"
+                )
+            self._begin(fork)
+        self._hand_over(fork)
+
+    def cancel(self, fork_id: str, reason: str) -> None:
+        """Give up a fork; one that is not known, or has ended, is left as it is."""
+        with self._lock:
+            fork = self._states.get(fork_id)
+        if fork is not None:
+            fork.sender.fail(ForkError(f"fork {fork_id}: cancelled: {reason}"))
+
+    def state(self, fork_id: str, timeout: float) -> ForkState:
+        """Wait for a fork's end, and tell how it goes.
+
+        Raises:
+            ForkError: the fork is not known here.
+        """
+        with self._lock:
+            fork = self._states.get(fork_id)
+        if fork is None:
+            raise ForkError(
+                f"fork {fork_id}: rank {self._rank} of {self._run!r}: expected a fork that was ordered here"
+            )
+        ended = fork.sender.wait(timeout)
+        if ended and not fork.state.ended:
+            fork.state.ended, fork.state.ended_at = True, time.time()
+        error = fork.sender.error
+        fork.state.error = str(error) if error is not None else None
+        fork.state.peer_gone = error is not None and isinstance(error.__cause__, PeerLostError)
+        if ended:
+            fork.told.set()
+        return fork.state
+
+    def step_begins(self, step: int) -> bool:
+        """Tell that a step is about to begin (`training.Hooks`)."""
+        with self._lock:  # an order is taken before the step begins, or it is refused
+            self._begun, fork = step, self._fork
+            if fork is None or fork.step != step or fork.sender.ended or fork.state.captured:
+                return False
+            self._begin(fork)
+            return True
+
+    def before_update(self) -> None:
+        """Make the tensors of the captured step free to be changed (`training.Hooks`)."""
+        fork = self._fork
+        if fork is None or not fork.state.captured or fork.settled:
+            return
+        fork.settled = True
+        if not fork.sender.ended:
+            fork.state.held_s += fork.sender.settle()
+            if fork.sender.error is not None:
+                log.warning("%s", fork.sender.error)
+
+    def updated(self, name: str, array: object, stable: bool = False) -> None:
+        """Take a tensor's final value (`training.Hooks`)."""
+        fork = self._capturing
+        if fork is None:
+            return
+        try:
+            fork.sender.offer(self._index[name], array, stable)
+        except Exception as exc:  # noqa: BLE001  the training goes on; the caller of `fork` is told
+            self._fail(fork, exc)
+
+    def step_ended(self, step: int) -> None:
+        """Tell that a step has ended (`training.Hooks`)."""
+        fork = self._capturing
+        if fork is not None and fork.step == step:
+            self._hand_over(fork)
+
+    def leave(self) -> None:
+        """Send what was captured, within the fork's timeout, and give up the rest: the training has come to its end."""
+        self.before_update()
+        fork = self._fork
+        if fork is not None and fork.state.captured:
+            if not fork.sender.wait(0.0):
+                log.info("fork %s: rank %d of %r ends when its state is sent", fork.order.id, self._rank, self._run)
+                fork.sender.wait(fork.deadline.left())
+            if not fork.told.wait(TOLD_S):
+                fork.told.set()  # nobody asks: a second call does not wait again
+        self.close()
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        with self._lock:
+            forks = list(self._states.values())
+        for fork in forks:
+            fork.sender.fail(ForkError(f"fork {fork.order.id}: rank {self._rank} of {self._run!r} was closed"))
+
+    def _running(self) -> bool:
+        return self._fork is not None and not self._fork.sender.ended
+
+    def _begin(self, fork: _Fork) -> None:
+        self._index = {spec.name: place for place, spec in enumerate(fork.order.specs)}
+        self._capturing = fork
+        fork.state.began_at = time.time()
+
+    def _fail(self, fork: _Fork, cause: Exception) -> None:
+        error = ForkError(f"fork {fork.order.id}: rank {self._rank} of {self._run!r}: {cause}")
+        error.__cause__ = cause
+        fork.sender.fail(error)
+
+    def _hand_over(self, fork: _Fork) -> None:
+        """Offer what was not told during the step, and what is no tensor."""
+        began = time.monotonic()
+        self._capturing = None
+        try:
+            for tensor in fork.sender.missing():
+                fork.sender.offer(tensor, self._training.tensor(fork.order.specs[tensor].name), False)
+            fork.sender.complete(self._training.facts())
+        except Exception as exc:  # noqa: BLE001  the training goes on; the caller of `fork` is told
+            self._fail(fork, exc)
+        fork.state.captured, fork.state.captured_at = True, time.time()
+        fork.state.held_s += time.monotonic() - began

@@ -1,0 +1,377 @@
+"""Blocks of segments over TCP, from the process that has them to one that does not share its memory.
+
+Rules
+- Needs `store/`, the standard library and NumPy: an edge consumer imports it without any engine.
+- One verb: read slots of segments; `frames` says how. Bytes are sent straight from the memory where they lie, which
+  stays locked until they are sent, and received straight into the memory where they stay. So a client that stalls, or
+  takes them at less than `frames.LEAST_RATE`, is let go.
+- Content hashes, where they are asked for, are computed by the server while it sends.
+- What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
+  `ShardUnavailableError`: another transport may work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ...store.segments.segment import SegmentId, layout
+from ...store.versions.manifest import digest_of
+from ...store.waiting import Deadline
+from ..memory.buffers import Buffers
+from .frames import (
+    MESSAGE_BYTES,
+    Digests,
+    Pace,
+    Received,
+    Row,
+    Served,
+    Slots,
+    accepted,
+    digest_facts,
+    digests_of,
+    error_facts,
+    fill,
+    message,
+    pieces,
+    receive,
+    request_of,
+    rows_of,
+    send,
+)
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS = 512
+"""Connections that one server serves at once, a thread for each."""
+GREETING_BYTES = 1024
+GREETING_S = 10.0
+IDLE_S = 60.0
+"""How long a connection may wait for its next request."""
+STALL_S = 30.0
+"""How long a client may take no byte, and be behind the least rate at which it must take an answer."""
+CONNECT_S = 5.0
+SHARED_BYTES = 1 << 20
+"""Segments that are small together arrive in one buffer."""
+LANES_FROM = 4
+"""From so many segments on, two connections share a read: each end has a core for each."""
+
+Answer = Callable[[Slots, float, bool], tuple[Mapping[SegmentId, Served], Callable[[], Digests] | None]]
+"""(slots, seconds, hashes too?) -> what has them, and what waits for the hashes. Called in a connection's thread."""
+
+
+class TcpServer:
+    """Serves reads until it is closed. Its threads are daemons, one per connection.
+
+    Args:
+        answer: gives what is asked for, or raises an error of the tree.
+        host: address of an interface of this machine.
+        clock: gives the seconds by which clients must keep pace.
+
+    Raises:
+        OSError: nothing can listen there.
+    """
+
+    def __init__(self, answer: Answer, host: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._answer = answer
+        self._clock = clock
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        bound = self._listener.getsockname()
+        self.address: tuple[str, int] = (bound[0], bound[1])
+        """(host, port)."""
+        self.token = secrets.token_hex(16)
+        """Whoever shows it may read."""
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="tensorvine-tcp", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all connections, also in the middle of an answer."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join(STALL_S)
+        self._listener.close()
+        with self._lock:
+            left = dict(self._connections)
+        for connection, thread in left.items():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(STALL_S)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, peer = self._listener.accept()
+            except OSError as exc:
+                if not self._closing.wait(0.1):  # such as: too many open files, just now
+                    log.warning("TCP server %s: a connection could not be accepted: %s", self.address, exc)
+                continue
+            with self._lock:
+                full = self._closing.is_set() or len(self._connections) >= CONNECTIONS
+                if not full:
+                    serve = threading.Thread(target=self._serve, args=(connection, peer), daemon=True)
+                    self._connections[connection] = serve
+                    serve.start()
+            if full:
+                log.warning("TCP server %s: %s is refused: %d connections are served", self.address, peer, CONNECTIONS)
+                connection.close()
+
+    def _serve(self, connection: socket.socket, peer: Any) -> None:
+        try:
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._greet(connection, peer)
+                while True:
+                    request = receive(connection, MESSAGE_BYTES, Deadline.after(IDLE_S))
+                    connection.settimeout(STALL_S)
+                    self._respond(connection, request)
+        except OSError as exc:  # the errors of the tree that can occur here are such, too
+            log.debug("TCP server %s: the connection of %s ended: %s", self.address, peer, exc)
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+
+    def _greet(self, connection: socket.socket, peer: Any) -> None:
+        greeting = receive(connection, GREETING_BYTES, Deadline.after(GREETING_S))
+        connection.settimeout(STALL_S)
+        if hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), self.token.encode()):
+            send(connection, [message({})])
+            return
+        log.warning("TCP server %s: %s is refused: it showed another token", self.address, peer)
+        refused = ShardUnavailableError(f"TCP server {self.address}: expected its token; found another")
+        send(connection, [message(error_facts(refused))])
+        raise refused
+
+    def _respond(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        try:
+            slots, timeout, hashed = request_of(request)
+            served, hashes = self._answer(slots, timeout, hashed)
+        except TensorVineError as exc:
+            send(connection, [message(error_facts(exc))])
+            return
+        except Exception as exc:
+            log.exception("TCP server %s: an answer failed", self.address)
+            failed = ShardUnavailableError(f"TCP server {self.address}: expected an answer; it failed: {exc!r}")
+            send(connection, [message(error_facts(failed))])
+            return
+        rows = [Row.of(segment, found) for segment, found in served.items()]
+        parts = [part for row in rows for part in pieces(served[row.segment], row)]
+        send(connection, [message({"rows": rows}), *parts], Pace(STALL_S, self._clock))
+        if hashes is not None:
+            try:
+                facts = digest_facts(hashes(), rows)
+            except TensorVineError as exc:
+                facts = error_facts(exc)
+            send(connection, [message(facts)])
+
+
+class TcpClient:
+    """Reads from one server. It connects when it is first asked, and may be used by several threads.
+
+    Args:
+        address: (host, port) of the server.
+        token: the server's.
+        timeout: seconds to wait for a connection.
+        buffers: where what arrives is put; several clients may share them.
+
+    >>> import numpy as np
+    >>> block = np.arange(100, dtype=np.uint8)
+    >>> server = TcpServer(lambda slots, timeout, hashed: ({(0, 7): Served(block, {2: (64, 3)})}, None), "127.0.0.1")
+    >>> client = TcpClient(server.address, server.token)
+    >>> found = client.read({(0, 7): [2]}, timeout=10.0, what="an example")[(0, 7)]
+    >>> start = found.offsets[2]
+    >>> found.block[start : start + 3].tolist()
+    [64, 65, 66]
+    >>> client.close(), server.close()
+    (None, None)
+    """
+
+    def __init__(
+        self, address: tuple[str, int], token: str, timeout: float = CONNECT_S, buffers: Buffers | None = None
+    ) -> None:
+        self.address = address
+        self._token = token
+        self._timeout = timeout
+        self._buffers = buffers if buffers is not None else Buffers()
+        self._idle: deque[socket.socket] = deque()
+        self._closed = False
+
+    def read(self, places: Slots, timeout: float, what: str, digests: bool = False) -> dict[SegmentId, Received]:
+        """Read slots of segments.
+
+        Args:
+            places: segment -> slots.
+            timeout: seconds, for all of it.
+            what: names the read in errors.
+            digests: have the server tell the content hashes, too; see `check_content`.
+
+        Raises:
+            ShardUnavailableError: no connection, or it broke.
+            OperationTimeoutError: it took longer.
+            CorruptDataError: what came is no answer.
+            TensorVineError: what the server raised.
+        """
+        deadline = Deadline.after(timeout)
+        if len(places) < LANES_FROM:
+            return self._read(places, digests, deadline, what) if places else {}
+        halves = [dict(list(places.items())[start::2]) for start in (0, 1)]
+        found: dict[SegmentId, Received] = {}
+        failed: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                found.update(self._read(halves[1], digests, deadline, what))
+            except BaseException as exc:  # noqa: BLE001  raised again below, in the caller's thread
+                failed.append(exc)
+
+        lane = threading.Thread(target=read, daemon=True)
+        lane.start()
+        first = self._read(halves[0], digests, deadline, what)
+        lane.join()
+        if failed:
+            raise failed[0]
+        return first | found
+
+    def close(self) -> None:
+        """End the connections; a read under way goes on, and then ends its own."""
+        self._closed = True
+        while (connection := self._reusable()) is not None:
+            connection.close()
+
+    def _reusable(self) -> socket.socket | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _read(self, places: Slots, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
+        while (connection := self._reusable()) is not None:
+            try:
+                return self._ask(connection, places, digests, deadline, what)
+            except _StaleError:
+                log.debug("%s: its connection had ended; the next is taken", self._where(what))
+        return self._ask(self._connected(deadline, what), places, digests, deadline, what)
+
+    def _connected(self, deadline: Deadline, what: str) -> socket.socket:
+        limit = max(deadline.left(self._timeout), 0.001)
+        try:
+            connection = socket.create_connection(self.address, limit)
+        except OSError as exc:
+            raise ShardUnavailableError(f"{self._where(what)}: expected a connection; {exc}") from exc
+        try:
+            with self._breaking(connection, what):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                send(connection, [message({"token": self._token})])
+                accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
+        except OperationTimeoutError as exc:  # of the connection's own limit: the read has its time yet
+            raise ShardUnavailableError(str(exc)) from exc
+        return connection
+
+    def _ask(
+        self, connection: socket.socket, places: Slots, digests: bool, deadline: Deadline, what: str
+    ) -> dict[SegmentId, Received]:
+        left = max(deadline.left(), 0.001)
+        request = {"read": list(places.items()), "timeout": left, "digests": digests}
+        with self._breaking(connection, what):
+            connection.settimeout(left)
+            try:
+                send(connection, [message(request)])
+                answer = receive(connection, MESSAGE_BYTES, deadline)
+            except (BrokenPipeError, ConnectionResetError) as exc:
+                raise _StaleError(f"{self._where(what)}: expected an answer; {exc}") from exc
+            rows = rows_of(accepted(answer), places)
+            found: dict[SegmentId, Received] = {}
+            for group in _groups(rows):
+                found.update(self._arrived(connection, group, deadline))
+            if digests:
+                known = digests_of(accepted(receive(connection, MESSAGE_BYTES, deadline)), rows)
+                found = {segment: replace(part, digests=known[segment]) for segment, part in found.items()}
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+        return found
+
+    def _arrived(
+        self, connection: socket.socket, rows: Sequence[Row], deadline: Deadline
+    ) -> Iterator[tuple[SegmentId, Received]]:
+        """Receive segments into one buffer."""
+        offsets, length = layout([layout(row.sizes)[1] for row in rows])
+        memory = self._buffers.take(length)
+        fill(connection, memory, deadline)
+        block = self._buffers.block(memory)
+        for row, start in zip(rows, offsets, strict=True):
+            places = zip(row.slots, layout(row.sizes)[0], strict=True)
+            yield row.segment, Received({slot: start + offset for slot, offset in places}, block)
+
+    @contextlib.contextmanager
+    def _breaking(self, connection: socket.socket, what: str) -> Generator[None]:
+        """Close a connection in which something went wrong: nobody knows what it would bring next."""
+        try:
+            yield
+        except BaseException as exc:
+            connection.close()
+            if isinstance(exc, TensorVineError) or not isinstance(exc, OSError):
+                raise
+            if isinstance(exc, TimeoutError):
+                raise OperationTimeoutError(f"{self._where(what)}: expected all within its timeout; {exc}") from exc
+            raise ShardUnavailableError(f"{self._where(what)}: expected all of an answer; {exc}") from exc
+
+    def _where(self, what: str) -> str:
+        return f"{what}: TCP server {self.address[0]}:{self.address[1]}"
+
+
+def check_content(
+    tensors: Iterable[tuple[str, SegmentId, int, int]], found: Mapping[SegmentId, Received], by: str
+) -> None:
+    """Hold tensors that have arrived against their content hashes.
+
+    Args:
+        tensors: (name, segment, slot, bytes) of each.
+        found: what has them, with its hashes.
+        by: says in errors how they came.
+
+    Raises:
+        CorruptDataError: one is not what the shard has; names it.
+    """
+    for name, segment, slot, nbytes in tensors:
+        part = found[segment]
+        expected = part.digests.get(slot) if part.digests is not None else None
+        start = part.offsets[slot]
+        content = digest_of(part.block[start : start + nbytes])
+        if content != expected:
+            raise CorruptDataError(
+                f"tensor {name!r} by {by} from shard {segment[0]}: expected content {expected}; found {content}"
+            )
+
+
+class _StaleError(ShardUnavailableError):
+    """A connection ended before its answer began: one that was idle may, and nothing is wrong with the server."""
+
+
+def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Put small segments together that follow one another."""
+    group: list[Row] = []
+    filled = 0
+    for row in rows:
+        length = layout(row.sizes)[1]
+        if group and filled + length > SHARED_BYTES:
+            yield group
+            group, filled = [], 0
+        group.append(row)
+        filled += length
+    if group:
+        yield group

@@ -1,0 +1,447 @@
+"""What shards post in Redis: on a real server that is killed, wiped, and started again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensorvine.actors import Repository
+from tensorvine.actors.edge.reader import Newest, RedisReader
+from tensorvine.actors.rpc import redis_connection
+from tensorvine.actors.rpc.messages import ShardConfig
+from tensorvine.actors.rpc.redis_connection import RedisConnection, enter_start, present_start, where_is
+from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest
+from tensorvine.actors.shard.serving.redis_index import RedisIndex
+from tensorvine.planner.placement import home_of
+from tensorvine.store import Layer, ModelGraph, ModelRef
+from tensorvine.store.errors import (
+    CodecUnavailableError,
+    CorruptDataError,
+    ModelNotFoundError,
+    RepositoryNotFoundError,
+    StorageError,
+)
+from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
+
+from tests.support.redis_server import PASSWORD, RedisServer
+
+PATIENCE_S = 30.0
+GRAPHS = {
+    key: ModelGraph([Layer("in", {"class": "Input", "units": number})])
+    for number, key in enumerate((b"k" * 16, b"l" * 16))
+}
+ENTRIES = {
+    "w": TensorEntry("float32", (2, 3), 24, None, (0, (1 << 60) + 7), 0),
+    "überbiß": TensorEntry("bfloat16", (), 2, ModelRef("base", 4), (1, 5), 2),
+}
+BODY = encode_body(ENTRIES)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as running:
+        yield running
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"expected within {PATIENCE_S} s: {what}")
+        threading.Event().wait(0.01)
+
+
+def header(ref: ModelRef, key: bytes = b"k" * 16) -> Header:
+    return Header(
+        ref=ref,
+        parent=None,
+        quality=0.5,
+        metadata='{"epoch": 3}',
+        created_ns=1234,
+        graph_key=key,
+        bytes_owned=24,
+        bytes_total=26,
+    )
+
+
+def graph_of(key: bytes) -> str:
+    return GRAPHS[key].to_json()
+
+
+def redis_index(server: RedisServer, index: int = 0, shards: int = 1, start: str = "s1") -> RedisIndex:
+    config = ShardConfig(
+        repository="repo",
+        index=index,
+        shards=tuple(range(shards)),
+        capacity=0,
+        preallocate_bytes=0,
+        session_s=60.0,
+        start=start,
+    )
+    return RedisIndex(server.url, config, graph_of)
+
+
+@pytest.fixture
+def one(server: RedisServer) -> Iterator[RedisIndex]:
+    made = redis_index(server)
+    yield made
+    made.close()
+
+
+def posted(server: RedisServer, name: str) -> dict[int, dict[str, Any]]:
+    with server.client() as client:
+        found = client.hgetall(f"tensorvine:repo:s1:model:{name}")
+    return {int(version): json.loads(text) for version, text in found.items()}
+
+
+def newest(server: RedisServer) -> dict[str, str]:
+    with server.client() as client:
+        return client.hgetall("tensorvine:repo:s1:newest")
+
+
+def all_keys(server: RedisServer) -> set[str]:
+    with server.client() as client:
+        return set(client.keys("*"))
+
+
+class TestTexts:
+    def test_a_manifest_reads_back_as_it_was_written(self) -> None:
+        ref = ModelRef("m", 3)
+        found = read_manifest(manifest_text(header(ref), BODY, 2), ref)
+        own = TensorEntry("float32", (2, 3), 24, ref, (0, (1 << 60) + 7), 0)
+        assert found.entries == {**ENTRIES, "w": own}
+        assert (found.header, found.home) == (header(ref), 2)
+
+    @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"ref": "m@3", "home": "x", "graph_key": "", "table": {}}'])
+    def test_what_is_no_manifest_is_refused_with_its_reference(self, text: bytes) -> None:
+        with pytest.raises(CorruptDataError, match="m@3"):
+            read_manifest(text, ModelRef("m", 3))
+
+    def test_another_versions_manifest_is_refused(self) -> None:
+        with pytest.raises(CorruptDataError, match="of m@3; found that of m@2"):
+            read_manifest(manifest_text(header(ModelRef("m", 2)), BODY, 0), ModelRef("m", 3))
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"host": "h", "port": "x", "token": "t"}'])
+    def test_what_is_no_address_is_refused(self, text: str) -> None:
+        with pytest.raises(CorruptDataError, match="address of a shard"):
+            Address.from_json(text)
+
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("redis://h", "redis://h:6379/0"),
+            ("rediss://user:pw@h:1/2", "rediss://h:1/2"),
+            ("redis://:pw@[::1]:5", "redis://::1:5/0"),
+            ("unix://user:pw@/run/r.sock?db=1", "unix:///run/r.sock"),
+        ],
+    )
+    def test_messages_show_a_server_without_credentials(self, url: str, shown: str) -> None:
+        assert where_is(url, "x") == shown
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "",
+            "localhost:6379",
+            "http://user:hidden@h",
+            "redis://",
+            "redis://h:port",
+            "redis://:hid/den@h:1",
+            "redis://:hid?den@h:1",
+            "redis://h/db",
+            "unix://",
+            "redis://h:99999",
+            6379,
+        ],
+    )
+    def test_what_is_no_url_of_redis_is_refused_without_being_shown(self, url: Any) -> None:
+        with pytest.raises(ValueError, match=r"me: redis: expected a URL such as 'redis://host:6379/0'") as caught:
+            RedisConnection(url, "me")
+        assert "hid" not in str(caught.value)
+
+    @pytest.mark.parametrize("option", ["no_such_option=1", "socket_timeout=soon"])
+    def test_an_option_that_there_is_not_is_refused(self, option: str) -> None:
+        with pytest.raises(ValueError, match="me: redis: expected options"):
+            RedisConnection(f"redis://h?{option}", "me")
+
+
+class TestPosting:
+    def test_a_version_stands_there_with_manifest_architecture_number_and_address(
+        self, server: RedisServer, one: RedisIndex
+    ) -> None:
+        one.shard_at("10.0.0.1", 77, "token")
+        one.announce([(header(ModelRef("m", 1)), BODY)])
+        eventually(lambda: newest(server) == {"m": "1"}, "the version's number")
+        fields = posted(server, "m")[1]
+        assert fields["quality"] == 0.5
+        assert json.loads(fields["metadata"]) == {"epoch": 3}
+        assert fields["table"]["name"] == ["w", "überbiß"]
+        with server.client() as client:
+            assert client.get("tensorvine:repo:start") == "s1"
+            assert client.hgetall("tensorvine:repo:s1:graphs:0") == {(b"k" * 16).hex(): graph_of(b"k" * 16)}
+            assert json.loads(client.hget("tensorvine:repo:s1:shards", 0)) == {
+                "host": "10.0.0.1",
+                "port": 77,
+                "token": "token",
+            }
+
+    def test_a_message_comes_after_what_it_tells_of(self, server: RedisServer, one: RedisIndex) -> None:
+        with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+            heard.subscribe("tensorvine:repo:updates:m")
+            heard.get_message(timeout=PATIENCE_S)
+            for version in range(1, 50):
+                one.announce([(header(ModelRef("m", version)), BODY)])
+                message = heard.get_message(timeout=PATIENCE_S)
+                while message is None:
+                    message = heard.get_message(timeout=PATIENCE_S)
+                told = int(message["data"])
+                assert told in posted(server, "m")
+                assert int(newest(server)["m"]) >= told
+
+    def test_a_retired_version_goes_and_its_architecture_with_the_last_that_has_it(
+        self, server: RedisServer, one: RedisIndex
+    ) -> None:
+        first, second, other = ModelRef("m", 1), ModelRef("m", 2), ModelRef("m", 3)
+        one.announce([(header(first), BODY), (header(second), BODY), (header(other, b"l" * 16), BODY)])
+        one.retired(other)
+        eventually(lambda: newest(server) == {"m": "2"}, "the number before")
+        with server.client() as client:
+            assert set(client.hkeys("tensorvine:repo:s1:graphs:0")) == {(b"k" * 16).hex()}
+        one.retired(first)
+        one.retired(second)
+        eventually(lambda: all_keys(server) == {"tensorvine:repo:start"}, "nothing is left")
+
+    def test_a_version_that_retires_while_it_is_posted_leaves_nothing(
+        self, server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def gone(_: bytes) -> str:
+            made.retired(ModelRef("m", 1))
+            raise ModelNotFoundError("its last version was retired")
+
+        config = ShardConfig(
+            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start="s1"
+        )
+        made = RedisIndex(server.url, config, gone)
+        made.announce([(header(ModelRef("m", 1)), BODY)])
+        eventually(lambda: not made._live and not made._pending, "the retirement is seen")
+        made.close()
+        assert all_keys(server) == {"tensorvine:repo:start"}
+        assert caplog.text == ""
+
+    def test_more_versions_than_one_transaction_takes_all_come(self, server: RedisServer, one: RedisIndex) -> None:
+        one.announce([(header(ModelRef("m", version)), BODY) for version in range(1, 201)])
+        eventually(lambda: newest(server) == {"m": "200"}, "the last number")
+        assert set(posted(server, "m")) == set(range(1, 201))
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(sorted(GRAPHS)), st.booleans(), st.booleans()),
+            max_size=30,
+        )
+    )
+    def test_whatever_is_saved_and_retired_redis_has_what_lives(
+        self, server: RedisServer, changes: list[tuple[str, bytes, bool, bool]]
+    ) -> None:
+        with server.client() as client:
+            client.flushall()
+        made = redis_index(server)
+        live: dict[ModelRef, bytes] = {}
+        last = {"a": 0, "b": 0}
+
+        def in_line() -> bool:
+            found = {ModelRef(name, version) for name in ("a", "b", "end") for version in posted(server, name)}
+            with server.client() as client:
+                graphs = set(client.hkeys("tensorvine:repo:s1:graphs:0"))
+            tops = {name: str(max(r.version for r in live if r.name == name)) for name in {r.name for r in live}}
+            return found == set(live) and newest(server) == tops and graphs == {key.hex() for key in live.values()}
+
+        try:
+            for name, key, retires, cut in changes:
+                mine = [ref for ref in live if ref.name == name]
+                if retires and mine:
+                    made.retired(mine[0])
+                    del live[mine[0]]
+                else:
+                    last[name] += 1
+                    ref = ModelRef(name, last[name])
+                    made.announce([(header(ref, key), BODY)])
+                    live[ref] = key
+                if cut:
+                    with server.client() as client:
+                        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            made.announce([(header(ModelRef("end", 1)), BODY)])
+            live[ModelRef("end", 1)] = b"k" * 16
+            eventually(in_line, f"{live}")
+        finally:
+            made.close()
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("wipe", [False, True], ids=["with its data", "without its data"])
+    def test_what_was_missed_is_posted_when_redis_is_back(
+        self, server: RedisServer, one: RedisIndex, caplog: pytest.LogCaptureFixture, wipe: bool
+    ) -> None:
+        one.shard_at("h", 1, "t")
+        one.announce([(header(ModelRef("m", v)), BODY) for v in (1, 2)] + [(header(ModelRef("n", 1)), BODY)])
+        eventually(lambda: newest(server) == {"m": "2", "n": "1"}, "all numbers")
+        with caplog.at_level(logging.WARNING):
+            server.kill(wipe)
+            one.announce([(header(ModelRef("m", 3), b"l" * 16), BODY)])
+            one.retired(ModelRef("m", 1))
+            one.retired(ModelRef("n", 1))
+            eventually(lambda: "hear nothing until it is back" in caplog.text, "the log says that it is gone")
+            server.start()
+            eventually(lambda: newest(server) == {"m": "3"}, "the difference")
+            eventually(lambda: "answers again" in caplog.text, "the log says that it is back")
+        assert set(posted(server, "m")) == {2, 3}
+        assert posted(server, "n") == {}
+        with server.client() as client:
+            assert set(client.hkeys("tensorvine:repo:s1:graphs:0")) == {key.hex() for key in GRAPHS}
+            assert client.hkeys("tensorvine:repo:s1:shards") == ["0"]
+        assert len(caplog.records) == 2, caplog.text
+
+    def test_data_that_were_lost_between_two_commits_come_back_by_themselves(
+        self, server: RedisServer, one: RedisIndex
+    ) -> None:
+        one.announce([(header(ModelRef("m", 1)), BODY)])
+        eventually(lambda: newest(server) == {"m": "1"}, "the number")
+        server.kill(wipe=True)
+        server.start()
+        eventually(lambda: newest(server) == {"m": "1"}, "the number again, without a commit")
+
+    def test_a_server_that_hangs_is_as_one_that_is_gone(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(redis_connection, "TIMEOUT_S", 0.2)
+        made = redis_index(server)
+        made.announce([(header(ModelRef("m", 1)), BODY)])
+        eventually(lambda: newest(server) == {"m": "1"}, "the number")
+        server.hang()
+        made.announce([(header(ModelRef("m", 2)), BODY)])
+        eventually(lambda: "hear nothing until it is back" in caplog.text, "the log says that it is gone")
+        server.go_on()
+        eventually(lambda: newest(server) == {"m": "2"}, "the number after it")
+        eventually(lambda: "answers again" in caplog.text, "the log says that it is back")
+        made.close()
+
+    def test_a_connection_that_was_cut_is_no_trouble(
+        self, server: RedisServer, one: RedisIndex, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for version in range(1, 20):
+            one.announce([(header(ModelRef("m", version)), BODY)])
+            with server.client() as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        eventually(lambda: newest(server) == {"m": "19"}, "the last number")
+        assert set(posted(server, "m")) == set(range(1, 20))
+
+    def test_a_shard_that_starts_again_takes_down_its_own_that_are_lost_and_no_others(
+        self, server: RedisServer
+    ) -> None:
+        names = [f"m{number}" for number in range(20)]
+        boards = [redis_index(server, index, 2) for index in (0, 1)]
+        for index, made in enumerate(boards):
+            made.announce([(header(ModelRef(n, 1)), BODY) for n in names if home_of(n, (0, 1)) == index])
+        eventually(lambda: len(newest(server)) == 20, "all numbers")
+        boards[0].close()
+        again = redis_index(server, 0, 2)
+        others = {name for name in names if home_of(name, (0, 1)) == 1}
+        eventually(lambda: set(newest(server)) == others, "only what the other shard has")
+        with server.client() as client:
+            assert not client.exists("tensorvine:repo:s1:graphs:0")
+        again.close()
+        boards[1].close()
+
+    def test_a_new_start_replaces_what_the_one_before_left(self, server: RedisServer) -> None:
+        old = redis_index(server, start="s0")
+        old.shard_at("h", 1, "t")
+        old.announce([(header(ModelRef("m", 7)), BODY)])
+        eventually(lambda: "tensorvine:repo:s0:newest" in all_keys(server), "the old start")
+        old.close()
+        with server.client() as client:
+            client.set("tensorvine:other:start", "x")
+        enter_start(server.url, "repo", "s1")
+        assert all_keys(server) == {"tensorvine:repo:start", "tensorvine:other:start"}
+        assert present_start(server.url, "repo") == "s1"
+        assert present_start(server.url, "none") is None
+
+    def test_a_server_that_refuses_is_named_and_its_password_is_not(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with RedisServer(tmp_path, password=True) as server:
+            enter_start(server.url, "repo", "s1")
+            with server.client() as client:
+                client.config_set("requirepass", "another")
+            with pytest.raises(StorageError, match=rf"Redis at redis://127.0.0.1:{server.port}/0") as caught:
+                enter_start(server.url, "repo", "s1")
+            made = redis_index(server)
+            eventually(lambda: "Redis at" in caplog.text, "a line in the log")
+            made.close()
+        for text in (str(caught.value), caplog.text):
+            assert PASSWORD not in text
+            assert "cret" not in text
+
+
+class TestReading:
+    def test_a_reader_follows_a_new_start_at_once(self, server: RedisServer) -> None:
+        link = RedisConnection(server.url, "test")
+        reader = RedisReader(link, "repo")
+        with pytest.raises(RepositoryNotFoundError, match="'repo'"):
+            reader.newest("m")
+        for start, version in (("s0", 5), ("s1", 2)):
+            enter_start(server.url, "repo", start)
+            made = redis_index(server, start=start)
+            made.announce([(header(ModelRef("m", version)), BODY)])
+            eventually(lambda start=start, version=version: reader.newest("m") == Newest(start, version), start)
+            made.close()
+        with pytest.raises(ModelNotFoundError, match="m@5"):
+            reader.posted(ModelRef("m", 5))
+        found, shards = reader.posted(ModelRef("m", 2))
+        assert shards == {}
+        assert reader.graph(found) == GRAPHS[b"k" * 16]
+        link.close()
+
+    def test_names_of_keys_cannot_meet(self) -> None:
+        keys = Keys("a/b").of("s")
+        assert len({keys.newest, keys.shards, keys.model("newest"), keys.model("x"), keys.graphs(0)}) == 5
+
+
+class TestStarting:
+    @pytest.mark.parametrize("url", ["http://h", "redis://h:port", "redis://h/none"])
+    def test_a_wrong_url_is_refused_at_the_start(self, cluster: object, url: str) -> None:
+        with pytest.raises(ValueError, match=r"Repository.start: redis: expected a URL"):
+            Repository.start("redis-wrong", shards=1, redis=url)
+
+    def test_a_server_that_does_not_answer_is_refused_at_the_start(self, cluster: object, server: RedisServer) -> None:
+        server.kill()
+        with pytest.raises(StorageError, match=rf"Redis at redis://127.0.0.1:{server.port}/0"):
+            Repository.start("redis-none", shards=1, preallocate_bytes=0, redis=server.url)
+
+    def test_without_the_package_the_start_says_what_to_install(
+        self, cluster: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "redis", None)
+        with pytest.raises(CodecUnavailableError, match=r"pip install 'tensorvine\[redis\]'"):
+            Repository.start("redis-missing", shards=1, redis="redis://localhost")
+
+    def test_who_joins_a_repository_must_name_its_redis(self, cluster: object, server: RedisServer) -> None:
+        name = f"redis-join-{server.port}"
+        with (
+            Repository.start(name, shards=1, preallocate_bytes=0),
+            pytest.raises(ValueError, match=f"{name!r} runs already without the Redis server"),
+        ):
+            Repository.start(name, redis=server.url)
+        with (
+            Repository.start(name, shards=1, preallocate_bytes=0, redis=server.url),
+            Repository.start(name, redis=server.url) as joined,
+        ):
+            assert joined.models() == []
