@@ -19,7 +19,7 @@ from ..engine.engine import Node
 from .sockets.framing import SocketAddress
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
-"""Ways by which a version's bytes may be asked to come (see `ways`)."""
+"""How a version's bytes may be asked to come (see `client.fetch.transports`)."""
 PREALLOCATE_MOST = 256 << 20
 PEER_TIMEOUT_S = 30.0
 """How long one actor of a repository waits for another."""
