@@ -24,7 +24,7 @@ from .group import Group, Op, Work, even_bounds
 from .links import ASKED, BEGUN, GAVE_UP, OWN, PAYLOAD_BYTES, Frame, Link
 from .operation import Operation
 from .reduction import Numbers, Reduction
-from .standing import RecoveryInfo, again, label_of, ranks, told
+from .standing import Standing, again, label_of, ranks, told
 from .timeouts import TIMEOUTS
 
 Memory = TypeVar("Memory")
@@ -64,7 +64,7 @@ class Member(Group, Generic[Memory]):
         self.timeout = timeout
         self.label = seat.label
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.standing = RecoveryInfo(self.label)
+        self.standing = Standing(self.label)
         self._changed = self.standing.changed
         self._begun = 0
         """Collectives."""

@@ -16,14 +16,15 @@ from .connections import Loss
 _TOLD = {kind.__name__: kind for kind in (OperationTimeoutError, PeerLostError, TensorMismatchError)}
 
 
-class RecoveryInfo:
+class Standing:
     """How a group stands; all but `reason` is used with `changed` held.
 
     Args:
         label: names the group in errors.
 
-    >>> standing = RecoveryInfo("group 'g', epoch 0")
-    >>> standing.lose(2, "left")
+    >>> standing = Standing("group 'g', epoch 0")
+    >>> with standing.changed:
+    ...     standing.lose(2, "left")
     >>> standing.lacks([0, 2]), str(standing.blame("barrier", [0, 2]))
     (True, "group 'g', epoch 0: barrier: rank 2 left")
     """

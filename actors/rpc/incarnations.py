@@ -17,8 +17,7 @@ class Incarnations:
 
     >>> incarnations = Incarnations()
     >>> incarnations.heard([Tag(1, "", False, shard=0, incarnation="a", again=True)])
-    >>> incarnations.heard([Tag(2, "", False, shard=0, incarnation="a", again=True), Tag(2, "", False, 1, "b",
-    again=False)])
+    >>> incarnations.heard([Tag(2, "", False, 0, "a", again=True), Tag(2, "", False, 1, "b", again=False)])
     >>> incarnations.died
     set()
     >>> incarnations.heard([Tag(2, "", False, 1, "c", again=True), Tag(2, "", False, 2, "d", again=True)])

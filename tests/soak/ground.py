@@ -171,7 +171,7 @@ def _until_none(look: Callable[[], list[int]]) -> Iterator[int]:
 
 
 def _look(shard: Any) -> None:
-    claims, history = shard.parts[Changes]._claims, shard.parts[Changes]._history
+    claims, history = shard.parts[Changes]._reconciliation, shard.parts[Changes]._history
     calm = (lambda: claims is None or not claims.open,)
     looking = threading.Thread(target=history.care.look, args=calm)
     looking.start()

@@ -188,13 +188,16 @@ class Repo:
         return sorted(ref for state in self.states.values() for ref in state.graphs.find([{"units": graph}], False))
 
     def descendants(self, ref: ModelRef) -> set[ModelRef]:
+        """Return the live ones, as `Repository.descendants` does, through all that any shard knows."""
         seen: set[ModelRef] = set()
+        live: set[ModelRef] = set()
         frontier = [ref]
         while frontier:
-            told = {r for state in self.states.values() for r, _ in state.offspring(frontier)}
-            frontier = sorted(told - seen)
-            seen |= told
-        return seen
+            told = [found for state in self.states.values() for found in state.offspring(frontier)]
+            frontier = sorted({r for r, _ in told} - seen)
+            seen.update(frontier)
+            live |= {r for r, lives in told if lives}
+        return live
 
     def totals(self) -> tuple[int, int, int]:
         stats = [state.stats() for state in self.states.values()]

@@ -23,7 +23,7 @@ from ....store.waiting import Backoff, Deadline
 from ..links import OWN, Frame
 from ..member import TimedOutError
 from ..operation import Operation, Owner
-from ..standing import RecoveryInfo
+from ..standing import Standing
 from ..timeouts import TIMEOUTS
 from .device import Communicator, Device, Memory
 
@@ -45,7 +45,7 @@ Act = Callable[["Lane", "Call"], None]
 class Fetcher(Owner, Protocol):
     """The member whose lane it is."""
 
-    standing: RecoveryInfo
+    standing: Standing
 
     def lacks(self, peers: Sequence[int]) -> bool:
         """Tell whether one of these died, left or gave up."""

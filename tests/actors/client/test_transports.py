@@ -97,7 +97,7 @@ def is_private(array: np.ndarray) -> bool:
 
 
 class Broken:
-    """A way that never works."""
+    """A transport that never works."""
 
     checks = False
     exact = True
@@ -132,7 +132,7 @@ class Then(SocketTransport):
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 class TestContract:
-    """What every way gives."""
+    """What every transport gives."""
 
     def saved(self, repo: Repository, name: str, transport: str, **options: Any) -> str:
         repo.save(name, TENSORS, **options)
@@ -253,7 +253,7 @@ class TestFarReader:
 
     def test_shared_memory_that_is_not_here_is_no_way(self, repo: Repository, far: Repository, name: str) -> None:
         repo.save(name, TENSORS)
-        with pytest.raises(ShardUnavailableError, match=f"load of {name}: expected a way to shard .*'shared'"):
+        with pytest.raises(ShardUnavailableError, match=f"load of {name}: expected a transport to shard .*'shared'"):
             far.load(name, transport="shared")
 
     def test_what_is_in_use_here_is_not_carried_again(self, repo: Repository, far: Repository, name: str) -> None:
@@ -302,7 +302,7 @@ class TestFarReader:
         view.part(part)[blocks[segment].offsets[1] + 1234] ^= 1
         if transport != "object_store":
             expected = (
-                rf"tensor 'b' by load of {name}: way '{transport}' from shard {home}: expected content \w+; found"
+                rf"tensor 'b' by load of {name}: transport '{transport}' from shard {home}: expected content \w+; found"
             )
             with pytest.raises(CorruptDataError, match=expected):
                 far._reader.fetch(name, transport=transport, verify=True)
@@ -314,12 +314,12 @@ class TestFarReader:
     def test_a_shard_that_listens_elsewhere_now_is_found(self, repo: Repository, far: Repository, name: str) -> None:
         repo.save(name, TENSORS)
         connection = far._session.connection(repo._session.home(name))
-        host, _, token = connection.hello.wire or ("", 0, "")
-        connection.hello = replace(connection.hello, wire=(host, 1, token))
+        host, _, token = connection.hello.tcp_address or ("", 0, "")
+        connection.hello = replace(connection.hello, tcp_address=(host, 1, token))
         assert equal(far.load(name, transport="socket"), TENSORS)
         connection = far._session.connection(repo._session.home(name))
-        host, port, token = connection.hello.wire or ("", 0, "")
-        connection.hello = replace(connection.hello, wire=(host, port, "another token"))
+        host, port, token = connection.hello.tcp_address or ("", 0, "")
+        connection.hello = replace(connection.hello, tcp_address=(host, port, "another token"))
         assert equal(far.load(name, transport="socket"), TENSORS)
 
     def test_a_version_that_is_replaced_before_its_bytes_come_is_loaded_anew(
@@ -353,7 +353,7 @@ class TestFallingBack:
         assert broken.tried == 1
         lines = [r.getMessage() for r in caplog.records if "broken" in r.getMessage()]
         assert len(lines) == 1
-        assert f"load of {name}: way 'broken' to shard" in lines[0]
+        assert f"load of {name}: transport 'broken' to shard" in lines[0]
         assert "the cable is cut" in lines[0]
 
     def test_where_all_ways_fail_the_last_reason_is_told(self, repo: Repository, far: Repository, name: str) -> None:

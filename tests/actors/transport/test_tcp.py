@@ -428,7 +428,9 @@ class TestContent:
 class TestEnds:
     def test_no_server_is_unavailable(self, server: TcpServer) -> None:
         server.close()
-        with pytest.raises(ShardUnavailableError, match=r"load of m: wire 127\.0\.0\.1:\d+: expected a connection"):
+        with pytest.raises(
+            ShardUnavailableError, match=r"load of m: TCP server 127\.0\.0\.1:\d+: expected a connection"
+        ):
             TcpClient(server.address, server.token).read({(0, 0): [0]}, 10, "load of m")
 
     @pytest.mark.parametrize("sent", [0, 1, 63])
@@ -531,7 +533,7 @@ class TestEnds:
 
         store.add((0, 0), b"abc")
         server = TcpServer(answer, "127.0.0.1")
-        with pytest.raises(OperationTimeoutError, match="load of m: wire"):
+        with pytest.raises(OperationTimeoutError, match="load of m: TCP server"):
             TcpClient(server.address, server.token).read({(0, 0): [0]}, 0.05, "load of m")
         late.set()
         server.close()

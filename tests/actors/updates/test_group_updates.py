@@ -35,7 +35,7 @@ class Far:
 
     def load(self, ref: str, timeout: float = 60.0) -> float:
         loaded = self.repo._reader.fetch(ref, transport="gloo", verify=True, timeout=timeout)
-        assert sum(loaded.ways.values()) == NBYTES
+        assert sum(loaded.transports.values()) == NBYTES
         assert loaded.digests_checked
         assert len(np.unique(loaded.arrays["large"])) == 1
         return float(loaded.arrays["small"][3])
@@ -130,7 +130,7 @@ def test_a_shard_that_is_killed_is_lost_by_name_and_its_next_life_is_met(cluster
             process.kill()
             psutil.wait_procs([process], timeout=20)
 
-        assert reader.fetch(name, transport="gloo").ways == {"gloo": NBYTES}
+        assert reader.fetch(name, transport="gloo").transports == {"gloo": NBYTES}
         way.event = die
         with pytest.raises(ModelLostError, match=f"{name}@1 is lost"):
             reader.fetch(name, transport="gloo", timeout=60)
