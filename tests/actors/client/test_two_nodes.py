@@ -52,8 +52,9 @@ SCRIPT = textwrap.dedent("""
     @ray.remote(num_cpus=1)
     def elsewhere(names):
         client = Repository.connect("pair")
-        ways = [client._reader.fetch(names[0], transport=way, verify=True).transports for way in ("socket",
-        "object_store")] for name in names:
+        transports = ("socket", "object_store")
+        ways = [client._reader.fetch(names[0], transport=way, verify=True).transports for way in transports]
+        for name in names:
             loaded = client.load(name)
             assert np.array_equal(loaded["a"], np.arange(1 << 20)) and loaded["b"].sum() == 7, name
             assert not loaded["a"].flags.writeable
