@@ -140,7 +140,8 @@ class RayEngine:
     async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
         """Wait for an answer within an asynchronous actor."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future.future()), timeout)
+            async with asyncio.timeout(timeout):  # `wait_for` loses a cancellation that comes with the answer
+                return await asyncio.wrap_future(future.future())
         except (ray.exceptions.RayError, TimeoutError) as exc:
             _translate(exc, timeout, who)
 

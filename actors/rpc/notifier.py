@@ -49,7 +49,8 @@ class Notifier(Generic[TopicT]):
                     return found
                 changed = self._enter(topic)
             try:
-                await asyncio.wait_for(changed.wait(), deadline.left())
+                async with asyncio.timeout(deadline.left()):  # `wait_for` loses a cancellation that comes with the news
+                    await changed.wait()
             except TimeoutError:
                 return None
             finally:

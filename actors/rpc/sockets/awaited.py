@@ -91,7 +91,9 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
     connection = AwaitedConnection()
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=end)
     try:
-        if not await asyncio.wait_for(asyncio.shield(connection.welcome), WELCOME_S):
+        async with asyncio.timeout(WELCOME_S):  # `wait_for` loses a cancellation that comes together with the answer
+            welcome = await asyncio.shield(connection.welcome)
+        if not welcome:
             raise ConnectionRefusedError("expected room for another connection; there is none")
     except BaseException:
         connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from tensorvine.actors import Repository
 from tensorvine.actors.engine.ray import RayEngine
 from tensorvine.actors.rpc.calls import Request, answers, remote, socket_methods
 from tensorvine.actors.rpc.channel import Answer, Channel
-from tensorvine.actors.rpc.sockets import server
+from tensorvine.actors.rpc.sockets import awaited, server
 from tensorvine.actors.rpc.sockets.framing import SocketAddress
 from tensorvine.store.errors import (
     MovedError,
@@ -330,6 +331,29 @@ def test_a_channel_that_is_closed_while_a_loop_connects_keeps_no_connection(serv
         channel.close()
 
     loop.run(scene())
+    loop.close()
+    until(lambda: not serving.server._served)
+
+
+def test_a_channel_that_is_closed_in_the_moment_of_its_welcome_keeps_no_connection(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = StandInEngine(serving, serving.target, serving.address)
+    channel, loop = channel_of(engine), Loop()
+    receive, welcomed = awaited.AwaitedConnection.data_received, threading.Event()
+
+    def receive_and_close(connection: awaited.AwaitedConnection, data: bytes) -> None:
+        receive(connection, data)
+        channel.close()
+        welcomed.set()
+
+    monkeypatch.setattr(awaited.AwaitedConnection, "data_received", receive_and_close)
+
+    async def scene() -> None:
+        await channel.ask(TargetCalls.note(1), WAIT_S)
+
+    loop.run(scene())
+    assert welcomed.wait(WAIT_S)
     loop.close()
     until(lambda: not serving.server._served)
 
