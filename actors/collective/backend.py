@@ -11,9 +11,7 @@ from .group import Group
 from .links import Link
 from .listener import Listener
 from .member import Member, Seat
-
-Endpoint = Mapping[str, Any]
-"""Tells the others how a member is reached; JSON-like."""
+from .rendezvous import Endpoint
 
 
 class Offer:

@@ -46,7 +46,7 @@ def listen(host: str) -> socket.socket:
 
 
 class Listener:
-    """A member's open ear.
+    """A socket of a member, to which the others of its group connect.
 
     Args:
         host: address of this machine, as the others reach it; None: they run on it.

@@ -11,6 +11,7 @@ from ...store.waiting import Deadline
 from .standing import again
 
 _FOR_EVER = Deadline(threading.TIMEOUT_MAX)
+"""Of an operation that was given up: its memory is in use until it ends, and a lock waits for no longer."""
 
 
 class Owner(Protocol):

@@ -24,7 +24,9 @@ from .timeouts import TIMEOUTS
 ACTOR = "rendezvous"
 
 Endpoint = Mapping[str, Any]
+"""Tells the others how a member is reached; JSON-like."""
 Endpoints = list[dict[str, Any]]
+"""Those of all members, by rank."""
 
 
 class Rendezvous(Protocol):

@@ -62,17 +62,17 @@ class StockGroup(BaseGroup):
         group_name: of the group.
     """
 
-    fetcher: ClassVar[str]
+    carrier: ClassVar[str]
     """The back end that `connect` is given."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        self._group: Group = connect(f"ray.util.collective/{group_name}", rank, world_size, backend=self.fetcher)
+        self._group: Group = connect(f"ray.util.collective/{group_name}", rank, world_size, backend=self.carrier)
 
     @classmethod
     def backend(cls) -> str:
         """Return the name that Ray knows it by."""
-        return f"TENSORVINE_{cls.fetcher.upper()}"
+        return f"TENSORVINE_{cls.carrier.upper()}"
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -148,7 +148,7 @@ class StockGroup(BaseGroup):
 class AutoGroup(StockGroup):
     """Shared memory on one machine, otherwise Gloo."""
 
-    fetcher = "auto"
+    carrier = "auto"
 
     @classmethod
     def backend(cls) -> str:
@@ -159,19 +159,19 @@ class AutoGroup(StockGroup):
 class SharedGroup(StockGroup):
     """Shared memory."""
 
-    fetcher = "shared"
+    carrier = "shared"
 
 
 class GlooGroup(StockGroup):
     """Gloo."""
 
-    fetcher = "gloo"
+    carrier = "gloo"
 
 
 class NcclGroup(StockGroup):
     """NCCL."""
 
-    fetcher = "nccl"
+    carrier = "nccl"
 
 
 def _only(given: list[Any]) -> Any:

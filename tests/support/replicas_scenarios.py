@@ -85,14 +85,14 @@ def patch(repo: Repository, shard: int, change: Callable[[Any], None]) -> None:
     ray.get(actor(repo, shard).__ray_call__.remote(change), timeout=30)
 
 
-def follower_of(repo: Repository, shard: int) -> int:
+def backup_of(repo: Repository, shard: int) -> int:
     """Return the shard that has the replica of this one, once it has all of it in its present incarnation."""
 
-    def followers(self: Any) -> list[tuple[int, str]]:
+    def backups(self: Any) -> list[tuple[int, str]]:
         return [
-            (follower.shard, follower.replica_store)
-            for follower in self.parts[Securing]._replication._replica_set.followers
-            if follower.synced
+            (backup.shard, backup.replica_store)
+            for backup in self.parts[Securing]._replication._replica_set.backups
+            if backup.synced
         ]
 
     def replica_store(self: Any) -> str:
@@ -100,11 +100,11 @@ def follower_of(repo: Repository, shard: int) -> int:
 
     def complete() -> bool:
         repo.stats()  # asks until all answer
-        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(followers), timeout=30)
-        if not {follower for follower, _ in found} <= set(repo._session.shards):
+        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(backups), timeout=30)
+        if not {backup for backup, _ in found} <= set(repo._session.shards):
             return False
         replica_stores = [
-            ray.get(actor(repo, follower).__ray_call__.remote(replica_store), timeout=30) for follower, _ in found
+            ray.get(actor(repo, backup).__ray_call__.remote(replica_store), timeout=30) for backup, _ in found
         ]
         return bool(found) and replica_stores == [name for _, name in found]
 
@@ -171,12 +171,12 @@ def each_version_is_on_two_nodes(cluster: Cluster) -> None:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG, graph=GRAPH)
-        follower = follower_of(repo, here)
-        assert node_of(repo, follower) != node_of(repo, here)
-        kept = stat(repo, follower).bytes_mirrored
+        backup = backup_of(repo, here)
+        assert node_of(repo, backup) != node_of(repo, here)
+        kept = stat(repo, backup).bytes_mirrored
         assert kept == stat(repo, here).bytes_allocated > BIG["b"].nbytes, kept
         repo.save(name, {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
-        assert stat(repo, follower).bytes_mirrored - kept < BIG["b"].nbytes
+        assert stat(repo, backup).bytes_mirrored - kept < BIG["b"].nbytes
         retire_all(repo)
 
 
@@ -255,7 +255,7 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
         for count in (2, 3):
             repo.scale(shards=count)
             for shard in list(repo._session.shards):
-                follower_of(repo, shard)
+                backup_of(repo, shard)
                 kill(repo, shard)
                 repo.stats()  # asks until it answers
                 for i, ref in enumerate(refs):
@@ -324,16 +324,16 @@ def home_killed(when: str) -> Callable[[Cluster], None]:
     return scenario
 
 
-def follower_killed(when: str) -> Callable[[Cluster], None]:
+def backup_killed(when: str) -> Callable[[Cluster], None]:
     def scenario(cluster: Cluster) -> None:
         del cluster
-        with repository(f"follower-{when}") as repo:
+        with repository(f"backup-{when}") as repo:
             here = holder(repo)
             name = name_at(repo, here)
             repo.save(name, {"a": BIG["a"]})
-            patch(repo, follower_of(repo, here), die_at_put(when, ours=False))
+            patch(repo, backup_of(repo, here), die_at_put(when, ours=False))
             assert repo.save(name, BIG, timeout=60).ref == ModelRef(name, 2)
-            follower_of(repo, here)
+            backup_of(repo, here)
             kill(repo, here)
             assert same(repo.load(name), BIG)
             retire_all(repo)
@@ -357,17 +357,17 @@ def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-def an_idle_follower_is_killed(cluster: Cluster) -> None:
+def an_idle_backup_is_killed(cluster: Cluster) -> None:
     del cluster
     with repository("idle") as repo:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG)
         for _ in range(2):
-            follower = follower_of(repo, here)
-            kill(repo, follower)
+            backup = backup_of(repo, here)
+            kill(repo, backup)
             eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
-        follower_of(repo, here)
+        backup_of(repo, here)
         kill(repo, here)
         assert same(repo.load(name), BIG)
         retire_all(repo)
@@ -379,7 +379,7 @@ def both_are_killed(cluster: Cluster) -> None:
         here = holder(repo)
         name = name_at(repo, here)
         repo.save(name, BIG)
-        kill(repo, here, follower_of(repo, here))
+        kill(repo, here, backup_of(repo, here))
         with pytest.raises(ModelLostError, match=f"^{name}@1 is lost: "):
             repo.load(name)
         assert repo.save(name, BIG).ref == ModelRef(name, 2)
@@ -388,7 +388,7 @@ def both_are_killed(cluster: Cluster) -> None:
         retire_all(repo)
 
 
-def no_follower_answers(cluster: Cluster) -> None:
+def no_backup_answers(cluster: Cluster) -> None:
     del cluster
     with repository("silent") as repo:
         here = holder(repo)
@@ -435,7 +435,7 @@ def a_node_is_lost(cluster: Cluster) -> None:
         assert repo.save("after", BIG, timeout=90).ref == ModelRef("after", 1)
         assert sorted(repo.models()) == sorted([*refs, ModelRef("there", 1), ModelRef("after", 1)])
         for shard in repo._session.shards:
-            follower_of(repo, shard)
+            backup_of(repo, shard)
         retire_all(repo)
 
 
@@ -478,7 +478,7 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
     with tempfile.TemporaryDirectory() as path, repository("between", path=path) as repo:
         here = holder(repo)
         name = name_at(repo, here)
-        follower_of(repo, here)
+        backup_of(repo, here)
         patch(repo, here, hold_manifests)
         repo.save(name, BIG)
         eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
@@ -498,10 +498,10 @@ def hold_manifests(self: Any) -> None:
 
 
 def tell_the_replica(self: Any) -> None:
-    """Have the followers told what may go, now."""
+    """Have the backups told what may go, now."""
     replication = self.parts[Securing]._replication
-    for follower in replication._replica_set.followers:
-        replication._keep_up(follower)
+    for backup in replication._replica_set.backups:
+        replication._keep_up(backup)
 
 
 def hold_the_disk(self: Any) -> None:
@@ -529,11 +529,11 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "many versions come back again and again": many_versions_come_back_again_and_again,
     "copies follow a change of shards": copies_follow_a_change_of_shards,
     **{f"home killed {when} its copy": home_killed(when) for when in ("before", "during", "after")},
-    **{f"follower killed {when} a copy": follower_killed(when) for when in ("before", "during", "after")},
+    **{f"backup killed {when} a copy": backup_killed(when) for when in ("before", "during", "after")},
     "a holder elsewhere is killed": a_holder_elsewhere_is_killed,
-    "an idle follower is killed": an_idle_follower_is_killed,
+    "an idle backup is killed": an_idle_backup_is_killed,
     "both are killed": both_are_killed,
-    "no follower answers": no_follower_answers,
+    "no backup answers": no_backup_answers,
     "with a path only what waits is replicated": with_a_path_only_what_waits_is_replicated,
     "a shard is killed between a file and its manifest": a_shard_is_killed_between_a_file_and_its_manifest,
     "a node is lost": a_node_is_lost,

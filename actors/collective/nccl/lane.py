@@ -42,7 +42,7 @@ Act = Callable[["Lane", "Call"], None]
 """Does an operation, in the lane's thread."""
 
 
-class Fetcher(Owner, Protocol):
+class LaneOwner(Owner, Protocol):
     """The member whose lane it is."""
 
     standing: Standing
@@ -73,7 +73,7 @@ class Lane:
         rank: this one, in the communicator.
     """
 
-    def __init__(self, member: Fetcher, cuda: Device, route: Route, peers: Sequence[int], rank: int) -> None:
+    def __init__(self, member: LaneOwner, cuda: Device, route: Route, peers: Sequence[int], rank: int) -> None:
         self._member = member
         self._cuda = cuda
         self._route = _ROUTE.pack(*route)
@@ -227,12 +227,12 @@ class Call(Operation):
     """
 
     def __init__(
-        self, member: Fetcher, what: str, peers: Sequence[int], seconds: float, number: int | None, act: Act
+        self, member: LaneOwner, what: str, peers: Sequence[int], seconds: float, number: int | None, act: Act
     ) -> None:
         super().__init__(member, what, peers, seconds, number)
         self.launched = False
         """Whether NCCL may touch its memory; guarded by the member's lock."""
-        self._fetcher = member
+        self._owner = member
         self._act = act
 
     def run(self, lane: Lane) -> None:
@@ -241,23 +241,23 @@ class Call(Operation):
             if not self.ended:
                 self._act(lane, self)
         except TimedOutError:
-            self._fetcher.late(self)
+            self._owner.late(self)
         except (RuntimeError, TensorVineError, OSError, MemoryError) as exc:
             self._abandon(lane, exc)
         except Exception as exc:  # noqa: BLE001  a mistake of ours, or of CuPy's: who waits is told
-            self._abandon(lane, TensorVineError(f"{self._fetcher.standing.label}: {self.what}: {exc!r}"))
-        self._fetcher.finish(self)
+            self._abandon(lane, TensorVineError(f"{self._owner.standing.label}: {self.what}: {exc!r}"))
+        self._owner.finish(self)
 
     def _abandon(self, lane: Lane, cause: Exception) -> None:
-        if self._fetcher.standing.reason is not None:
+        if self._owner.standing.reason is not None:
             lane.abort()  # who broke the group may not have come to it yet
-        self._fetcher.fail(self, cause)
+        self._owner.fail(self, cause)
 
     def _finished(self, deadline: Deadline) -> bool:
-        patience = _Patience(self._fetcher, self, TIMEOUTS.grace + TIMEOUTS.look)
+        patience = _Patience(self._owner, self, TIMEOUTS.grace + TIMEOUTS.look)
         while not self._over.wait(deadline.left(TIMEOUTS.look)):
             if patience.over:
-                self._fetcher.fail(self, RuntimeError("NCCL does not return"))
+                self._owner.fail(self, RuntimeError("NCCL does not return"))
             elif deadline.passed:
                 return False
         return True
@@ -266,7 +266,7 @@ class Call(Operation):
 class _Patience:
     """How much longer an operation may take whose group is broken, or that lacks a member."""
 
-    def __init__(self, member: Fetcher, call: Call, seconds: float) -> None:
+    def __init__(self, member: LaneOwner, call: Call, seconds: float) -> None:
         self._member, self._call, self._seconds = member, call, seconds
         self._end: Deadline | None = None
 

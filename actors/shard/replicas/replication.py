@@ -1,15 +1,15 @@
 """Keeping a shard's memory on other nodes as well: what `replicas=2` means.
 
 Rules
-- Each shard has `replicas - 1` followers (`planner.followers`), which keep a replica of it on their replica stores: the
+- Each shard has `replicas - 1` backups (`planner.backups`), which keep a replica of it on their replica stores: the
   segments that its memory alone has, and the records of the versions whose home it is. With a path that is what a
   restart would not find there: a segment is let go when its file has it and manifests name all that versions need of
   it.
-- A commit waits until the followers of every shard concerned have it. What goes is told behind, and asked for nowhere.
-- A follower that fell behind, because it died or did not answer, is told everything again; commits wait meanwhile,
+- A commit waits until the backups of every shard concerned have it. What goes is told behind, and asked for nowhere.
+- A backup that fell behind, because it died or did not answer, is told everything again; commits wait meanwhile,
   reads do not. So is a new one: one that came to be on this shard's node is changed for one that is not, if there is
   one.
-- One thread tells the followers; only commits' own copies go past it, and only to followers that are not behind.
+- One thread tells the backups; only commits' own copies go past it, and only to backups that are not behind.
 - The ledger says what was retired last: a replica that has not heard of it does not bring it back.
 """
 
@@ -34,18 +34,18 @@ from ..context import Change, ShardContext
 from ..copying import batches, original_of
 from ..disk.history import History
 from ..ticker import Ticker
-from .replica_set import Follower, ReplicaSet
+from .replica_set import Backup, ReplicaSet
 from .restore import Restored
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 MARK_S = 1.0
-"""How often a follower is asked whether it is still there."""
+"""How often a backup is asked whether it is still there."""
 CALL_S = 10.0
 PUT_S = 120.0
 PUT_BYTES = 256 << 20
-"""What the thread tells a follower in one message, at most."""
+"""What the thread tells a backup in one message, at most."""
 PUT_RECORDS = 4096
 _R = TypeVar("_R")
 
@@ -74,7 +74,7 @@ class Replication:
         self._unheard = restored.unheard
         """Shards that may have heard of a later incarnation than this one, which has ended nevertheless."""
         self._accepted = False
-        """A follower goes by this incarnation."""
+        """A backup goes by this incarnation."""
         self._marks = 0
         self._ticker = Ticker("replica", self._index, lambda: TICK_S, self._tick)
 
@@ -84,7 +84,7 @@ class Replication:
         return self._replica_set.behind
 
     def news(self) -> None:
-        """Something went or came other than by a commit: have the followers told soon."""
+        """Something went or came other than by a commit: have the backups told soon."""
         self._ticker.soon()
 
     # ---- commits --------------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ class Replication:
     async def secure(
         self, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
     ) -> None:
-        """Wait until all followers have these, which must be held here.
+        """Wait until all backups have these, which must be held here.
 
         Raises:
-            ShardUnavailableError: a follower did not take them until `deadline`.
-            StoreFullError: a follower has no room.
+            ShardUnavailableError: a backup did not take them until `deadline`.
+            StoreFullError: a backup has no room.
         """
-        done: set[Follower] = set()
+        done: set[Backup] = set()
 
-        def look() -> list[Follower] | None:
+        def look() -> list[Backup] | None:
             if self._ready():
-                return [follower for follower in self._replica_set.followers if follower not in done]
+                return [backup for backup in self._replica_set.backups if backup not in done]
             self._ticker.soon()
             return None
 
@@ -112,15 +112,15 @@ class Replication:
                 raise self._late()
             if not left:
                 return
-            answers = await asyncio.gather(*(self._put(follower, segments, records, deadline) for follower in left))
-            done |= {follower for follower, taken in zip(left, answers, strict=True) if taken}
+            answers = await asyncio.gather(*(self._put(backup, segments, records, deadline) for backup in left))
+            done |= {backup for backup, taken in zip(left, answers, strict=True) if taken}
 
     def have(self, ref: ModelRef) -> bool:
-        """Tell whether all followers have a version's record: they may be others by now than those that `secure` told.
+        """Tell whether all backups have a version's record: they may be others by now than those that `secure` told.
 
         Call it with the lock held, in the step in which the version comes to exist.
         """
-        return self._ready() and all(ref in follower.records for follower in self._replica_set.followers)
+        return self._ready() and all(ref in backup.records for backup in self._replica_set.backups)
 
     async def leave(self, deadline: Deadline) -> None:
         """Wait until no shard that is about to drain keeps the replica; what is late is finished behind."""
@@ -135,38 +135,36 @@ class Replication:
             log.warning("shard %d: a shard that drains keeps its replica until another has it", self._index)
 
     async def _put(
-        self, follower: Follower, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
+        self, backup: Backup, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
     ) -> bool:
-        """Send a follower what it has not; False when it fell behind."""
+        """Send a backup what it has not; False when it fell behind."""
         with self._lock:
-            if not follower.synced:
+            if not backup.synced:
                 return False
-            new = self._originals(segment for segment in segments if segment not in follower.segments)
-            follower.begun += 1
-            replica_store = follower.replica_store
+            new = self._originals(segment for segment in segments if segment not in backup.segments)
+            backup.begun += 1
+            replica_store = backup.replica_store
         try:
             left = deadline.left()
             of = ReplicaOf(self._index, self._incarnation, replica_store)
             put = ShardCalls.put_in_replica(of, new, records, self._tcp_address, left)
-            await self._peers.ask(follower.shard, put, left)
+            await self._peers.ask(backup.shard, put, left)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
-            self._fell_behind(follower, replica_store, exc)
+            self._fell_behind(backup, replica_store, exc)
             return False
         finally:
             with self._lock:
-                follower.ended += 1
+                backup.ended += 1
         with self._lock:
-            if follower.replica_store == replica_store:
-                follower.segments |= new.keys()
-                follower.records |= records.keys()
+            if backup.replica_store == replica_store:
+                backup.segments |= new.keys()
+                backup.records |= records.keys()
         return True
 
     def _late(self) -> ShardUnavailableError:
         with self._lock:
             late = [
-                f"shard {follower.shard}: {follower.error}"
-                for follower in self._replica_set.followers
-                if not follower.synced
+                f"shard {backup.shard}: {backup.error}" for backup in self._replica_set.backups if not backup.synced
             ]
         return ShardUnavailableError(
             f"shard {self._index}: expected copies on other shards before the commit; "
@@ -176,22 +174,22 @@ class Replication:
     # ---- the thread -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Keep the followers up."""
+        """Keep the backups up."""
         if self._index not in self._peers.topology.alive:  # it has drained: others have it all
             return
         self._replica_set.review()
-        for follower in list(self._replica_set.followers):
-            replica_store = follower.replica_store
+        for backup in list(self._replica_set.backups):
+            replica_store = backup.replica_store
             try:
-                if follower.synced:
-                    self._keep_up(follower)
+                if backup.synced:
+                    self._keep_up(backup)
                 else:
-                    self._sync(follower)
-                follower.silent_since = None
+                    self._sync(backup)
+                backup.silent_since = None
             except TensorVineError as exc:
                 silent = isinstance(exc, (ShardUnavailableError, OperationTimeoutError))
-                follower.silent_since = (follower.silent_since or time.monotonic()) if silent else None
-                self._fell_behind(follower, replica_store if follower.synced else None, exc)
+                backup.silent_since = (backup.silent_since or time.monotonic()) if silent else None
+                self._fell_behind(backup, replica_store if backup.synced else None, exc)
         for shard in list(self._replica_set.former) if self._ready() else ():
             try:
                 self._open(shard)
@@ -202,27 +200,27 @@ class Replication:
                     continue
             self._replica_set.former.discard(shard)
 
-    def _sync(self, follower: Follower) -> None:
-        """Tell a follower everything that it has not."""
-        opened = self._open(follower.shard)
-        self._replica_set.seen_at(follower.shard, opened.node)
+    def _sync(self, backup: Backup) -> None:
+        """Tell a backup everything that it has not."""
+        opened = self._open(backup.shard)
+        self._replica_set.seen_at(backup.shard, opened.node)
         with self._lock:
-            follower.replica_store = opened.replica_store
+            backup.replica_store = opened.replica_store
         while True:
             with self._lock:
                 wanted, moving = set(self._wanted()), self._moving()
-                follower.segments = self._state.unsaved()
-                follower.records = wanted | (follower.records & moving)
-                inventory = ShardCalls.sync_replica(self._of(follower), set(follower.segments), wanted | moving)
-            segments, refs = self._ask(follower.shard, inventory)
+                backup.segments = self._state.unsaved()
+                backup.records = wanted | (backup.records & moving)
+                inventory = ShardCalls.sync_replica(self._of(backup), set(backup.segments), wanted | moving)
+            segments, refs = self._ask(backup.shard, inventory)
             if not segments and refs <= moving:
                 with self._lock:
-                    follower.records -= refs  # it had them in an earlier incarnation
+                    backup.records -= refs  # it had them in an earlier incarnation
                 break
-            self._tell(follower, segments, refs - moving)
-        self._mark(follower)
+            self._tell(backup, segments, refs - moving)
+        self._mark(backup)
         with self._lock:
-            follower.synced, follower.odd, follower.seen, self._accepted = True, 0, (), True
+            backup.synced, backup.odd, backup.seen, self._accepted = True, 0, (), True
         self._notifier.tell(Change.REPLICAS)
 
     def _open(self, shard: int) -> Opened:
@@ -238,40 +236,40 @@ class Replication:
                     f"shard {self._index}: expected to be its latest incarnation, {self._incarnation}; "
                     f"{opened.incarnation} runs elsewhere"
                 )
-            self._incarnation = opened.incarnation + 1  # followers that go by the old number are told all again
+            self._incarnation = opened.incarnation + 1  # backups that go by the old number are told all again
             opened = self._ask(shard, ShardCalls.open_replica(self._index, self._incarnation))
         self._unheard.discard(shard)
         return opened
 
-    def _keep_up(self, follower: Follower) -> None:
-        """Tell a follower what went since, and see that it is there still."""
+    def _keep_up(self, backup: Backup) -> None:
+        """Tell a backup what went since, and see that it is there still."""
         with self._lock:
-            again = self._state.uncovered() - follower.segments
+            again = self._state.uncovered() - backup.segments
             now = self._fingerprint()
-            late = time.monotonic() - follower.marked >= MARK_S  # what came and went between two looks leaves no trace
-            changed, follower.seen = now != follower.seen or late, now
-            segments, refs, missing = self._changes(follower) if changed else ((), (), set[ModelRef]())
-            follower.segments.difference_update(segments)
-            follower.records.difference_update(refs)
+            late = time.monotonic() - backup.marked >= MARK_S  # what came and went between two looks leaves no trace
+            changed, backup.seen = now != backup.seen or late, now
+            segments, refs, missing = self._changes(backup) if changed else ((), (), set[ModelRef]())
+            backup.segments.difference_update(segments)
+            backup.records.difference_update(refs)
         if segments or refs:
-            self._ask(follower.shard, ShardCalls.drop_from_replica(self._of(follower), segments, refs))
+            self._ask(backup.shard, ShardCalls.drop_from_replica(self._of(backup), segments, refs))
         if missing or again:
-            self._tell(follower, again, missing)
+            self._tell(backup, again, missing)
             with self._lock:
-                follower.segments |= again
-                follower.records |= missing
+                backup.segments |= again
+                backup.records |= missing
         if late:
-            self._mark(follower)
+            self._mark(backup)
 
-    def _changes(self, follower: Follower) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
-        """Return what a follower has and does not need, and what it needs and has not."""
-        segments = tuple(segment for segment in follower.segments if not self._needs(segment))
+    def _changes(self, backup: Backup) -> tuple[tuple[SegmentId, ...], tuple[ModelRef, ...], set[ModelRef]]:
+        """Return what a backup has and does not need, and what it needs and has not."""
+        segments = tuple(segment for segment in backup.segments if not self._needs(segment))
         wanted, moving = self._wanted(), self._moving()
-        early = sum(ref in follower.records for ref in moving)
-        if len(follower.records) - early == len(wanted):
+        early = sum(ref in backup.records for ref in moving)
+        if len(backup.records) - early == len(wanted):
             return segments, (), set()
-        refs = tuple(ref for ref in follower.records if ref not in wanted and ref not in moving)
-        return segments, refs, set(wanted - follower.records)
+        refs = tuple(ref for ref in backup.records if ref not in wanted and ref not in moving)
+        return segments, refs, set(wanted - backup.records)
 
     def _wanted(self) -> Set[ModelRef]:
         """Return the live versions that are not on disk. Call it with the lock held."""
@@ -280,7 +278,7 @@ class Replication:
         return self._state.live & self._history.persister.waiting()
 
     def _moving(self) -> Set[ModelRef]:
-        """Return the versions that a follower keeps if it has them: being committed, or on their way.
+        """Return the versions that a backup keeps if it has them: being committed, or on their way.
 
         Call it with the lock held.
         """
@@ -291,29 +289,29 @@ class Replication:
         stats = self._state.stats()
         return self._state.epoch, stats.tensors, stats.bytes_disk, len(self._wanted()), len(self._moving())
 
-    def _mark(self, follower: Follower) -> None:
+    def _mark(self, backup: Backup) -> None:
         with self._lock:
-            begun, quiet = follower.begun, follower.begun == follower.ended
+            begun, quiet = backup.begun, backup.begun == backup.ended
             self._marks += 1
-        found = self._ask(follower.shard, ShardCalls.mark_replica(self._of(follower), (self._incarnation, self._marks)))
-        follower.marked = time.monotonic()
+        found = self._ask(backup.shard, ShardCalls.mark_replica(self._of(backup), (self._incarnation, self._marks)))
+        backup.marked = time.monotonic()
         with self._lock:
-            if not quiet or follower.begun != begun or not follower.synced:
+            if not quiet or backup.begun != begun or not backup.synced:
                 return
-            follower.odd = follower.odd + 1 if found != (len(follower.segments), len(follower.records)) else 0
-            if follower.odd > 1:
+            backup.odd = backup.odd + 1 if found != (len(backup.segments), len(backup.records)) else 0
+            if backup.odd > 1:
                 raise ShardUnavailableError(
-                    f"shard {follower.shard}: expected {len(follower.segments)} segments and "
-                    f"{len(follower.records)} versions of shard {self._index}; found {found}"
+                    f"shard {backup.shard}: expected {len(backup.segments)} segments and "
+                    f"{len(backup.records)} versions of shard {self._index}; found {found}"
                 )
 
-    def _tell(self, follower: Follower, segments: Collection[SegmentId], refs: Collection[ModelRef]) -> None:
+    def _tell(self, backup: Backup, segments: Collection[SegmentId], refs: Collection[ModelRef]) -> None:
         """Put segments, and then versions; those that went meanwhile are left out."""
         with self._lock:
             originals = self._originals(segments)
         for some in batches(originals, PUT_BYTES):
             try:
-                self._ask(follower.shard, self._put_in(follower, some, {}), PUT_S)
+                self._ask(backup.shard, self._put_in(backup, some, {}), PUT_S)
             except ModelLostError as exc:
                 log.debug("shard %d: a segment went while it was copied: %s", self._index, exc)
         remaining = list(refs)
@@ -322,35 +320,35 @@ class Replication:
             with self._lock:
                 live = self._state.live
                 records = {ref: self._state.kept(ref) for ref in some_refs if ref in live}
-            self._ask(follower.shard, self._put_in(follower, {}, records), PUT_S)
+            self._ask(backup.shard, self._put_in(backup, {}, records), PUT_S)
 
-    def _of(self, follower: Follower) -> ReplicaOf:
-        return ReplicaOf(self._index, self._incarnation, follower.replica_store)
+    def _of(self, backup: Backup) -> ReplicaOf:
+        return ReplicaOf(self._index, self._incarnation, backup.replica_store)
 
     def _put_in(
-        self, follower: Follower, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]
+        self, backup: Backup, some: Mapping[SegmentId, Original], records: Mapping[ModelRef, Kept]
     ) -> Request[None]:
-        return ShardCalls.put_in_replica(self._of(follower), some, records, self._tcp_address, PUT_S)
+        return ShardCalls.put_in_replica(self._of(backup), some, records, self._tcp_address, PUT_S)
 
-    def _fell_behind(self, follower: Follower, replica_store: str | None, exc: TensorVineError) -> None:
-        """Have a follower told everything again; `replica_store`: it was so in this incarnation of it."""
+    def _fell_behind(self, backup: Backup, replica_store: str | None, exc: TensorVineError) -> None:
+        """Have a backup told everything again; `replica_store`: it was so in this incarnation of it."""
         with self._lock:
-            if replica_store is not None and follower.replica_store != replica_store:
+            if replica_store is not None and backup.replica_store != replica_store:
                 return
-            fell = follower.synced
-            known = not fell and follower.kind is type(exc)
-            follower.synced, follower.error, follower.kind = False, str(exc), type(exc)
+            fell = backup.synced
+            known = not fell and backup.kind is type(exc)
+            backup.synced, backup.error, backup.kind = False, str(exc), type(exc)
         if not known:
-            log.warning("shard %d: its replica at shard %d is behind: %s", self._index, follower.shard, exc)
+            log.warning("shard %d: its replica at shard %d is behind: %s", self._index, backup.shard, exc)
         if fell:  # else the next try comes with the next tick: what was tried just now would only fail again
             self._ticker.soon()
 
     # ---- within ---------------------------------------------------------------------------------------
 
     def _ready(self) -> bool:
-        """Tell whether all followers are there and have everything."""
-        followers = self._replica_set.followers
-        return bool(followers) and all(follower.synced for follower in followers)
+        """Tell whether all backups are there and have everything."""
+        backups = self._replica_set.backups
+        return bool(backups) and all(backup.synced for backup in backups)
 
     def _needs(self, segment_id: SegmentId) -> bool:
         return not self._state.rests(segment_id)

@@ -1,7 +1,7 @@
 """Copies on other nodes before something happens: before a version exists, and before its manifest goes.
 
 Rules
-- Whose copies are wanted may be any shard's: each has its own followers, and is asked.
+- Whose copies are wanted may be any shard's: each has its own backups, and is asked.
 - With `replicas=1` there is nothing to be done.
 """
 

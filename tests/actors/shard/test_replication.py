@@ -21,7 +21,7 @@ from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
 from tensorvine.actors.shard.replicas.replication import Replication
 from tensorvine.actors.shard.replicas.restore import Restored, restore
-from tensorvine.planner.followers import followers_of
+from tensorvine.planner.backups import backups_of
 from tensorvine.planner.topology import Topology
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
@@ -70,7 +70,7 @@ class TestReplicaSet:
         self, nodes: dict[int, str], copies: int
     ) -> None:
         for shard in nodes:
-            chosen = followers_of(shard, nodes, copies)
+            chosen = backups_of(shard, nodes, copies)
             assert shard not in chosen
             assert len(set(chosen)) == len(chosen) == min(copies, len(nodes) - 1)
             apart = {nodes[s] for s in (shard, *chosen)}
@@ -78,12 +78,12 @@ class TestReplicaSet:
 
     def test_each_of_a_ring_keeps_as_many_as_it_has_kept(self) -> None:
         nodes = {shard: str(shard) for shard in range(5)}
-        chosen = [followers_of(shard, nodes, 2) for shard in nodes]
+        chosen = [backups_of(shard, nodes, 2) for shard in nodes]
         assert sorted(b for pair in chosen for b in pair) == sorted(list(range(5)) * 2)
 
     def test_an_unknown_shard_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"followers of shard 3: expected it among the shards; found \[0, 1\]"):
-            followers_of(3, {0: "a", 1: "b"}, 1)
+        with pytest.raises(ValueError, match=r"backups of shard 3: expected it among the shards; found \[0, 1\]"):
+            backups_of(3, {0: "a", 1: "b"}, 1)
 
 
 class TestLives:
@@ -142,7 +142,7 @@ class TestLives:
 
 
 class Replicated(RuleBasedStateMachine):
-    """A shard and its follower: messages come once, twice, late or never; a sync makes the replica right."""
+    """A shard and its backup: messages come once, twice, late or never; a sync makes the replica right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Replicated(RuleBasedStateMachine):
         self.segments, self.refs = set(self.replica.copies), set(self.replica.records)
 
     @rule()
-    def lose_the_follower(self) -> None:
+    def lose_the_backup(self) -> None:
         self.replica = Replica(1)
         self.handles = []
         self.replica.open(self.incarnation)
@@ -290,7 +290,7 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         replica_stores.silent = {2}
         restored, replicas = replica_stores.begin(monkeypatch)
         assert (restored.incarnation, restored.unheard) == (1, {2})
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
         replica_stores.silent = set()
         wait_until(lambda: not replica_stores.replica(2).nbytes, "shard 2 to let go", PATIENCE_S)
         assert replica_stores.replica(2).closed
@@ -299,14 +299,14 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
             "an incarnation above all",
             PATIENCE_S,
         )
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
 
     def test_does_not_end_a_life_that_others_go_by(
         self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         restored, replicas = replica_stores.begin(monkeypatch)
         assert (restored.incarnation, restored.unheard) == (1, set())
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
         replica_stores.told(1, ShardCalls.open_replica(0, 2))  # another process is shard 0 now
         wait_until(lambda: "2 runs elsewhere" in replicas._late().args[0], "it to be refused", PATIENCE_S)
         assert replica_stores.replica(1).incarnation == 2
@@ -360,21 +360,21 @@ class TestNamesThatMove:
         restored, replicas = begun
         assert restored.refs == [self.refs[0]]
         assert replica_stores.state.live == {self.refs[0]}
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
         assert set(replica_stores.replica(1).records) == {self.refs[0]}
 
     def test_a_version_on_its_way_is_kept_until_it_has_arrived(
         self, replica_stores: ReplicaStores, begun: tuple[Restored, Replication]
     ) -> None:
         _, replicas = begun
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
         replica_stores.state.hand_over(["mine"])
         for _ in range(2):  # what it was told last tells all that went before
             told = replicas._marks
-            wait_until(lambda told=told: replicas._marks > told + 1, "the follower to be told", PATIENCE_S)
+            wait_until(lambda told=told: replicas._marks > told + 1, "the backup to be told", PATIENCE_S)
             assert set(replica_stores.replica(1).records) == {self.refs[0]}
         replica_stores.state.departing = frozenset()
-        wait_until(lambda: not replica_stores.replica(1).records, "the follower to let go", PATIENCE_S)
+        wait_until(lambda: not replica_stores.replica(1).records, "the backup to let go", PATIENCE_S)
 
 
 class TestABuddyThatStartsAgain:
@@ -382,21 +382,19 @@ class TestABuddyThatStartsAgain:
         self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, replicas = replica_stores.begin(monkeypatch)
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
         replica_stores.state.open("client", now=0.0)
-        ref, follower = replica_stores.state.begin_commit(draft_of("mine")), replicas._replica_set.followers[0]
-        follower.records.add(ref)  # it was told, and then started again
+        ref, backup = replica_stores.state.begin_commit(draft_of("mine")), replicas._replica_set.backups[0]
+        backup.records.add(ref)  # it was told, and then started again
         assert replicas.have(ref)
-        replica_stores.replica_stores[follower.shard] = replica_stores.replica_store(follower.shard)
+        replica_stores.replica_stores[backup.shard] = replica_stores.replica_store(backup.shard)
         wait_until(
-            lambda: replica_stores.replica_stores[follower.shard]._replicas,
+            lambda: replica_stores.replica_stores[backup.shard]._replicas,
             "the new incarnation to be told",
             PATIENCE_S,
         )
         wait_until(
-            lambda: (
-                not replicas.behind and follower.replica_store == replica_stores.replica_stores[follower.shard].name
-            ),
+            lambda: not replicas.behind and backup.replica_store == replica_stores.replica_stores[backup.shard].name,
             "all",
             PATIENCE_S,
         )
@@ -417,7 +415,7 @@ class TestABuddyWithoutRoom:
         assert len([record for record in caplog.records if "is behind" in record.message]) == 1
         replica_stores.full = False
         replicas.news()
-        wait_until(lambda: not replicas.behind, "the follower to have all", PATIENCE_S)
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
 
 
 Replicated.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
