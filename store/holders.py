@@ -5,10 +5,10 @@ What holds slots of segments (`Holder`):
 | kind | made by | ends with | what it decides |
 |---|---|---|---|
 | `ModelRef` | a commit, a restart, its home elsewhere | its end | what homes, replicas, retention count |
-| `Save` | `SegmentMemory.adopt` | commit, `abort`, the client's session | opens the session anew where its segments go
-| | `FileOf` | `SegmentTable.store`, `recovery` | its segment, the next file | stays on disk; keeps none in memory |
+| `Save` | `SegmentMemory.adopt` | commit, `abort`, the client's session | opens its session anew where they go |
+| `FileOf` | `SegmentTable.store`, `recovery` | its segment, the next file | stays on disk; keeps none in memory |
 | `FileTaking` | `SegmentTable.store` | the same step | as `FileOf`; both count while one follows the other |
-| `Drain` | `Estate.receive` at a successor | `Estate.inherit`, a drain given up | copies of which drains are refused |
+| `Drain` | `SegmentHandoff.receive` at a successor | its `inherit`, a drain given up | which copies are refused |
 | `Reason` | a shard for itself, see there | see there | `RESTORED`: a replica has it, too |
 
 Whose a part of a shard's memory is until a segment lies in it (`Owner`): a `Save`, or a `Filling` of the shard itself.

@@ -85,7 +85,6 @@ class Repository:
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
-        self._disk = self._session.path is not None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -217,7 +216,7 @@ class Repository:
     @property
     def has_path(self) -> bool:
         """Whether a history is kept on disk."""
-        return self._disk
+        return self._session.path is not None
 
     def __repr__(self) -> str:
         return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
@@ -610,14 +609,14 @@ class Repository:
     ) -> PendingSave:
         """Check a save, and queue it; with `copy`, the tensors are the caller's again when this returns."""
         request = requested(name, tensors, graph, **options)
-        if request.durable and not self._disk:
+        if request.durable and not self.has_path:
             expected = "durability 'disk': expected a repository with path="
             raise StorageError(f"save of {name!r}: {expected}; {self.name!r} has none")
         return self._saves.submit(request, copy=copy)
 
     def _flush_last(self) -> None:
         """Wait for the disk, where this client started the repository."""
-        if self._launched is not None and self._launched.names and self._disk:
+        if self._launched is not None and self._launched.names and self.has_path:
             try:
                 self.flush(FLUSH_TIMEOUT_S)
             except TensorVineError as exc:

@@ -17,8 +17,8 @@ from typing import TypeVar
 from ...store.errors import ShardUnavailableError
 from ...store.holders import Owner
 from ...store.waiting import Deadline
-from ..rpc.busy import Busy
 from ..rpc.messages import PEER_TIMEOUT_S
+from .busy import Busy
 from .context import Change, ShardContext
 from .disk.persister import Persister
 from .local_clients import LocalClients

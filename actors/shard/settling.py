@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...store.holders import Holder
-from ..rpc.busy import Busy
 from ..rpc.calls import Request
+from .busy import Busy
 from .calls import ShardCalls
 from .context import Change, ShardContext
 from .handoff.segment_handoff import SegmentHandoff

@@ -59,7 +59,7 @@ class GroupTransport:
         self.name = backend
         self._session = session
         self._buffers = Buffers()
-        self._links: dict[int, _Link] = {}
+        self._readers: dict[int, _PairReader] = {}
         self._lock = threading.Lock()
         self._worked = False
 
@@ -78,29 +78,29 @@ class GroupTransport:
         """Ask the shard, and receive by the pair that it names."""
         load(self.name, what)
         with self._lock:
-            link = self._links.get(shard)
-            if link is None:
-                link = self._links[shard] = _Link(self._session, shard, self.name, self._buffers)
-        if not link.turn.acquire(timeout=deadline.left_for(what)):
+            reader = self._readers.get(shard)
+            if reader is None:
+                reader = self._readers[shard] = _PairReader(self._session, shard, self.name, self._buffers)
+        if not reader.turn.acquire(timeout=deadline.left_for(what)):
             raise OperationTimeoutError(f"{what}: expected other loads from shard {shard} to end in time; they did not")
         try:
-            found = link.read(places, digests, deadline, what)
+            found = reader.read(places, digests, deadline, what)
         finally:
-            link.turn.release()
+            reader.turn.release()
         self._worked = True
         return found
 
     def close(self) -> None:
         """Leave all groups; a read under way fails."""
         with self._lock:
-            links = list(self._links.values())
-            self._links.clear()
-        for link in links:
-            link.close()
+            readers = list(self._readers.values())
+            self._readers.clear()
+        for reader in readers:
+            reader.close()
 
 
-class _Link:
-    """A reader's pair with one shard."""
+class _PairReader:
+    """Reads from one shard, by a pair with it."""
 
     def __init__(self, session: Session, shard: int, backend: str, buffers: Buffers) -> None:
         self.turn = threading.Lock()

@@ -28,10 +28,10 @@ from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
-from ...rpc.busy import Busy
 from ...rpc.calls import answers
 from ...rpc.messages import Beginning, Begun, Filled
 from ..admission import Admission
+from ..busy import Busy
 from ..calls import ShardCalls
 from ..calls.writes import WriteCalls
 from ..context import ShardContext

@@ -35,7 +35,7 @@ class Senders:
         """Return the sender of a back end.
 
         Raises:
-            ShardUnavailableError: the shard has no block_server.
+            ShardUnavailableError: the shard has no block server.
         """
         sender = self._senders.get(backend)
         if sender is None:
