@@ -2,8 +2,9 @@
 
 Rules
 - Whoever needs the bytes pulls them. Few travel inside the message that tells of them; others are read over TCP
-  from where they lie, `READ_BYTES` at a time.
-- A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made.
+  from where they lie into where they stay, `READ_BYTES` at a time.
+- A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made. What
+  arrives is laid out so already, and what would not be is refused before a byte of it is written.
 - Memory that a copy does not come to use goes back.
 """
 
@@ -16,7 +17,8 @@ from itertools import count
 
 import numpy as np
 
-from ...store.errors import ShardUnavailableError
+from ...store.archive.directory import Bytes
+from ...store.errors import CorruptDataError, ShardUnavailableError
 from ...store.holders import Filling, Owner
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
@@ -24,6 +26,7 @@ from ...store.versions.replica import Copy
 from ...store.waiting import Deadline
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
+from ..transport.frames import Row
 from ..transport.tcp import TcpClient
 from .admission import Admission
 from .calls.copies import Address, Original
@@ -31,7 +34,7 @@ from .context import ShardContext
 from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
-"""What is fetched at once: four segments, so that two connections share them."""
+"""What is fetched at once: four segments, so that two connections share them. So long they stay where they are."""
 FETCHERS = 2
 """Threads that fetch."""
 
@@ -161,12 +164,7 @@ def fetched(
             s: _brought(o, o.data, parts.get(s), segment_memory) for s, o in originals.items() if o.data is not None
         }
         if missing and address is not None:
-            client = TcpClient((address[0], address[1]), address[2])
-            try:
-                for some in batches(missing, READ_BYTES):
-                    found |= _read(client, some, parts, segment_memory, deadline.left())
-            finally:
-                client.close()
+            found |= _read(missing, parts, segment_memory, address, deadline)
     return found
 
 
@@ -179,21 +177,66 @@ def _brought(original: Original, data: bytes, part: Part | None, segment_memory:
 
 
 def _read(
-    client: TcpClient,
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
     segment_memory: SegmentMemory,
-    timeout: float,
+    address: Address,
+    deadline: Deadline,
 ) -> dict[SegmentId, Copy]:
     """Read segments over TCP."""
-    arrived = client.read({segment: original.slots for segment, original in originals.items()}, timeout, "a copy")
     found: dict[SegmentId, Copy] = {}
-    for segment, original in originals.items():
-        part, has, length = parts.get(segment), arrived[segment], length_of(original)
-        target = segment_memory.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
-        pack(has.block, [(has.offsets[slot], original.sizes[slot]) for slot in original.slots], target)
-        found[segment] = Copy(original.sizes, original.slots, part if part is not None else target.tobytes())
+    client = TcpClient((address[0], address[1]), address[2], target=_Granted(originals, parts, segment_memory))
+    try:
+        for some in batches(originals, READ_BYTES):
+            places = {segment: original.slots for segment, original in some.items()}
+            arrived = client.read(places, deadline.left(), "a copy")
+            for segment, original in some.items():
+                part = parts.get(segment)
+                handle = part if part is not None else arrived[segment].block.tobytes()
+                found[segment] = Copy(original.sizes, original.slots, handle)
+    finally:
+        client.close()
     return found
+
+
+class _Granted:
+    """Where copies are received: in the parts that were granted for them; the heap has those without one.
+
+    Args:
+        originals: what may come, each slot of it.
+        parts: of this shard's memory, locked while they are filled.
+        segment_memory: of this shard.
+    """
+
+    def __init__(
+        self, originals: Mapping[SegmentId, Original], parts: Mapping[SegmentId, Part], segment_memory: SegmentMemory
+    ) -> None:
+        self._originals = originals
+        self._parts = parts
+        self._segment_memory = segment_memory
+
+    def runs(self, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], memoryview]]:
+        """Give each segment its own memory."""
+        for row in rows:
+            self._check(row)
+        for row in rows:
+            part, length = self._parts.get(row.segment), length_of(self._originals[row.segment])
+            block = self._segment_memory.memory.part(part)[:length] if part is not None else np.empty(length, np.uint8)
+            yield [row], block.data
+
+    def block(self, memory: memoryview) -> Bytes:
+        """Make an array on what was filled, which keeps nothing in place."""
+        return np.frombuffer(memory.toreadonly(), np.uint8)
+
+    def _check(self, row: Row) -> None:
+        original = self._originals[row.segment]
+        expected = [(slot, original.sizes[slot]) for slot in original.slots]
+        found = list(zip(row.slots, row.sizes, strict=True))
+        wrong = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
+        if wrong:
+            raise CorruptDataError(
+                f"segment {row.segment}: expected (slot, bytes) {wrong[0][0]} of it to come; found {wrong[0][1]}"
+            )
 
 
 def batches(originals: Mapping[SegmentId, Original], most: int) -> Iterator[dict[SegmentId, Original]]:

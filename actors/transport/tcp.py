@@ -3,8 +3,9 @@
 Rules
 - Needs `store/`, the standard library and NumPy: an edge consumer imports it without any engine.
 - One verb: read slots of segments; `frames` says how. Bytes are sent straight from the memory where they lie, which
-  stays locked until they are sent, and received straight into the memory where they stay. So a client that stalls, or
-  takes them at less than `frames.LEAST_RATE`, is let go.
+  stays locked until they are sent, and received straight into the memory where they stay, which the client's `Target`
+  names. So a client that stalls, or takes them at less than `frames.LEAST_RATE`, is let go.
+- No thread of a read is at work when it has returned or raised: the memory may be somebody else's then.
 - Content hashes, where they are asked for, are computed by the server while it sends.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
   `ShardUnavailableError`: another transport may work.
@@ -20,12 +21,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
-from ...store.segments.segment import SegmentId, layout
+from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import digest_of
 from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
@@ -49,6 +50,7 @@ from .frames import (
     rows_of,
     send,
 )
+from .targets import NewMemory, Target, received
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +63,6 @@ IDLE_S = 60.0
 STALL_S = 30.0
 """How long a client may take no byte, and be behind the least rate at which it must take an answer."""
 CONNECT_S = 5.0
-SHARED_BYTES = 1 << 20
-"""Segments that are small together arrive in one buffer."""
 LANES_FROM = 4
 """From so many segments on, two connections share a read: each end has a core for each."""
 
@@ -186,7 +186,7 @@ class TcpClient:
         address: (host, port) of the server.
         token: the server's.
         timeout: seconds to wait for a connection.
-        buffers: where what arrives is put; several clients may share them.
+        target: where what arrives is put; None: in new memory.
 
     >>> import numpy as np
     >>> block = np.arange(100, dtype=np.uint8)
@@ -201,12 +201,12 @@ class TcpClient:
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, timeout: float = CONNECT_S, buffers: Buffers | None = None
+        self, address: tuple[str, int], token: str, timeout: float = CONNECT_S, target: Target | None = None
     ) -> None:
         self.address = address
         self._token = token
         self._timeout = timeout
-        self._buffers = buffers if buffers is not None else Buffers()
+        self._target = target if target is not None else NewMemory(Buffers())
         self._idle: deque[socket.socket] = deque()
         self._closed = False
 
@@ -222,29 +222,30 @@ class TcpClient:
         Raises:
             ShardUnavailableError: no connection, or it broke.
             OperationTimeoutError: it took longer.
-            CorruptDataError: what came is no answer.
+            CorruptDataError: what came is no answer, or not what the target is for.
             TensorVineError: what the server raised.
         """
-        deadline = Deadline.after(timeout)
+        reading = _Reading(digests, Deadline.after(timeout), what)
         if len(places) < LANES_FROM:
-            return self._read(places, digests, deadline, what) if places else {}
+            return self._read(places, reading) if places else {}
         halves = [dict(list(places.items())[start::2]) for start in (0, 1)]
         found: dict[SegmentId, Received] = {}
         failed: list[BaseException] = []
 
-        def read() -> None:
+        def read(half: Slots) -> None:
             try:
-                found.update(self._read(halves[1], digests, deadline, what))
+                found.update(self._read(half, reading))
             except BaseException as exc:  # noqa: BLE001  raised again below, in the caller's thread
                 failed.append(exc)
+                reading.give_up()
 
-        lane = threading.Thread(target=read, daemon=True)
+        lane = threading.Thread(target=read, args=(halves[1],), daemon=True)
         lane.start()
-        first = self._read(halves[0], digests, deadline, what)
+        read(halves[0])
         lane.join()
         if failed:
             raise failed[0]
-        return first | found
+        return found
 
     def close(self) -> None:
         """End the connections; a read under way goes on, and then ends its own."""
@@ -258,13 +259,13 @@ class TcpClient:
         except IndexError:
             return None
 
-    def _read(self, places: Slots, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
+    def _read(self, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
         while (connection := self._reusable()) is not None:
             try:
-                return self._ask(connection, places, digests, deadline, what)
+                return self._ask(connection, places, reading)
             except _StaleError:
-                log.debug("%s: its connection had ended; the next is taken", self._where(what))
-        return self._ask(self._connected(deadline, what), places, digests, deadline, what)
+                log.debug("%s: its connection had ended; the next is taken", self._where(reading.what))
+        return self._ask(self._connected(reading.deadline, reading.what), places, reading)
 
     def _connected(self, deadline: Deadline, what: str) -> socket.socket:
         limit = max(deadline.left(self._timeout), 0.001)
@@ -281,41 +282,29 @@ class TcpClient:
             raise ShardUnavailableError(str(exc)) from exc
         return connection
 
-    def _ask(
-        self, connection: socket.socket, places: Slots, digests: bool, deadline: Deadline, what: str
-    ) -> dict[SegmentId, Received]:
+    def _ask(self, connection: socket.socket, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
+        deadline = reading.deadline
         left = max(deadline.left(), 0.001)
-        request = {"read": list(places.items()), "timeout": left, "digests": digests}
-        with self._breaking(connection, what):
+        request = {"read": list(places.items()), "timeout": left, "digests": reading.digests}
+        with self._breaking(connection, reading.what), reading.by(connection):
             connection.settimeout(left)
             try:
                 send(connection, [message(request)])
                 answer = receive(connection, MESSAGE_BYTES, deadline)
             except (BrokenPipeError, ConnectionResetError) as exc:
-                raise _StaleError(f"{self._where(what)}: expected an answer; {exc}") from exc
+                raise _StaleError(f"{self._where(reading.what)}: expected an answer; {exc}") from exc
             rows = rows_of(accepted(answer), places)
             found: dict[SegmentId, Received] = {}
-            for group in _groups(rows):
-                found.update(self._arrived(connection, group, deadline))
-            if digests:
+            for run, memory in self._target.runs(rows):
+                fill(connection, memory, deadline)
+                found.update(received(run, self._target.block(memory)))
+            if reading.digests:
                 known = digests_of(accepted(receive(connection, MESSAGE_BYTES, deadline)), rows)
                 found = {segment: replace(part, digests=known[segment]) for segment, part in found.items()}
         self._idle.append(connection)
         if self._closed:
             self.close()
         return found
-
-    def _arrived(
-        self, connection: socket.socket, rows: Sequence[Row], deadline: Deadline
-    ) -> Iterator[tuple[SegmentId, Received]]:
-        """Receive segments into one buffer."""
-        offsets, length = layout([layout(row.sizes)[1] for row in rows])
-        memory = self._buffers.take(length)
-        fill(connection, memory, deadline)
-        block = self._buffers.block(memory)
-        for row, start in zip(rows, offsets, strict=True):
-            places = zip(row.slots, layout(row.sizes)[0], strict=True)
-            yield row.segment, Received({slot: start + offset for slot, offset in places}, block)
 
     @contextlib.contextmanager
     def _breaking(self, connection: socket.socket, what: str) -> Generator[None]:
@@ -362,16 +351,34 @@ class _StaleError(ShardUnavailableError):
     """A connection ended before its answer began: one that was idle may, and nothing is wrong with the server."""
 
 
-def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Put small segments together that follow one another."""
-    group: list[Row] = []
-    filled = 0
-    for row in rows:
-        length = layout(row.sizes)[1]
-        if group and filled + length > SHARED_BYTES:
-            yield group
-            group, filled = [], 0
-        group.append(row)
-        filled += length
-    if group:
-        yield group
+class _Reading:
+    """A read under way, by one thread or two."""
+
+    def __init__(self, digests: bool, deadline: Deadline, what: str) -> None:
+        self.digests = digests
+        self.deadline = deadline
+        self.what = what
+        self._connections: set[socket.socket] = set()
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def by(self, connection: socket.socket) -> Generator[None]:
+        """Note that a connection is used meanwhile."""
+        with self._lock:
+            if self._given_up:
+                raise ConnectionAbortedError("the other half of the read has failed")
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def give_up(self) -> None:
+        """End the connections that are used: who waits for one must not wait until the deadline."""
+        with self._lock:
+            self._given_up = True
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
