@@ -1,4 +1,5 @@
-"""Segments of other shards, copied into this one's memory: what keeps copies of them does it, and what inherits them.
+"""Segments of others, brought into a shard's memory: what keeps copies of them does it, what inherits them, and what
+takes a save from where no memory is shared.
 
 Rules
 - Whoever needs the bytes pulls them. Few travel inside the message that tells of them; others are read over TCP
@@ -36,28 +37,33 @@ from .segment_memory import INLINE_BYTES, SegmentMemory
 READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them. So long they stay where they are."""
 FETCHERS = 2
-"""Threads that fetch."""
+"""Threads that fetch from other shards."""
 
 
 class Copying:
-    """Copies segments of other shards into one shard's memory.
+    """Copies segments of others into one shard's memory.
 
     Args:
         context: the shard's.
-        room: grants memory.
+        admission: grants memory.
+        fetchers: threads that fetch; one that is slow to be read takes one.
     """
 
-    def __init__(self, context: ShardContext, admission: Admission) -> None:
+    def __init__(self, context: ShardContext, admission: Admission, fetchers: int = FETCHERS) -> None:
         self._lock = context.lock
         self._segment_memory = context.segment_memory
         self._admission = admission
         self._serial = count(1)
-        self._fetchers = Workers(FETCHERS, thread_name_prefix="tensorvine-copy")
+        self._fetchers = Workers(fetchers, thread_name_prefix="tensorvine-copy")
+
+    def owner(self, what: str) -> Filling:
+        """Return an owner of memory, for copies that the shard makes for itself."""
+        return Filling(what, next(self._serial))
 
     @contextlib.asynccontextmanager
     async def copied(
         self,
-        what: str,
+        owner: Owner,
         originals: Mapping[SegmentId, Original],
         address: Address | None,
         timeout: float,
@@ -66,7 +72,7 @@ class Copying:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
         Args:
-            what: what they are for, as it names who owns the memory meanwhile.
+            owner: whose the memory is meanwhile; of this, nothing is left to it afterwards.
             originals: the segments.
             address: where the bytes are that no message brought.
             timeout: seconds for all.
@@ -74,10 +80,12 @@ class Copying:
 
         Raises:
             StoreFullError: there is no room.
-            ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
+            UnreachableError: there is no connection to who has them.
+            ShardUnavailableError, OperationTimeoutError: who has them died or is slow, or the owner has ended.
             ModelLostError: who has them let them go meanwhile.
+            CorruptDataError: they are not what was said of them.
         """
-        owner, deadline = Filling(what, next(self._serial)), Deadline.after(timeout)
+        deadline = Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             loop, left = asyncio.get_running_loop(), deadline.left()

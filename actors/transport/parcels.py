@@ -17,7 +17,7 @@ import numpy as np
 from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError
 from ...store.segments.segment import SegmentId
-from .frames import Row, Served, Slots, pieces
+from .frames import Row, Served, Slots
 from .targets import groups, length_of
 
 COPIED_BYTES = 64 << 10
@@ -69,8 +69,8 @@ def packed(served: Mapping[SegmentId, Served]) -> tuple[tuple[Parcel, ...], list
     """
     parcels: list[Parcel] = []
     messages: list[Bytes] = []
-    for rows in groups([Row.of(segment, found) for segment, found in served.items()]):
-        part = list(_messages(piece for row in rows for piece in pieces(served[row.segment], row)))
+    for rows in groups([found.row(segment) for segment, found in served.items()]):
+        part = list(_messages(piece for row in rows for piece in served[row.segment].pieces(row)))
         parcels.append(Parcel(tuple(rows), tuple(message.nbytes for message in part)))
         messages += part
     return tuple(parcels), messages

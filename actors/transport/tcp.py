@@ -8,7 +8,8 @@ Rules
 - No thread of a read is at work when it has returned or raised: the memory may be somebody else's then.
 - Content hashes, where they are asked for, are computed by the server while it sends.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
-  `ShardUnavailableError`: another transport may work.
+  `ShardUnavailableError`: another transport may work. The first is `UnreachableError`.
+- A forked child serves nothing, and holds no socket of its parent's servers: who waits for one hears when it ends.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import os
 import secrets
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
@@ -33,9 +36,9 @@ from ..memory.buffers import Buffers
 from .frames import (
     MESSAGE_BYTES,
     Digests,
+    Gathered,
     Pace,
     Received,
-    Row,
     Served,
     Slots,
     accepted,
@@ -44,7 +47,6 @@ from .frames import (
     error_facts,
     fill,
     message,
-    pieces,
     receive,
     request_of,
     rows_of,
@@ -66,8 +68,14 @@ CONNECT_S = 5.0
 LANES_FROM = 4
 """From so many segments on, two connections share a read: each end has a core for each."""
 
-Answer = Callable[[Slots, float, bool], tuple[Mapping[SegmentId, Served], Callable[[], Digests] | None]]
+Answer = Callable[
+    [Slots, float, bool], tuple[Mapping[SegmentId, Served] | Mapping[SegmentId, Gathered], Callable[[], Digests] | None]
+]
 """(slots, seconds, hashes too?) -> what has them, and what waits for the hashes. Called in a connection's thread."""
+
+
+class UnreachableError(ShardUnavailableError):
+    """No connection to a server could be made: it is not there, or does not greet who asks."""
 
 
 class TcpServer:
@@ -96,6 +104,7 @@ class TcpServer:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="tensorvine-tcp", daemon=True)
+        _forking.watch(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -111,6 +120,11 @@ class TcpServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(STALL_S)
+
+    def forsake(self) -> None:
+        """Let go of the sockets in a child that was forked, where no thread serves them. Takes no lock."""
+        for held in (self._listener, *self._connections):
+            held.close()
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -168,8 +182,8 @@ class TcpServer:
             failed = ShardUnavailableError(f"TCP server {self.address}: expected an answer; it failed: {exc!r}")
             send(connection, [message(error_facts(failed))])
             return
-        rows = [Row.of(segment, found) for segment, found in served.items()]
-        parts = [part for row in rows for part in pieces(served[row.segment], row)]
+        rows = [found.row(segment) for segment, found in served.items()]
+        parts = [part for row in rows for part in served[row.segment].pieces(row)]
         send(connection, [message({"rows": rows}), *parts], Pace(STALL_S, self._clock))
         if hashes is not None:
             try:
@@ -272,14 +286,14 @@ class TcpClient:
         try:
             connection = socket.create_connection(self.address, limit)
         except OSError as exc:
-            raise ShardUnavailableError(f"{self._where(what)}: expected a connection; {exc}") from exc
+            raise UnreachableError(f"{self._where(what)}: expected a connection; {exc}") from exc
         try:
             with self._breaking(connection, what):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 send(connection, [message({"token": self._token})])
                 accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
-        except OperationTimeoutError as exc:  # of the connection's own limit: the read has its time yet
-            raise ShardUnavailableError(str(exc)) from exc
+        except (CorruptDataError, OperationTimeoutError, ShardUnavailableError) as exc:  # its own limit: time is left
+            raise UnreachableError(str(exc)) from exc
         return connection
 
     def _ask(self, connection: socket.socket, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
@@ -345,6 +359,27 @@ def check_content(
             raise CorruptDataError(
                 f"tensor {name!r} by {by} from shard {segment[0]}: expected content {expected}; found {content}"
             )
+
+
+class _Forking:
+    """Tells the servers of a process that its child is not to have them."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[TcpServer] = weakref.WeakSet()
+        self._registered = False
+
+    def watch(self, server: TcpServer) -> None:
+        self._all.add(server)
+        if not self._registered:
+            self._registered = True
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        for server in list(self._all):
+            server.forsake()
+
+
+_forking = _Forking()
 
 
 class _StaleError(ShardUnavailableError):

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime, Node
 from tensorvine.actors.memory.buffers import Buffers
-from tensorvine.actors.transport.frames import Received, Row, pieces
+from tensorvine.actors.transport.frames import Received, Row
 from tensorvine.actors.transport.targets import NewMemory, received
+from tensorvine.actors.transport.tcp import UnreachableError
 from tensorvine.store.errors import (
     ModelLostError,
     OperationTimeoutError,
@@ -34,6 +35,8 @@ from .scheduler import Loop, Process, World
 from .threads import Executor, Future, world
 
 STORE_BYTES = 1 << 20
+REFUSED_CHANCE = 0.05
+"""That a connection cannot be made."""
 
 
 @dataclass(frozen=True)
@@ -361,8 +364,8 @@ class SimulatedTcpClient:
         w = world()
         server = _cluster().wires.get(self.address[1])
         w.sleep(_cluster().latency())
-        if server is None or server[0].dead:
-            raise ShardUnavailableError(f"{what}: wire: expected a connection; refused")
+        if server is None or server[0].dead or w.random.random() < REFUSED_CHANCE:
+            raise UnreachableError(f"{what}: wire: expected a connection; refused")
         future = Future()
         packed = pickle.dumps({segment: list(slots) for segment, slots in places.items()}, 5)
         w.spawn(server[0], "wire", partial(_serve, server[1], packed, timeout, digests, future))
@@ -397,9 +400,9 @@ def _serve(answer: Any, packed: bytes, timeout: float, digests: bool, future: Fu
         served, later = answer(places, timeout, digests)
         found: list[tuple[Row, bytes, Any]] = []
         for segment, part in served.items():
-            row = Row.of(segment, part)
+            row = part.row(segment)
             world().point()
-            found.append((row, b"".join(pieces(part, row)), None))
+            found.append((row, b"".join(part.pieces(row)), None))
         del served, part
         if digests:
             known = later() if later is not None else {}

@@ -77,7 +77,7 @@ class Pair:
         """Copy segments, and return what is in the copies while they last."""
 
         async def scene() -> dict[SegmentId, list[bytes]]:
-            async with self.copying.copied("test", originals, address, WAIT_S) as copies:
+            async with self.copying.copied(self.copying.owner("test"), originals, address, WAIT_S) as copies:
                 return {segment: self.read(copy) for segment, copy in copies.items()}
 
         return asyncio.run(scene())
@@ -275,7 +275,8 @@ class Successors:
         moved, original, address, holder = request.arguments
         self.told.append(original.slots)
         self.before_it_copies()
-        async with self._pair.copying.copied("moving", {moved.id: original}, address, WAIT_S) as copies:
+        owner = self._pair.copying.owner("moving")
+        async with self._pair.copying.copied(owner, {moved.id: original}, address, WAIT_S) as copies:
             self.successor.receive(moved, copies[moved.id], holder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import struct
 import subprocess
@@ -24,7 +25,7 @@ from tensorvine.actors.memory.buffers import PAGE_BYTES, Buffers
 from tensorvine.actors.transport import tcp
 from tensorvine.actors.transport.frames import MESSAGE_BYTES, Digests, Pace, Received, Row, Served, Slots, message
 from tensorvine.actors.transport.targets import length_of
-from tensorvine.actors.transport.tcp import TcpClient, TcpServer, check_content
+from tensorvine.actors.transport.tcp import TcpClient, TcpServer, UnreachableError, check_content
 from tensorvine.store.errors import (
     CorruptDataError,
     ModelLostError,
@@ -218,6 +219,18 @@ class TestWhatArrives:
 
 
 class TestWhoMayRead:
+    def test_who_is_not_served_at_all_is_told_apart(self, store: Store, server: TcpServer) -> None:
+        """From one whose connection breaks later: nothing has been asked yet."""
+        with pytest.raises(UnreachableError, match="another"):
+            TcpClient(server.address, "another token").read({(0, 0): [0]}, 10, "a test")
+        with impostor(message({"rows": [[[0, 0], [0], [3]]]})) as address:
+            with pytest.raises(ShardUnavailableError) as caught:
+                TcpClient(address, "t").read({(0, 0): [0]}, 10, "a test")
+            assert not isinstance(caught.value, UnreachableError)
+        server.close()
+        with pytest.raises(UnreachableError, match="expected a connection"):
+            TcpClient(server.address, server.token).read({(0, 0): [0]}, 10, "a test")
+
     def test_another_token_is_refused(self, store: Store, server: TcpServer, caplog: pytest.LogCaptureFixture) -> None:
         store.add((0, 0), b"abc")
         for token in ("", server.token[:-1], server.token + "0", "ä"):
@@ -625,6 +638,31 @@ class TestEnds:
         for connection in connections:
             assert is_ended(connection)
             connection.close()
+
+
+class TestForks:
+    def test_a_child_holds_no_socket_of_its_parents_servers(self, store: Store, server: TcpServer) -> None:
+        """So who reads from the parent hears when that ends, however long the child lives."""
+        with dial(server):
+            eventually(lambda: len(server._connections) == 1, "it is served")
+            numbers = [server._listener.fileno(), *(connection.fileno() for connection in server._connections)]
+            told_by, tells = os.pipe()
+            child = os.fork()
+            if child == 0:
+                held = [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]
+                os.write(tells, repr(held).encode())
+                os._exit(0)
+            try:
+                assert os.read(told_by, 100) == b"[]"
+            finally:
+                os.waitpid(child, 0)
+                os.close(told_by)
+                os.close(tells)
+            assert len(numbers) == 2
+        store.add((0, 0), b"abc")
+        client = TcpClient(server.address, server.token)
+        assert client.read({(0, 0): [0]}, 10, "a test")
+        client.close()
 
 
 class TestBuffers:
