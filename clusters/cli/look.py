@@ -163,7 +163,7 @@ def _inherited(info: ModelInfo) -> str:
     return f"{1 - info.bytes_owned / info.bytes_total:.0%}" if info.bytes_total else "-"
 
 
-def _info_dict(info: ModelInfo) -> dict[str, Any]:
+def _info_dict(info: ModelInfo) -> dict[str, object]:
     return {
         "ref": str(info.ref),
         "parent": str(info.parent) if info.parent else None,
