@@ -18,15 +18,17 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....store.waiting import Deadline
 from ..member import TimedOutError
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Work
 
 NATIVE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """Dtypes that Gloo reduces; NumPy and PyTorch call them alike."""
@@ -41,10 +43,10 @@ _NOBODYS = 2**31 - 1
 """A tag that nobody sends."""
 _LATE = re.compile("timed out|wait timeout", re.IGNORECASE)
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = NDArray[np.uint8]
 Library = Any
-"""A `ProcessGroupGloo`."""
-Handle = Any
+"""A `ProcessGroupGloo`, whose calls PyTorch's own stubs lack."""
+Handle: TypeAlias = "Work"
 """PyTorch's end of something under way. It keeps the memory, but not against being forgotten itself."""
 
 _IMPORTING = threading.Lock()
