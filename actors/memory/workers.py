@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ...store.errors import without_frames
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Workers(ThreadPoolExecutor):
@@ -22,7 +25,7 @@ class Workers(ThreadPoolExecutor):
     "invalid literal for int() with base 10: 'many'"
     """
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call in one of the threads."""
         return super().submit(_run, [fn, args, kwargs])
 

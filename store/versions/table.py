@@ -14,7 +14,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import (
     CorruptDataError,
@@ -85,7 +84,7 @@ class VersionTable(SegmentTable):
 
     # ---- commits and retirement -----------------------------------------------------------------------
 
-    def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+    def adopt(self, save: Save, segment_id: SegmentId, handle: object, sizes: Sequence[int]) -> None:
         """Take a block of a save into this shard's care, which holds all its slots.
 
         Raises:
