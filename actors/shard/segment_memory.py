@@ -181,14 +181,14 @@ class SegmentMemory:
 
         It is on disk, and nobody reads it: else its place would not come back.
         """
-        for segment_id in self._state.evictable():
+        for segment_id in self._state.residents.evictable():
             segment = self._state.segment(segment_id)
             part = segment.handle if segment is not None else None
             if isinstance(part, Part) and not self.memory.is_read(part):
                 yield segment_id, _arena_bytes(part.length)
 
     def _evict(self, segment_id: SegmentId) -> None:
-        self._state.evict(segment_id)
+        self._state.residents.evict(segment_id)
         self._take_back()
 
     def room_may_come(self, owner: Owner) -> bool:
@@ -196,7 +196,7 @@ class SegmentMemory:
 
         What is on disk as well may: it only stays because somebody reads it now.
         """
-        on_disk = next(self._state.evictable(), None) is not None
+        on_disk = next(self._state.residents.evictable(), None) is not None
         return on_disk or bool(self._freed) or bool(self._arena.owners() - {owner})
 
     def full(self, what: str, nbytes: int) -> StoreFullError:
@@ -416,13 +416,13 @@ class SegmentMemory:
 
     def settle(self) -> None:
         """Free and compact what the state says. Call it with the lock held."""
-        compactable, self._state.compactable = self._state.compactable, set()
+        compactable, self._state.residents.compactable = self._state.residents.compactable, set()
         self._take_back()
         for segment in compactable:
             self._workers.submit(self._compact, segment)
 
     def _take_back(self) -> None:
-        freed, self._state.freed = self._state.freed, []
+        freed, self._state.residents.freed = self._state.residents.freed, []
         self._free([handle for handle in freed if isinstance(handle, Part)])
 
     def _free(self, parts: Sequence[Part]) -> None:
@@ -466,7 +466,7 @@ class SegmentMemory:
         del old
         with self._lock:
             handle = part if part is not None else new.tobytes()
-            moved = self._state.move(segment_id, generation, handle, after, length)
+            moved = self._state.residents.move(segment_id, generation, handle, after, length)
             if part is not None and moved:
                 self.keep(part, segment_id)
             elif part is not None:

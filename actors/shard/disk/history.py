@@ -176,7 +176,7 @@ class History:
             return []
         others: list[tuple[int, ModelRef]] = []
         for ref, shards in let_go:
-            self._state.cool(ref)
+            self._state.residents.cool(ref)
             others += [(shard, ref) for shard in shards - {self._config.index}]
         return others
 
@@ -511,7 +511,7 @@ class History:
         self.numbering.done(ref)
         by_shard: dict[int, list[SegmentId]] = {}
         with self._lock:  # who takes segments over from here knows it, or is told
-            self._state.written(ref)
+            self._state.durability.written(ref)
             for segment in chain.from_iterable(parts.values()):
                 by_shard.setdefault(self._state.where(segment), []).append(segment)
         deadline = Deadline.after(RELEARN_S)

@@ -245,7 +245,7 @@ class SegmentHandoff:
 
     def _missing(self) -> list[SegmentId]:
         with self._lock:
-            return [segment for segment in self._state.resident() if segment not in self._copied]
+            return [segment for segment in self._state.residents.ids() if segment not in self._copied]
 
     async def _copy_all(self, segments: Sequence[SegmentId], after: Topology) -> None:
         drain, copied = self._drain(after), self._copied

@@ -66,7 +66,7 @@ class Files:
             await required(self._history, self._index).relearn(ref)
             await self._settling.settle()
         with self._lock:
-            self._state.written(ref)
+            self._state.durability.written(ref)
         await self._settling.pass_on(ShardCalls.relearn(ref, segments))
 
     @answers(FileCalls.stored)

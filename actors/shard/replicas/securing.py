@@ -117,9 +117,9 @@ class Securing:
         if self._replication is None:
             return
         with self._lock:
-            self._state.leaves(ref)
-            needed = [segment for segment in segments if not self._state.rests(segment)]
-            awaited = self._state.awaited(needed)
+            self._state.durability.leaves(ref)
+            needed = [segment for segment in segments if not self._state.durability.rests(segment)]
+            awaited = self._state.durability.awaited(needed)
         if not needed:
             return
         deadline = Deadline.after(timeout)

@@ -246,7 +246,7 @@ class TestReadings:
             """Have another save need the room just when the thread that reads is done."""
             view = true(*arguments)
             with life.lock:
-                assert life.state.evict(ONE)
+                assert life.state.residents.evict(ONE)
                 life.segment_memory.settle()
                 assert life.segment_memory.grant(Save("c", 1), [MIB])
             return view
