@@ -68,9 +68,8 @@ class Shard:
         history = _open_history(context, config.disk, settling) if config.disk is not None else None
         local = LocalClients()
         room = Admission(context, local, history.persister if history is not None else None)
-        reconciliation = (
-            Reconciliation(context, history.recovered if history is not None else []) if context.recovery_info else None
-        )
+        recovered = history.recovery.recovered if history is not None else []
+        reconciliation = Reconciliation(context, recovered) if context.recovery_info else None
 
         def calm() -> bool:
             return reconciliation is None or not reconciliation.open

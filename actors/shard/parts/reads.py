@@ -144,7 +144,8 @@ class Reads:
                     return self._found(wanted, local)
             kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
-                kept = await required(self._history, self._context.index).load(what, wanted, self._admission.taken)
+                loading = required(self._history, self._context.index).loading
+                kept = await loading.load(what, wanted, self._admission.taken)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile

@@ -137,7 +137,7 @@ class Writes:
     @answers(WriteCalls.digests)
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         if self._history is not None:
-            await self._history.digests(segments, self._admission.taken)
+            await self._history.loading.digests(segments, self._admission.taken)
         for future in self._segment_memory.hashing(segments):
             await asyncio.wrap_future(future)
         with self._lock:

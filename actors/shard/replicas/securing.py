@@ -124,7 +124,8 @@ class Securing:
             return
         deadline = Deadline.after(timeout)
         # what of it is on disk only is read: after a restart the file would be nobody's
-        views = await self._history.load(str(ref), awaited, self._admission.taken) if awaited and self._history else []
+        loading = self._history.loading if awaited and self._history else None
+        views = await loading.load(str(ref), awaited, self._admission.taken) if loading else []
         try:
             await self._replication.secure(needed, {}, deadline)
         finally:
