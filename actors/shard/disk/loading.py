@@ -130,7 +130,7 @@ class Loading:
             view = self._tiers.load(segment, chosen, part, owner)
             if view is not None:
                 with self._lock:
-                    self._segment_memory.hash_later(segment)
+                    self._segment_memory.hashing.later(segment)
             return view
         finally:
             with self._lock:
