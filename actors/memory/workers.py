@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -28,6 +29,10 @@ class Workers(ThreadPoolExecutor):
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call in one of the threads."""
         return super().submit(_run, [fn, args, kwargs])
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run something long in one of the threads, without stopping this loop."""
+        return await asyncio.get_running_loop().run_in_executor(self, fn, *args)
 
 
 def _run(call: list[Any]) -> Any:
