@@ -41,7 +41,7 @@ class Reads:
 
     Args:
         context: the shard's.
-        room: has memory for what is read from the disk.
+        admission: has memory for what is read from the disk.
         history: the shard's disk, if there is one.
         names: which names are at home here.
         senders: send to groups.
