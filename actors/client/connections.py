@@ -28,6 +28,8 @@ class Connection:
     hello: Hello
     view: MemoryView | None
     """Its memory; None when the shard is on another node."""
+    unreached: bool = False
+    """The shard cannot connect to this process: what is saved there goes through the engine's object store."""
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its version page cannot be seen or its process has ended."""

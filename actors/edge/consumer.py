@@ -36,6 +36,7 @@ from ..memory.buffers import Buffers
 from ..rpc.redis_connection import RedisConnection
 from ..rpc.redis_keys import Address
 from ..transport.frames import Received
+from ..transport.targets import NewMemory
 from ..transport.tcp import TcpClient, check_content
 from ..updates.serving import Inference, Serving
 from .listener import Listener
@@ -85,7 +86,7 @@ class EdgeConsumer:
         self.name = check_name(name)
         self._timeout = timeout
         self._redis = RedisConnection(url, f"EdgeConsumer of {name!r}")
-        self._buffers = Buffers()
+        self._target = NewMemory(Buffers())
         self._clients: dict[Address, TcpClient] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -294,7 +295,7 @@ class EdgeConsumer:
     def _client(self, address: Address) -> TcpClient:
         with self._lock:
             if address not in self._clients:
-                self._clients[address] = TcpClient((address.host, address.port), address.token, buffers=self._buffers)
+                self._clients[address] = TcpClient((address.host, address.port), address.token, target=self._target)
             return self._clients[address]
 
     def _drop_clients(self, present: set[Address]) -> None:

@@ -1,9 +1,11 @@
-"""Segments of other shards, copied into this one's memory: what keeps copies of them does it, and what inherits them.
+"""Segments of others, brought into a shard's memory: what keeps copies of them does it, what inherits them, and what
+takes a save from where no memory is shared.
 
 Rules
 - Whoever needs the bytes pulls them. Few travel inside the message that tells of them; others are read over TCP
-  from where they lie, `READ_BYTES` at a time.
-- A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made.
+  from where they lie into where they stay, `READ_BYTES` at a time.
+- A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made. What
+  arrives is laid out so already, and what would not be is refused before a byte of it is written.
 - Memory that a copy does not come to use goes back.
 """
 
@@ -16,7 +18,8 @@ from itertools import count
 
 import numpy as np
 
-from ...store.errors import ShardUnavailableError
+from ...store.archive.directory import Bytes
+from ...store.errors import CorruptDataError, ShardUnavailableError
 from ...store.holders import Filling, Owner
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
@@ -24,6 +27,7 @@ from ...store.versions.replica import Copy
 from ...store.waiting import Deadline
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
+from ..transport.frames import Row
 from ..transport.tcp import TcpClient
 from .admission import Admission
 from .calls.copies import Address, Original
@@ -31,30 +35,35 @@ from .context import ShardContext
 from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
-"""What is fetched at once: four segments, so that two connections share them."""
+"""What is fetched at once: four segments, so that two connections share them. So long they stay where they are."""
 FETCHERS = 2
-"""Threads that fetch."""
+"""Threads that fetch from other shards."""
 
 
 class Copying:
-    """Copies segments of other shards into one shard's memory.
+    """Copies segments of others into one shard's memory.
 
     Args:
         context: the shard's.
-        room: grants memory.
+        admission: grants memory.
+        fetchers: threads that fetch; one that is slow to be read takes one.
     """
 
-    def __init__(self, context: ShardContext, admission: Admission) -> None:
+    def __init__(self, context: ShardContext, admission: Admission, fetchers: int = FETCHERS) -> None:
         self._lock = context.lock
         self._segment_memory = context.segment_memory
         self._admission = admission
         self._serial = count(1)
-        self._fetchers = Workers(FETCHERS, thread_name_prefix="tensorvine-copy")
+        self._fetchers = Workers(fetchers, thread_name_prefix="tensorvine-copy")
+
+    def owner(self, what: str) -> Filling:
+        """Return an owner of memory, for copies that the shard makes for itself."""
+        return Filling(what, next(self._serial))
 
     @contextlib.asynccontextmanager
     async def copied(
         self,
-        what: str,
+        owner: Owner,
         originals: Mapping[SegmentId, Original],
         address: Address | None,
         timeout: float,
@@ -63,7 +72,7 @@ class Copying:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
         Args:
-            what: what they are for, as it names who owns the memory meanwhile.
+            owner: whose the memory is meanwhile; of this, nothing is left to it afterwards.
             originals: the segments.
             address: where the bytes are that no message brought.
             timeout: seconds for all.
@@ -71,10 +80,12 @@ class Copying:
 
         Raises:
             StoreFullError: there is no room.
-            ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
+            UnreachableError: there is no connection to who has them.
+            ShardUnavailableError, OperationTimeoutError: who has them died or is slow, or the owner has ended.
             ModelLostError: who has them let them go meanwhile.
+            CorruptDataError: they are not what was said of them.
         """
-        owner, deadline = Filling(what, next(self._serial)), Deadline.after(timeout)
+        deadline = Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             loop, left = asyncio.get_running_loop(), deadline.left()
@@ -161,12 +172,7 @@ def fetched(
             s: _brought(o, o.data, parts.get(s), segment_memory) for s, o in originals.items() if o.data is not None
         }
         if missing and address is not None:
-            client = TcpClient((address[0], address[1]), address[2])
-            try:
-                for some in batches(missing, READ_BYTES):
-                    found |= _read(client, some, parts, segment_memory, deadline.left())
-            finally:
-                client.close()
+            found |= _read(missing, parts, segment_memory, address, deadline)
     return found
 
 
@@ -179,21 +185,66 @@ def _brought(original: Original, data: bytes, part: Part | None, segment_memory:
 
 
 def _read(
-    client: TcpClient,
     originals: Mapping[SegmentId, Original],
     parts: Mapping[SegmentId, Part],
     segment_memory: SegmentMemory,
-    timeout: float,
+    address: Address,
+    deadline: Deadline,
 ) -> dict[SegmentId, Copy]:
     """Read segments over TCP."""
-    arrived = client.read({segment: original.slots for segment, original in originals.items()}, timeout, "a copy")
     found: dict[SegmentId, Copy] = {}
-    for segment, original in originals.items():
-        part, has, length = parts.get(segment), arrived[segment], length_of(original)
-        target = segment_memory.memory.part(part)[:length] if part is not None else np.zeros(length, np.uint8)
-        pack(has.block, [(has.offsets[slot], original.sizes[slot]) for slot in original.slots], target)
-        found[segment] = Copy(original.sizes, original.slots, part if part is not None else target.tobytes())
+    client = TcpClient((address[0], address[1]), address[2], target=_Granted(originals, parts, segment_memory))
+    try:
+        for some in batches(originals, READ_BYTES):
+            places = {segment: original.slots for segment, original in some.items()}
+            arrived = client.read(places, deadline.left(), "a copy")
+            for segment, original in some.items():
+                part = parts.get(segment)
+                handle = part if part is not None else arrived[segment].block.tobytes()
+                found[segment] = Copy(original.sizes, original.slots, handle)
+    finally:
+        client.close()
     return found
+
+
+class _Granted:
+    """Where copies are received: in the parts that were granted for them; the heap has those without one.
+
+    Args:
+        originals: what may come, each slot of it.
+        parts: of this shard's memory, locked while they are filled.
+        segment_memory: of this shard.
+    """
+
+    def __init__(
+        self, originals: Mapping[SegmentId, Original], parts: Mapping[SegmentId, Part], segment_memory: SegmentMemory
+    ) -> None:
+        self._originals = originals
+        self._parts = parts
+        self._segment_memory = segment_memory
+
+    def runs(self, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], memoryview]]:
+        """Give each segment its own memory."""
+        for row in rows:
+            self._check(row)
+        for row in rows:
+            part, length = self._parts.get(row.segment), length_of(self._originals[row.segment])
+            block = self._segment_memory.memory.part(part)[:length] if part is not None else np.empty(length, np.uint8)
+            yield [row], block.data
+
+    def block(self, memory: memoryview) -> Bytes:
+        """Make an array on what was filled, which keeps nothing in place."""
+        return np.frombuffer(memory.toreadonly(), np.uint8)
+
+    def _check(self, row: Row) -> None:
+        original = self._originals[row.segment]
+        expected = [(slot, original.sizes[slot]) for slot in original.slots]
+        found = list(zip(row.slots, row.sizes, strict=True))
+        wrong = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
+        if wrong:
+            raise CorruptDataError(
+                f"segment {row.segment}: expected (slot, bytes) {wrong[0][0]} of it to come; found {wrong[0][1]}"
+            )
 
 
 def batches(originals: Mapping[SegmentId, Original], most: int) -> Iterator[dict[SegmentId, Original]]:

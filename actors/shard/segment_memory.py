@@ -2,8 +2,8 @@
 
 Rules
 - Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
-  it in place; what comes from another node takes the engine's object store, what goes there one of
-  the readers' `transports`.
+  it in place; what comes from another node is fetched (`copying`), what goes there takes one of the
+  readers' `transports`.
 - M8. A part that becomes free, whoever had it, first loses its header and is used again only when nobody has a lock on
   it: no reader, and nobody in this process who still copies from it or into it. Whoever copies takes the lock in the
   same locked section in which he learns the place.

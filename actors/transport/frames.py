@@ -49,16 +49,6 @@ Digests = Mapping[SegmentId, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """Slots of a segment at the server."""
-
-    block: Bytes
-    """What has them; it stays in place for as long as this array lives."""
-    slots: Mapping[int, tuple[int, int]]
-    """Slot -> (offset in the block, bytes)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Received:
     """Slots of a segment that have arrived."""
 
@@ -79,11 +69,56 @@ class Row(NamedTuple):
     sizes: list[int]
     """Their bytes, without padding."""
 
-    @classmethod
-    def of(cls, segment: SegmentId, found: Served) -> Row:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """Slots of a segment at the server, in one block."""
+
+    block: Bytes
+    """What has them; it stays in place for as long as this array lives."""
+    slots: Mapping[int, tuple[int, int]]
+    """Slot -> (offset in the block, bytes)."""
+
+    def row(self, segment: SegmentId) -> Row:
         """Describe what is served, in the order in which it lies there."""
-        slots = sorted(found.slots, key=found.slots.__getitem__)
-        return cls(segment, slots, [found.slots[slot][1] for slot in slots])
+        slots = sorted(self.slots, key=self.slots.__getitem__)
+        return Row(segment, slots, [self.slots[slot][1] for slot in slots])
+
+    def pieces(self, row: Row) -> Iterator[memoryview]:
+        """Cut what is served into runs that lie together, and the padding between them."""
+        whole = self.block.data
+        start = end = follows = 0
+        for slot in row.slots:
+            offset, nbytes = self.slots[slot]
+            if offset != follows or end == start:
+                yield from _run(whole, start, end)
+                start = offset
+            end = offset + nbytes
+            follows = end + -nbytes % ALIGNMENT
+        yield from _run(whole, start, end)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """Slots of a segment to be, each in an array of its own.
+
+    >>> import numpy as np
+    >>> gathered = Gathered({0: np.frombuffer(b"abc", np.uint8), 1: np.zeros(0, np.uint8)})
+    >>> [len(piece) for piece in gathered.pieces(gathered.row((0, 1)))]
+    [3, 61]
+    """
+
+    slots: Mapping[int, Bytes]
+
+    def row(self, segment: SegmentId) -> Row:
+        """Describe what is served, in the order of the slots."""
+        slots = sorted(self.slots)
+        return Row(segment, slots, [self.slots[slot].nbytes for slot in slots])
+
+    def pieces(self, row: Row) -> Iterator[memoryview]:
+        """Give each array, and the padding behind it."""
+        for slot in row.slots:
+            yield from _run(self.slots[slot].data, 0, self.slots[slot].nbytes)
 
 
 # ---- messages -----------------------------------------------------------------------------------------
@@ -177,20 +212,6 @@ def digests_of(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[SegmentId,
 
 
 # ---- bytes --------------------------------------------------------------------------------------------
-
-
-def pieces(found: Served, row: Row) -> Iterator[memoryview]:
-    """Cut what is served into runs that lie together, and the padding between them."""
-    whole = found.block.data
-    start = end = follows = 0
-    for slot in row.slots:
-        offset, nbytes = found.slots[slot]
-        if offset != follows or end == start:
-            yield from _run(whole, start, end)
-            start = offset
-        end = offset + nbytes
-        follows = end + -nbytes % ALIGNMENT
-    yield from _run(whole, start, end)
 
 
 class Pace:

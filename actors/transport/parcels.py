@@ -16,9 +16,9 @@ import numpy as np
 
 from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError
-from ...store.segments.segment import SegmentId, layout
-from .frames import Received, Row, Served, Slots, pieces
-from .tcp import _groups
+from ...store.segments.segment import SegmentId
+from .frames import Row, Served, Slots
+from .targets import groups, length_of
 
 COPIED_BYTES = 64 << 10
 """Pieces below this are copied together into one message."""
@@ -69,8 +69,8 @@ def packed(served: Mapping[SegmentId, Served]) -> tuple[tuple[Parcel, ...], list
     """
     parcels: list[Parcel] = []
     messages: list[Bytes] = []
-    for rows in _groups([Row.of(segment, found) for segment, found in served.items()]):
-        part = list(_messages(piece for row in rows for piece in pieces(served[row.segment], row)))
+    for rows in groups([found.row(segment) for segment, found in served.items()]):
+        part = list(_messages(piece for row in rows for piece in served[row.segment].pieces(row)))
         parcels.append(Parcel(tuple(rows), tuple(message.nbytes for message in part)))
         messages += part
     return tuple(parcels), messages
@@ -84,7 +84,7 @@ def check_parcels(parcels: Sequence[Parcel], asked: Slots, what: str) -> None:
     """
     rows = [row for parcel in parcels for row in parcel.rows]
     found = {row.segment: sorted(row.slots) for row in rows}
-    fits = all(layout([layout(row.sizes)[1] for row in p.rows])[1] == p.nbytes for p in parcels)
+    fits = all(length_of(p.rows) == p.nbytes for p in parcels)
     if (
         not fits
         or len(found) != len(rows)
@@ -99,16 +99,6 @@ def cut(memory: memoryview, lengths: Sequence[int]) -> Iterator[Bytes]:
     for length in lengths:
         yield np.frombuffer(memory[start : start + length], np.uint8)
         start += length
-
-
-def unpacked(parcel: Parcel, block: Bytes) -> dict[SegmentId, Received]:
-    """Say where the slots are in a parcel that has arrived."""
-    starts, _ = layout([layout(row.sizes)[1] for row in parcel.rows])
-    found: dict[SegmentId, Received] = {}
-    for row, start in zip(parcel.rows, starts, strict=True):
-        offsets = layout(row.sizes)[0]
-        found[row.segment] = Received({s: start + at for s, at in zip(row.slots, offsets, strict=True)}, block)
-    return found
 
 
 def _messages(parts: Iterator[memoryview]) -> Iterator[Bytes]:

@@ -3,11 +3,13 @@
 Rules
 - Needs `store/`, the standard library and NumPy: an edge consumer imports it without any engine.
 - One verb: read slots of segments; `frames` says how. Bytes are sent straight from the memory where they lie, which
-  stays locked until they are sent, and received straight into the memory where they stay. So a client that stalls, or
-  takes them at less than `frames.LEAST_RATE`, is let go.
+  stays locked until they are sent, and received straight into the memory where they stay, which the client's `Target`
+  names. So a client that stalls, or takes them at less than `frames.LEAST_RATE`, is let go.
+- No thread of a read is at work when it has returned or raised: the memory may be somebody else's then.
 - Content hashes, where they are asked for, are computed by the server while it sends.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
-  `ShardUnavailableError`: another transport may work.
+  `ShardUnavailableError`: another transport may work. The first is `UnreachableError`.
+- A forked child serves nothing, and holds no socket of its parent's servers: who waits for one hears when it ends.
 """
 
 from __future__ import annotations
@@ -15,26 +17,28 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import os
 import secrets
 import socket
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
-from ...store.segments.segment import SegmentId, layout
+from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import digest_of
 from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
 from .frames import (
     MESSAGE_BYTES,
     Digests,
+    Gathered,
     Pace,
     Received,
-    Row,
     Served,
     Slots,
     accepted,
@@ -43,12 +47,12 @@ from .frames import (
     error_facts,
     fill,
     message,
-    pieces,
     receive,
     request_of,
     rows_of,
     send,
 )
+from .targets import NewMemory, Target, received
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +65,17 @@ IDLE_S = 60.0
 STALL_S = 30.0
 """How long a client may take no byte, and be behind the least rate at which it must take an answer."""
 CONNECT_S = 5.0
-SHARED_BYTES = 1 << 20
-"""Segments that are small together arrive in one buffer."""
 LANES_FROM = 4
 """From so many segments on, two connections share a read: each end has a core for each."""
 
-Answer = Callable[[Slots, float, bool], tuple[Mapping[SegmentId, Served], Callable[[], Digests] | None]]
+Answer = Callable[
+    [Slots, float, bool], tuple[Mapping[SegmentId, Served] | Mapping[SegmentId, Gathered], Callable[[], Digests] | None]
+]
 """(slots, seconds, hashes too?) -> what has them, and what waits for the hashes. Called in a connection's thread."""
+
+
+class UnreachableError(ShardUnavailableError):
+    """No connection to a server could be made: it is not there, or does not greet who asks."""
 
 
 class TcpServer:
@@ -96,6 +104,7 @@ class TcpServer:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="tensorvine-tcp", daemon=True)
+        _forking.watch(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -111,6 +120,11 @@ class TcpServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(STALL_S)
+
+    def forsake(self) -> None:
+        """Let go of the sockets in a child that was forked, where no thread serves them. Takes no lock."""
+        for held in (self._listener, *self._connections):
+            held.close()
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -168,8 +182,8 @@ class TcpServer:
             failed = ShardUnavailableError(f"TCP server {self.address}: expected an answer; it failed: {exc!r}")
             send(connection, [message(error_facts(failed))])
             return
-        rows = [Row.of(segment, found) for segment, found in served.items()]
-        parts = [part for row in rows for part in pieces(served[row.segment], row)]
+        rows = [found.row(segment) for segment, found in served.items()]
+        parts = [part for row in rows for part in served[row.segment].pieces(row)]
         send(connection, [message({"rows": rows}), *parts], Pace(STALL_S, self._clock))
         if hashes is not None:
             try:
@@ -186,7 +200,7 @@ class TcpClient:
         address: (host, port) of the server.
         token: the server's.
         timeout: seconds to wait for a connection.
-        buffers: where what arrives is put; several clients may share them.
+        target: where what arrives is put; None: in new memory.
 
     >>> import numpy as np
     >>> block = np.arange(100, dtype=np.uint8)
@@ -201,12 +215,12 @@ class TcpClient:
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, timeout: float = CONNECT_S, buffers: Buffers | None = None
+        self, address: tuple[str, int], token: str, timeout: float = CONNECT_S, target: Target | None = None
     ) -> None:
         self.address = address
         self._token = token
         self._timeout = timeout
-        self._buffers = buffers if buffers is not None else Buffers()
+        self._target = target if target is not None else NewMemory(Buffers())
         self._idle: deque[socket.socket] = deque()
         self._closed = False
 
@@ -222,29 +236,30 @@ class TcpClient:
         Raises:
             ShardUnavailableError: no connection, or it broke.
             OperationTimeoutError: it took longer.
-            CorruptDataError: what came is no answer.
+            CorruptDataError: what came is no answer, or not what the target is for.
             TensorVineError: what the server raised.
         """
-        deadline = Deadline.after(timeout)
+        reading = _Reading(digests, Deadline.after(timeout), what)
         if len(places) < LANES_FROM:
-            return self._read(places, digests, deadline, what) if places else {}
+            return self._read(places, reading) if places else {}
         halves = [dict(list(places.items())[start::2]) for start in (0, 1)]
         found: dict[SegmentId, Received] = {}
         failed: list[BaseException] = []
 
-        def read() -> None:
+        def read(half: Slots) -> None:
             try:
-                found.update(self._read(halves[1], digests, deadline, what))
+                found.update(self._read(half, reading))
             except BaseException as exc:  # noqa: BLE001  raised again below, in the caller's thread
                 failed.append(exc)
+                reading.give_up()
 
-        lane = threading.Thread(target=read, daemon=True)
+        lane = threading.Thread(target=read, args=(halves[1],), daemon=True)
         lane.start()
-        first = self._read(halves[0], digests, deadline, what)
+        read(halves[0])
         lane.join()
         if failed:
             raise failed[0]
-        return first | found
+        return found
 
     def close(self) -> None:
         """End the connections; a read under way goes on, and then ends its own."""
@@ -258,64 +273,52 @@ class TcpClient:
         except IndexError:
             return None
 
-    def _read(self, places: Slots, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
+    def _read(self, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
         while (connection := self._reusable()) is not None:
             try:
-                return self._ask(connection, places, digests, deadline, what)
+                return self._ask(connection, places, reading)
             except _StaleError:
-                log.debug("%s: its connection had ended; the next is taken", self._where(what))
-        return self._ask(self._connected(deadline, what), places, digests, deadline, what)
+                log.debug("%s: its connection had ended; the next is taken", self._where(reading.what))
+        return self._ask(self._connected(reading.deadline, reading.what), places, reading)
 
     def _connected(self, deadline: Deadline, what: str) -> socket.socket:
         limit = max(deadline.left(self._timeout), 0.001)
         try:
             connection = socket.create_connection(self.address, limit)
         except OSError as exc:
-            raise ShardUnavailableError(f"{self._where(what)}: expected a connection; {exc}") from exc
+            raise UnreachableError(f"{self._where(what)}: expected a connection; {exc}") from exc
         try:
             with self._breaking(connection, what):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 send(connection, [message({"token": self._token})])
                 accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
-        except OperationTimeoutError as exc:  # of the connection's own limit: the read has its time yet
-            raise ShardUnavailableError(str(exc)) from exc
+        except (CorruptDataError, OperationTimeoutError, ShardUnavailableError) as exc:  # its own limit: time is left
+            raise UnreachableError(str(exc)) from exc
         return connection
 
-    def _ask(
-        self, connection: socket.socket, places: Slots, digests: bool, deadline: Deadline, what: str
-    ) -> dict[SegmentId, Received]:
+    def _ask(self, connection: socket.socket, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
+        deadline = reading.deadline
         left = max(deadline.left(), 0.001)
-        request = {"read": list(places.items()), "timeout": left, "digests": digests}
-        with self._breaking(connection, what):
+        request = {"read": list(places.items()), "timeout": left, "digests": reading.digests}
+        with self._breaking(connection, reading.what), reading.by(connection):
             connection.settimeout(left)
             try:
                 send(connection, [message(request)])
                 answer = receive(connection, MESSAGE_BYTES, deadline)
             except (BrokenPipeError, ConnectionResetError) as exc:
-                raise _StaleError(f"{self._where(what)}: expected an answer; {exc}") from exc
+                raise _StaleError(f"{self._where(reading.what)}: expected an answer; {exc}") from exc
             rows = rows_of(accepted(answer), places)
             found: dict[SegmentId, Received] = {}
-            for group in _groups(rows):
-                found.update(self._arrived(connection, group, deadline))
-            if digests:
+            for run, memory in self._target.runs(rows):
+                fill(connection, memory, deadline)
+                found.update(received(run, self._target.block(memory)))
+            if reading.digests:
                 known = digests_of(accepted(receive(connection, MESSAGE_BYTES, deadline)), rows)
                 found = {segment: replace(part, digests=known[segment]) for segment, part in found.items()}
         self._idle.append(connection)
         if self._closed:
             self.close()
         return found
-
-    def _arrived(
-        self, connection: socket.socket, rows: Sequence[Row], deadline: Deadline
-    ) -> Iterator[tuple[SegmentId, Received]]:
-        """Receive segments into one buffer."""
-        offsets, length = layout([layout(row.sizes)[1] for row in rows])
-        memory = self._buffers.take(length)
-        fill(connection, memory, deadline)
-        block = self._buffers.block(memory)
-        for row, start in zip(rows, offsets, strict=True):
-            places = zip(row.slots, layout(row.sizes)[0], strict=True)
-            yield row.segment, Received({slot: start + offset for slot, offset in places}, block)
 
     @contextlib.contextmanager
     def _breaking(self, connection: socket.socket, what: str) -> Generator[None]:
@@ -358,20 +361,59 @@ def check_content(
             )
 
 
+class _Forking:
+    """Tells the servers of a process that its child is not to have them."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[TcpServer] = weakref.WeakSet()
+        self._registered = False
+
+    def watch(self, server: TcpServer) -> None:
+        self._all.add(server)
+        if not self._registered:
+            self._registered = True
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        for server in list(self._all):
+            server.forsake()
+
+
+_forking = _Forking()
+
+
 class _StaleError(ShardUnavailableError):
     """A connection ended before its answer began: one that was idle may, and nothing is wrong with the server."""
 
 
-def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Put small segments together that follow one another."""
-    group: list[Row] = []
-    filled = 0
-    for row in rows:
-        length = layout(row.sizes)[1]
-        if group and filled + length > SHARED_BYTES:
-            yield group
-            group, filled = [], 0
-        group.append(row)
-        filled += length
-    if group:
-        yield group
+class _Reading:
+    """A read under way, by one thread or two."""
+
+    def __init__(self, digests: bool, deadline: Deadline, what: str) -> None:
+        self.digests = digests
+        self.deadline = deadline
+        self.what = what
+        self._connections: set[socket.socket] = set()
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def by(self, connection: socket.socket) -> Generator[None]:
+        """Note that a connection is used meanwhile."""
+        with self._lock:
+            if self._given_up:
+                raise ConnectionAbortedError("the other half of the read has failed")
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def give_up(self) -> None:
+        """End the connections that are used: who waits for one must not wait until the deadline."""
+        with self._lock:
+            self._given_up = True
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -14,25 +14,29 @@ import asyncio
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime, Node
-from tensorvine.actors.transport.frames import Received
+from tensorvine.actors.memory.buffers import Buffers
+from tensorvine.actors.transport.frames import Received, Row
+from tensorvine.actors.transport.targets import NewMemory, received
+from tensorvine.actors.transport.tcp import UnreachableError
 from tensorvine.store.errors import (
     ModelLostError,
     OperationTimeoutError,
     ShardUnavailableError,
     TensorVineError,
 )
-from tensorvine.store.segments.segment import layout
 
 from .scheduler import Loop, Process, World
 from .threads import Executor, Future, world
 
 STORE_BYTES = 1 << 20
+REFUSED_CHANCE = 0.05
+"""That a connection cannot be made."""
 
 
 @dataclass(frozen=True)
@@ -352,15 +356,16 @@ class SimulatedTcpServer:
 class SimulatedTcpClient:
     """The other end."""
 
-    def __init__(self, address: tuple[str, int], token: str, timeout: float = 5.0, buffers: Any = None) -> None:
+    def __init__(self, address: tuple[str, int], token: str, timeout: float = 5.0, target: Any = None) -> None:
         self.address = address
+        self.target = target if target is not None else NewMemory(Buffers())
 
     def read(self, places: Any, timeout: float, what: str, digests: bool = False) -> dict[Any, Received]:
         w = world()
         server = _cluster().wires.get(self.address[1])
         w.sleep(_cluster().latency())
-        if server is None or server[0].dead:
-            raise ShardUnavailableError(f"{what}: wire: expected a connection; refused")
+        if server is None or server[0].dead or w.random.random() < REFUSED_CHANCE:
+            raise UnreachableError(f"{what}: wire: expected a connection; refused")
         future = Future()
         packed = pickle.dumps({segment: list(slots) for segment, slots in places.items()}, 5)
         w.spawn(server[0], "wire", partial(_serve, server[1], packed, timeout, digests, future))
@@ -378,10 +383,11 @@ class SimulatedTcpClient:
         w.sleep(_cluster().latency())
         arrived = pickle.loads(future.result())  # noqa: S301  the simulator's own
         found: dict[Any, Received] = {}
-        for segment, (offsets, content, hashes) in arrived.items():
-            block = np.frombuffer(content, np.uint8)
-            found[segment] = Received(offsets, block, hashes)
-        return found
+        for run, memory in self.target.runs([row for row, _, _ in arrived]):
+            w.point()
+            memory[:] = b"".join(content for row, content, _ in arrived if row in run)
+            found |= received(run, self.target.block(memory))
+        return {row.segment: replace(found[row.segment], digests=hashes) for row, _, hashes in arrived}
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -392,19 +398,15 @@ def _serve(answer: Any, packed: bytes, timeout: float, digests: bool, future: Fu
     places = pickle.loads(packed)  # noqa: S301  the simulator's own
     try:
         served, later = answer(places, timeout, digests)
-        found: dict[Any, Any] = {}
+        found: list[tuple[Row, bytes, Any]] = []
         for segment, part in served.items():
-            starts, length = layout([size for _, size in part.slots.values()])
-            block = np.zeros(max(length, 1), np.uint8)
+            row = part.row(segment)
             world().point()
-            for (offset, size), start in zip(part.slots.values(), starts, strict=True):
-                block[start : start + size] = part.block[offset : offset + size]
-            found[segment] = (dict(zip(part.slots, starts, strict=True)), block.tobytes(), None)
-        del served
+            found.append((row, b"".join(part.pieces(row)), None))
+        del served, part
         if digests:
             known = later() if later is not None else {}
-            for segment, (offsets, content, _) in found.items():
-                found[segment] = (offsets, content, {slot: known[segment][slot] for slot in offsets})
+            found = [(row, content, {s: known[row.segment][s] for s in row.slots}) for row, content, _ in found]
     except TensorVineError as exc:
         future.set_exception(pickle.loads(pickle.dumps(exc)))  # noqa: S301  the simulator's own
         return

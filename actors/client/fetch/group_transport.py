@@ -32,7 +32,8 @@ from ...shard.calls import ShardCalls
 from ...transport.backends import TROUBLE, connect_pair, is_here, load
 from ...transport.frames import Digests, Received, Slots
 from ...transport.pair_sender import CONNECT_S
-from ...transport.parcels import PairAnswer, PairQuestion, check_parcels, cut, unpacked
+from ...transport.parcels import PairAnswer, PairQuestion, check_parcels, cut
+from ...transport.targets import received
 from ..session import Session
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class _PairReader:
             work.wait()
         found: dict[SegmentId, Received] = {}
         for memory, parcel in zip(memories, answer.parcels, strict=True):
-            found |= unpacked(parcel, self._buffers.block(memory))
+            found |= received(parcel.rows, self._buffers.block(memory))
         return found
 
     # ---- the pair -------------------------------------------------------------------------------------

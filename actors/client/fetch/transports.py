@@ -29,6 +29,7 @@ from ...shard.calls import ShardCalls
 from ...transport.backends import BACKENDS
 from ...transport.files_transport import FilesTransport
 from ...transport.frames import Digests, Received, Slots
+from ...transport.targets import NewMemory
 from ...transport.tcp import TcpClient
 from ..session import Session
 from .group_transport import GroupTransport
@@ -155,7 +156,7 @@ class SocketTransport:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._buffers = Buffers()
+        self._target = NewMemory(Buffers())
         self._clients: dict[int, tuple[tuple[str, int, str], TcpClient]] = {}
         self._lock = threading.Lock()
 
@@ -197,7 +198,7 @@ class SocketTransport:
             if known is not None and known[0] == address:
                 return known[1]
             host, port, token = address
-            client = TcpClient((host, port), token, buffers=self._buffers)
+            client = TcpClient((host, port), token, target=self._target)
             self._clients[shard] = (address, client)
         if known is not None:
             known[1].close()

@@ -3,7 +3,7 @@
 Rules
 - A save reads the caller's tensors until it is staged, and never after.
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
-  meanwhile. To another node they go through the engine's object store.
+  meanwhile. One on another node fetches them from where they lie (`offer`).
 - A save that is to come can be announced: its first question is answered while its caller does something else.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.

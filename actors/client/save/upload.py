@@ -1,8 +1,10 @@
 """The bytes of one save on their way to one shard.
 
 Rules
-- Where the shard is on this node: fill the parts of its memory that it granted. No message until all are filled.
-- To another node: put blocks into the engine's object store, at most `IN_FLIGHT` at a time.
+- Where the shard's memory is mapped: fill the parts of it that it granted. No message until all are filled.
+- To another node: the shard fetches the arrays from where they lie (`offer`). One that cannot connect to this process
+  says so, once per connection to it: then blocks go into the engine's object store, at most `IN_FLIGHT` at a time.
+- Either way the arrays are the caller's again when `write` returns.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,8 +31,11 @@ from ...memory.memory import MemoryView
 from ...rpc.channel import Answer
 from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
+from ...shard.calls.copies import Original
 from ...shard.segment_memory import INLINE_BYTES
+from ..connections import Connection
 from ..session import Session
+from .offer import Offer
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +126,7 @@ class Upload:
             self._granted = []
         if connection.view is not None:
             self._fill_parts(blocks, sources, connection.view)
-        else:
+        elif connection.unreached or not self._offered(blocks, sources, connection):
             self._put_blocks(blocks, sources)
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -168,9 +174,12 @@ class Upload:
         return _Block(identity, [array.nbytes for array in arrays])
 
     def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
+        self.blocks.append((block.id, self._packed(block, arrays).tobytes(), block.sizes))
+
+    def _packed(self, block: _Block, arrays: list[np.ndarray]) -> np.ndarray:
         packed = np.zeros(layout(block.sizes)[1], np.uint8)
         copy_into(packed, arrays, self._helper)
-        self.blocks.append((block.id, packed.tobytes(), block.sizes))
+        return packed
 
     def _fill_parts(self, blocks: list[_Block], sources: list[list[np.ndarray]], view: MemoryView) -> None:
         granted = self._granted
@@ -185,6 +194,33 @@ class Upload:
         left = self._deadline.left_for(self._what)
         request = ShardCalls.grant(self._session.client, self.save, lengths, left)
         return self._session.call(self.shard, request, left + 1.0)
+
+    def _offered(self, blocks: list[_Block], sources: list[list[np.ndarray]], connection: Connection) -> bool:
+        """Have the shard fetch blocks; False: it cannot connect to this process, and has none of them."""
+        arrays = {block.id: some for block, some in zip(blocks, sources, strict=True)}
+        try:
+            offer = Offer(self._what, arrays, self._session.engine.address())
+        except OSError as exc:
+            reason: str | None = f"nothing can listen here: {exc}"
+        else:
+            with closing(offer):
+                originals = {block.id: self._original(block, arrays[block.id]) for block in blocks}
+                left = self._deadline.left_for(self._what)
+                request = ShardCalls.pull(self.save, originals, offer.address, left)
+                reason = self._session.call(self.shard, request, left + 1.0)
+        if reason is not None:
+            connection.unreached = True
+            log.warning(
+                "shard %d cannot fetch what is saved from this process, the engine's object store carries it: %s",
+                self.shard,
+                reason,
+            )
+        return reason is None
+
+    def _original(self, block: _Block, arrays: list[np.ndarray]) -> Original:
+        """Describe a block, with its bytes where they are few."""
+        few = self._packed(block, arrays).tobytes() if block.length <= INLINE_BYTES else None
+        return Original(tuple(block.sizes), tuple(range(len(block.sizes))), few)
 
     def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
         for block, arrays in zip(blocks, sources, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ....store.segments.segment import SegmentId
 from ....store.versions.version import Draft
 from ...rpc.calls import remote
 from ...rpc.messages import Beginning, Begun, Filled
+from .copies import Address, Original
 
 
 class WriteCalls:
@@ -61,10 +62,24 @@ class WriteCalls:
         ...
 
     @remote("data")
+    def pull(
+        self, save: Save, originals: Mapping[SegmentId, Original], address: Address | None, timeout: float
+    ) -> str | None:
+        """Fetch what a client that does not share this shard's memory offers at an address, and take that.
+
+        Gives None, or why this shard cannot connect to the client; then it has taken nothing.
+
+        Raises:
+            StoreFullError: there is no room, and none can be expected in time.
+            ShardUnavailableError, OperationTimeoutError: the client died or is slow, or the save has ended.
+        """
+        ...
+
+    @remote("data")
     def adopt_block(
         self, save: Save, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
-        """Copy a block that a client of another node put into this shard's memory, and take that."""
+        """Copy a block out of the engine's object store, where a client put it that this shard cannot connect to."""
         ...
 
     @remote("ctl")

@@ -171,7 +171,8 @@ class Changes:
     async def receive(
         self, moved: MovedSegment, original: Original, address: Address | None, holder: Drain | Save
     ) -> None:
-        async with self._copying.copied("move", {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
+        owner = self._copying.owner("move")
+        async with self._copying.copied(owner, {moved.id: original}, address, LONG_TIMEOUT_S) as copies:
             self._segment_handoff.receive(moved, copies[moved.id], holder)
 
     @answers(ChangeCalls.inherit)

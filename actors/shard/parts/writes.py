@@ -3,6 +3,7 @@
 Rules
 - Memory is granted to a client whose process is watched, filled by it, and adopted; what is not adopted goes back when
   the save ends, and what is asked for it after that is refused (`store.versions.overtaken`).
+- What a client cannot fill is fetched from it into memory that is the save's as well, and then adopted.
 - A version exists when all shards that it needs hold its tensors, and its copies are where they were asked for: on
   other nodes, or on disk. Until then nobody sees it, and what went wrong is undone.
 - A name that is being written does not move to another home (`name_handoff`).
@@ -16,7 +17,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,11 +31,14 @@ from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import Beginning, Begun, Filled
+from ...transport.tcp import UnreachableError
 from ..admission import Admission
 from ..busy import Busy
 from ..calls import ShardCalls
+from ..calls.copies import Address, Original
 from ..calls.writes import WriteCalls
 from ..context import ShardContext
+from ..copying import Copying
 from ..disk.history import History, required
 from ..disk.persister import Job
 from ..handoff.name_handoff import NameHandoff
@@ -44,6 +48,9 @@ from ..serving.redis_index import RedisIndex
 from ..settling import Settling
 
 log = logging.getLogger(__name__)
+
+PULLS = 8
+"""Saves whose bytes are fetched at once: so many slow savers keep others waiting."""
 
 
 class Writes:
@@ -81,6 +88,7 @@ class Writes:
         self._notifier = context.notifier
         self._settling = settling
         self._admission = admission
+        self._pulling = Copying(context, admission, PULLS)
         self._history = history
         self._names = names
         self._segment_handoff = segment_handoff
@@ -173,6 +181,20 @@ class Writes:
         with self._lock:
             self._segment_memory.adopt(save, incarnation, blocks)
         await self._segment_handoff.late(save, [segment for segment, _, _ in blocks])
+
+    @answers(WriteCalls.pull)
+    async def pull(
+        self, save: Save, originals: Mapping[SegmentId, Original], address: Address | None, timeout: float
+    ) -> str | None:
+        try:
+            async with self._pulling.copied(save, originals, address, timeout, timeout) as copies:
+                blocks = [(segment, copy.handle, copy.sizes) for segment, copy in copies.items()]
+                with self._lock:
+                    self._segment_memory.adopt(save, os.getpid(), blocks)
+        except UnreachableError as exc:
+            return str(exc)
+        await self._segment_handoff.late(save, list(originals))
+        return None
 
     @answers(WriteCalls.adopt_block)
     async def adopt_block(

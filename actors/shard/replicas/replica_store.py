@@ -85,8 +85,9 @@ class ReplicaStore:
             replica = self._known(of)
             replica.check(of.incarnation)
             new = {segment: original for segment, original in segments.items() if segment not in replica.copies}
+        owner = self._copying.owner(f"replica of shard {of.source}")
         try:
-            async with self._copying.copied(f"replica of shard {of.source}", new, address, timeout, timeout) as copies:
+            async with self._copying.copied(owner, new, address, timeout, timeout) as copies:
                 self._keep(replica, of.incarnation, copies, records)
         finally:
             self._settle()

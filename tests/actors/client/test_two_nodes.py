@@ -81,6 +81,30 @@ SCRIPT = textwrap.dedent("""
     print("shared tensors stay:", {s.shard: s.tensors for s in repo.stats().shards} == {here: 2, far: 1})
     repo.retire(child)
     print("nothing left:", all(s.tensors == s.bytes_allocated == 0 for s in repo.stats().shards))
+
+    lone = Repository.start("lone", shards=1, preallocate_bytes=0)
+    hello = lone._session.connection(0).hello
+    other = next(row["NodeID"] for row in ray.nodes() if row["NodeID"] != hello.node)
+
+    @ray.remote(num_cpus=1)
+    def from_elsewhere():
+        client = Repository.connect("lone")
+        connection = client._session.connection(0)
+        assert connection.view is None
+        given = {"a": np.arange(5 << 20), "b": np.arange(7)}
+        first = client.save("m", given, inherit=None)
+        fetched = not connection.unreached
+        connection.unreached = True
+        given["a"][:] = 3
+        second = client.save("m", given, inherit=None)
+        client.close()
+        return fetched, str(first.ref), str(second.ref)
+
+    there = NodeAffinitySchedulingStrategy(other, soft=False)
+    fetched, first, second = ray.get(from_elsewhere.options(scheduling_strategy=there).remote(), timeout=100)
+    whole = np.array_equal(lone.load(first)["a"], np.arange(5 << 20)), (lone.load(second)["a"] == 3).all()
+    print("a save from elsewhere is fetched:", fetched, *map(bool, whole))
+    lone.close()
     repo.close()
     ray.shutdown()
     cluster.shutdown()
@@ -91,7 +115,7 @@ SCRIPT = textwrap.dedent("""
 def test_two_raylets_share_a_repository() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=220, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines()[-9:] == [
+    assert run.stdout.splitlines()[-10:] == [
         "shards on nodes: 2",
         "sockets within the node only: [True, True]",
         "homes of metadata: 2",
@@ -101,4 +125,5 @@ def test_two_raylets_share_a_repository() -> None:
         "and back: ['a', 'b', 'c'] (100000,) True",
         "shared tensors stay: True",
         "nothing left: True",
+        "a save from elsewhere is fetched: True True True",
     ]

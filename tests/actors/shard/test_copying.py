@@ -20,17 +20,27 @@ from tensorvine.actors.shard.copying import Copying, original_of, with_bytes
 from tensorvine.actors.shard.handoff.segment_handoff import SegmentHandoff
 from tensorvine.actors.shard.segment_memory import INLINE_BYTES
 from tensorvine.actors.shard.serving.block_server import BlockServer
+from tensorvine.actors.transport.frames import message
 from tensorvine.actors.transport.tcp import TcpClient
 from tensorvine.planner.topology import Topology
-from tensorvine.store.errors import ModelLostError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
+from tensorvine.store.errors import (
+    CorruptDataError,
+    ModelLostError,
+    MovedError,
+    ShardUnavailableError,
+    StoreFullError,
+    TensorVineError,
+)
 from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import KEPT, Part
+from tensorvine.store.segments.blockheader import HEADER_BYTES
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.replica import Copy
 
 from tests.support.contexts import context_of, engine_at, with_memory
+from tests.support.tcp import impostor
 
 SIZES = (3 * INLINE_BYTES, 5, INLINE_BYTES + 1)
 SEGMENT, SMALL = (0, 1), (0, 2)
@@ -67,7 +77,7 @@ class Pair:
         """Copy segments, and return what is in the copies while they last."""
 
         async def scene() -> dict[SegmentId, list[bytes]]:
-            async with self.copying.copied("test", originals, address, WAIT_S) as copies:
+            async with self.copying.copied(self.copying.owner("test"), originals, address, WAIT_S) as copies:
                 return {segment: self.read(copy) for segment, copy in copies.items()}
 
         return asyncio.run(scene())
@@ -175,6 +185,53 @@ def test_what_fails_leaves_no_memory_taken(pair: Pair, case: Any, error: type[Te
     assert pair.taken == 0
 
 
+def shortened(sizes: list[int]) -> list[int]:
+    return [sizes[0] - 64, *sizes[1:]]
+
+
+def longer(sizes: list[int]) -> list[int]:
+    return [*sizes[:-1], sizes[-1] + (1 << 16)]
+
+
+def moved(sizes: list[int]) -> list[int]:
+    """As many bytes in all."""
+    return [sizes[0] + 64, sizes[1], sizes[2] - 64]
+
+
+@pytest.mark.parametrize("change", [shortened, longer, moved])
+def test_an_answer_of_other_sizes_writes_nothing(pair: Pair, change: Any) -> None:
+    """A source that lies; the memory beside the part has another's bytes."""
+    arena = pair.target.segment_memory.memory._blocks
+    with pair.target.lock:
+        arena[:] = 7
+    sizes = change(list(SIZES))
+    originals = {SEGMENT: pair.originals()[SEGMENT]}
+    answer = message({"rows": [[SEGMENT, [0, 1, 2], sizes]]})
+    refused = pytest.raises(CorruptDataError, match=r"segment \(0, 1\): expected \(slot, bytes\) .* to come; found")
+    with impostor(answer, bytes(layout(sizes)[1])) as address, refused:
+        pair.copy((*address, "token"), originals)
+    assert pair.taken == 0
+    headers = HEADER_BYTES  # cleared where the part was taken back
+    assert np.count_nonzero(arena != 7) <= headers
+
+
+def test_slots_in_another_order_are_refused(pair: Pair) -> None:
+    originals = {SEGMENT: pair.originals()[SEGMENT]}
+    answer = message({"rows": [[SEGMENT, [1, 0, 2], [SIZES[1], SIZES[0], SIZES[2]]]]})
+    with impostor(answer, bytes(layout(SIZES)[1])) as address, pytest.raises(CorruptDataError, match=r"\(0, 1\)"):
+        pair.copy((*address, "token"), originals)
+    assert pair.taken == 0
+
+
+@pytest.mark.parametrize("sent", [0, 1, SIZES[0], layout(SIZES)[1] - 1])
+def test_a_source_that_ends_within_the_bytes_leaves_no_copy(pair: Pair, sent: int) -> None:
+    originals = {SEGMENT: pair.originals()[SEGMENT]}
+    answer = message({"rows": [[SEGMENT, [0, 1, 2], list(SIZES)]]})
+    with impostor(answer, bytes(sent)) as address, pytest.raises(ShardUnavailableError, match="expected all of"):
+        pair.copy((*address, "token"), originals)
+    assert pair.taken == 0
+
+
 def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for the copy has gone; the thread that reads it has not noticed yet."""
     begun, go_on = threading.Event(), threading.Event()
@@ -218,7 +275,8 @@ class Successors:
         moved, original, address, holder = request.arguments
         self.told.append(original.slots)
         self.before_it_copies()
-        async with self._pair.copying.copied("moving", {moved.id: original}, address, WAIT_S) as copies:
+        owner = self._pair.copying.owner("moving")
+        async with self._pair.copying.copied(owner, {moved.id: original}, address, WAIT_S) as copies:
             self.successor.receive(moved, copies[moved.id], holder)
 
 

@@ -22,8 +22,9 @@ from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.backends import BACKENDS, is_here, load
 from tensorvine.actors.transport.frames import Received, Row, Served, Slots
 from tensorvine.actors.transport.pair_sender import IDLE_S, PairSender
-from tensorvine.actors.transport.parcels import COPIED_BYTES, PairAnswer, Parcel, check_parcels, cut, packed, unpacked
-from tensorvine.actors.transport.tcp import SHARED_BYTES, check_content
+from tensorvine.actors.transport.parcels import COPIED_BYTES, PairAnswer, Parcel, check_parcels, cut, packed
+from tensorvine.actors.transport.targets import SHARED_BYTES, received
+from tensorvine.actors.transport.tcp import check_content
 from tensorvine.store.errors import CorruptDataError, ModelLostError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
@@ -366,7 +367,7 @@ class TestParcels:
             memory = memoryview(bytearray(parcel.nbytes))
             for part in cut(memory, parcel.lengths):
                 part[:] = next(coming)
-            found |= unpacked(parcel, np.frombuffer(memory.toreadonly(), np.uint8))
+            found |= received(parcel.rows, np.frombuffer(memory.toreadonly(), np.uint8))
         check(room, found, places)
 
     def test_large_segments_are_not_copied(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import socket
 import struct
 import subprocess
@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors.memory.buffers import PAGE_BYTES, Buffers
 from tensorvine.actors.transport import tcp
-from tensorvine.actors.transport.frames import MESSAGE_BYTES, Digests, Pace, Received, Served, Slots, message
-from tensorvine.actors.transport.tcp import TcpClient, TcpServer, check_content
+from tensorvine.actors.transport.frames import MESSAGE_BYTES, Digests, Pace, Received, Row, Served, Slots, message
+from tensorvine.actors.transport.targets import length_of
+from tensorvine.actors.transport.tcp import TcpClient, TcpServer, UnreachableError, check_content
 from tensorvine.store.errors import (
     CorruptDataError,
     ModelLostError,
@@ -34,6 +35,8 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
+
+from tests.support.tcp import impostor, told
 
 BIG = 64 << 20
 """More than the kernel keeps for a connection at both ends."""
@@ -124,40 +127,12 @@ def dial(server: TcpServer, token: str | None = None) -> socket.socket:
     return connection
 
 
-def told(connection: socket.socket) -> dict[str, Any]:
-    with connection.makefile("rb") as file:
-        return json.loads(file.read(struct.unpack("!I", file.read(4))[0]))
-
-
 def is_ended(connection: socket.socket) -> bool:
     """Tell whether the other side ended the connection."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
         return True
-
-
-@contextmanager
-def impostor(*parts: bytes) -> Iterator[tuple[str, int]]:
-    """Listen like a server that greets, hears one request, sends these bytes and ends the connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            told(connection)
-            connection.sendall(message({}))
-            told(connection)
-            for part in parts:
-                connection.sendall(part)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield listener.getsockname()
-    finally:
-        thread.join(10)
-        listener.close()
 
 
 class TestWhatArrives:
@@ -244,6 +219,18 @@ class TestWhatArrives:
 
 
 class TestWhoMayRead:
+    def test_who_is_not_served_at_all_is_told_apart(self, store: Store, server: TcpServer) -> None:
+        """From one whose connection breaks later: nothing has been asked yet."""
+        with pytest.raises(UnreachableError, match="another"):
+            TcpClient(server.address, "another token").read({(0, 0): [0]}, 10, "a test")
+        with impostor(message({"rows": [[[0, 0], [0], [3]]]})) as address:
+            with pytest.raises(ShardUnavailableError) as caught:
+                TcpClient(address, "t").read({(0, 0): [0]}, 10, "a test")
+            assert not isinstance(caught.value, UnreachableError)
+        server.close()
+        with pytest.raises(UnreachableError, match="expected a connection"):
+            TcpClient(server.address, server.token).read({(0, 0): [0]}, 10, "a test")
+
     def test_another_token_is_refused(self, store: Store, server: TcpServer, caplog: pytest.LogCaptureFixture) -> None:
         store.add((0, 0), b"abc")
         for token in ("", server.token[:-1], server.token + "0", "ä"):
@@ -425,6 +412,83 @@ class TestContent:
         server.close()
 
 
+class Fixed:
+    """A target of one segment of so many bytes, with something behind them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = bytearray(nbytes + 64)
+        self.refused: list[Row] = []
+
+    def runs(self, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], memoryview]]:
+        if length_of(rows) != len(self.memory) - 64:
+            self.refused += rows
+            raise CorruptDataError("expected other sizes")
+        yield rows, memoryview(self.memory)[:-64]
+
+    def block(self, memory: memoryview) -> np.ndarray:
+        return np.frombuffer(memory.toreadonly(), np.uint8)
+
+
+class TestTargets:
+    def test_what_arrives_stays_in_memory_that_the_caller_names(self, store: Store, server: TcpServer) -> None:
+        store.add((0, 0), b"abc", b"d" * 100)
+        target = Fixed(192)
+        client = TcpClient(server.address, server.token, target=target)
+        found = client.read({(0, 0): [0, 1]}, 10, "a test")
+        client.close()
+        assert contents(found, store)[((0, 0), 1)] == b"d" * 100
+        assert (bytes(target.memory[:3]), bytes(target.memory[64:164])) == (b"abc", b"d" * 100)
+        assert np.shares_memory(found[(0, 0)].block, np.frombuffer(target.memory, np.uint8))
+
+    def test_no_byte_is_received_of_what_does_not_fit(self, store: Store, server: TcpServer) -> None:
+        store.add((0, 0), b"a" * 300)
+        target = Fixed(192)
+        client = TcpClient(server.address, server.token, target=target)
+        with pytest.raises(CorruptDataError, match="expected other sizes"):
+            client.read({(0, 0): [0]}, 10, "a test")
+        assert target.refused == [Row((0, 0), [0], [300])]
+        assert not any(target.memory)
+        eventually(lambda: not server._connections, "its connection is let go")
+
+    def test_a_half_that_fails_ends_the_other(self, store: Store) -> None:
+        """Nobody writes to the memory of a read that has failed, and it fails long before its deadline."""
+        waits, go_on = threading.Event(), threading.Event()
+
+        def answer(slots: Slots, *rest: Any) -> Any:
+            if (0, 0) in slots:
+                assert waits.wait(60)
+                raise ModelLostError("it is gone")
+            waits.set()
+            assert go_on.wait(600)
+            return store.answer(slots, *rest)
+
+        for serial in range(4):
+            store.add((0, serial), bytes(100))
+        server = TcpServer(answer, "127.0.0.1")
+        client = TcpClient(server.address, server.token)
+        before = set(threading.enumerate())
+        failed: list[BaseException] = []
+        after: list[set[threading.Thread]] = []
+
+        def read() -> None:
+            try:
+                client.read({segment: [0] for segment in store.segments}, 600, "a test")
+            except ModelLostError as exc:
+                failed.append(exc)
+                after.append(set(threading.enumerate()))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join(60)
+        assert failed
+        assert not go_on.is_set()
+        lanes = {thread for thread in after[0] - before - {reader} if "(read)" in thread.name}
+        assert not lanes
+        go_on.set()
+        client.close()
+        server.close()
+
+
 class TestEnds:
     def test_no_server_is_unavailable(self, server: TcpServer) -> None:
         server.close()
@@ -574,6 +638,31 @@ class TestEnds:
         for connection in connections:
             assert is_ended(connection)
             connection.close()
+
+
+class TestForks:
+    def test_a_child_holds_no_socket_of_its_parents_servers(self, store: Store, server: TcpServer) -> None:
+        """So who reads from the parent hears when that ends, however long the child lives."""
+        with dial(server):
+            eventually(lambda: len(server._connections) == 1, "it is served")
+            numbers = [server._listener.fileno(), *(connection.fileno() for connection in server._connections)]
+            told_by, tells = os.pipe()
+            child = os.fork()
+            if child == 0:
+                held = [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]
+                os.write(tells, repr(held).encode())
+                os._exit(0)
+            try:
+                assert os.read(told_by, 100) == b"[]"
+            finally:
+                os.waitpid(child, 0)
+                os.close(told_by)
+                os.close(tells)
+            assert len(numbers) == 2
+        store.add((0, 0), b"abc")
+        client = TcpClient(server.address, server.token)
+        assert client.read({(0, 0): [0]}, 10, "a test")
+        client.close()
 
 
 class TestBuffers:
