@@ -15,17 +15,18 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import TensorMismatchError, TensorNotFoundError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMERIC_KINDS = "biufc"
-_EXTENDED: dict[str, np.dtype[Any]] = {
+_EXTENDED: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(cast(Any, item))
     for name, item in vars(ml_dtypes).items()
     if isinstance(item, type) and np.generic in item.__mro__
@@ -58,7 +59,7 @@ def as_numpy(value: object, where: str) -> Array:
         elif "keras" in origins and hasattr(value, "value"):
             return as_numpy(cast(Any, value).value, where)
         elif "tensorflow" in origins and hasattr(value, "read_value"):
-            array = np.asarray(_read(cast(Any, value)))
+            array = np.asarray(_read(cast("_Variable", value)))
         elif "cupy" in origins:
             array = np.asarray(cast(Any, value).get())
         else:
@@ -74,7 +75,15 @@ def as_numpy(value: object, where: str) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _read(variable: Any) -> Any:
+class _Variable(Protocol):
+    """A variable of TensorFlow."""
+
+    dtype: object
+
+    def read_value(self) -> object: ...
+
+
+def _read(variable: _Variable) -> object:
     """Read a TensorFlow variable by the one operation that it takes; `read_value` runs a second one."""
     handle = getattr(variable, "handle", None)
     if handle is None:
@@ -106,7 +115,7 @@ def _name_of(dtype: np.dtype[np.generic]) -> str:
 
 
 @lru_cache(maxsize=256)
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[np.generic]:
     """Find the dtype of a name that `dtype_name` gave.
 
     Raises:
@@ -133,7 +142,7 @@ def as_bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def from_bytes(buffer: np.ndarray[Any, np.dtype[np.uint8]], name: str, shape: Sequence[int]) -> Array:
+def from_bytes(buffer: NDArray[np.uint8], name: str, shape: Sequence[int]) -> Array:
     """View bytes as the array that they were; a read-only buffer gives a read-only array.
 
     Args:

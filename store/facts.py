@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .arrays import as_bytes, as_numpy
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""What JSON can write."""
 
-def fact(value: object) -> Any:
+
+def fact(value: object) -> Json:
     """Write any value that configures a layer as JSON, equal for values that do the same.
 
     Arrays and functions become digests of what they hold, never of where they lie in memory or in a file.
@@ -65,7 +68,7 @@ def call_facts(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     reference: Callable[[object], tuple[str, int] | None],
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], dict[str, Json]]:
     """Split the arguments of a layer's call into its inputs and what else matters about the call.
 
     Args:
@@ -84,7 +87,7 @@ def call_facts(
     arguments, usual = _bound(function, args, kwargs)
     inputs: list[str] = []
 
-    def write(value: object) -> Any:
+    def write(value: object) -> Json:
         nonlocal usual
         source = reference(value)
         if source is not None:
@@ -140,8 +143,8 @@ def _signature_of_method(function: FunctionType) -> inspect.Signature:
     return inspect.signature(MethodType(function, object()))
 
 
-def _function_facts(function: FunctionType) -> list[Any]:
-    cells: list[object] = []
+def _function_facts(function: FunctionType) -> list[Json]:
+    cells: list[Json] = []
     for cell in function.__closure__ or ():
         try:
             content: object = cell.cell_contents
@@ -152,7 +155,7 @@ def _function_facts(function: FunctionType) -> list[Any]:
     return [_code_facts(function.__code__), defaults, cells]
 
 
-def _code_facts(code: CodeType) -> list[Any]:
+def _code_facts(code: CodeType) -> list[Json]:
     """What a code object does, without its file, its line numbers and its name."""
     constants = [_code_facts(item) if isinstance(item, CodeType) else fact(item) for item in code.co_consts]
     return [code.co_code.hex(), list(code.co_names), constants]

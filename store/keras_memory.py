@@ -14,7 +14,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -34,7 +33,7 @@ class VariableMemory:
         variables: Keras variables by name. Nobody else may write to them.
     """
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
+    def __init__(self, variables: Mapping[str, keras.Variable]) -> None:
         self._variables = variables
         self._buffers: dict[str, Array] = {}
 
@@ -73,12 +72,12 @@ class WeightMemory(VariableMemory):
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.weights: dict[str, Any] = weights_of(model)
+        self.weights: dict[str, keras.Variable] = weights_of(model)
         """Name -> variable, as in `store.keras.tensors_of`."""
         super().__init__(self.weights)
 
 
-def _aligned(variable: Any) -> Array | None:
+def _aligned(variable: keras.Variable) -> Array | None:
     """Make an aligned array like a variable that lies in the memory of the CPU; None where DLPack has no way."""
     if keras.backend.backend() != "tensorflow" or "CPU" not in str(getattr(variable.value, "device", "")):
         return None
@@ -95,5 +94,5 @@ def _aligned(variable: Any) -> Array | None:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _address(variable: Any) -> int:
+def _address(variable: keras.Variable) -> int:
     return int(np.from_dlpack(variable.value.read_value()).ctypes.data)

@@ -203,7 +203,7 @@ def _restore(
         for holder, held in need.holders.items():
             state.hold(holder, {segment: held})
             if isinstance(holder, ModelRef):
-                state.written(holder)
+                state.durability.written(holder)
         for dependent, based in need.dependents.items():
             # Also where the dependent's file is missing: it may be back one day.
             state.hold(FileOf(dependent[1]), {segment: sorted(based)})

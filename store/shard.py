@@ -106,10 +106,10 @@ class ShardState(VersionTable):
         return ShardStats(
             shard=self.index,
             models=len(self._records),
-            tensors=self._tensors,
-            bytes_memory=self._live_bytes,
-            bytes_allocated=self._allocated,
-            bytes_disk=self._file_bytes,
+            tensors=self.totals.tensors,
+            bytes_memory=self.totals.live_bytes,
+            bytes_allocated=self.totals.allocated,
+            bytes_disk=self.totals.file_bytes,
             bytes_metadata=self.bytes_metadata,
             pins=sum(len(session.leases) for session in self._sessions.values()),
             manifests_unread=len(self.unread),
@@ -160,7 +160,7 @@ class ShardState(VersionTable):
         self.graphs.use(header.graph_key, manifest.architecture, str(header.ref))
         segments = tuple(dict.fromkeys(entry.segment for entry in manifest.entries.values()))
         self._enter(header, body, segments)
-        self.epoch += 1
+        self.changes += 1
 
     def miss(self, ref: ModelRef, why: Unreadable, mine: bool) -> None:
         """Learn of a version, at home here if it is `mine`, whose manifest cannot be read now."""
@@ -176,7 +176,7 @@ class ShardState(VersionTable):
             self.restore_version(manifest, body)
         elif ref.name in self._names:
             self._names[ref.name].lost[ref.version] = None
-        self.epoch += 1
+        self.changes += 1
 
     def restore(self, version_facts: Mapping[ModelRef, Fact]) -> None:
         """Learn, after a restart, what an earlier incarnation held: what exists and is not on disk counts as lost."""
@@ -245,7 +245,7 @@ class ShardState(VersionTable):
         for name in moved:
             del self._names[name]
         self.departing = frozenset(live)
-        self.epoch += 1
+        self.changes += 1
         return Bundle(facts, tuple(versions), ledger, self.lineage.qualities(refs), graphs, unread)
 
     def take_over(self, bundle: Bundle, now: float) -> int:
@@ -275,7 +275,7 @@ class ShardState(VersionTable):
                 if ref.version not in bundle.names[ref.name].warm:
                     del self._names[ref.name].warm[ref.version]
             self._take_pins(ref, version.pins, now)
-        self.epoch += 1
+        self.changes += 1
         return self.bytes_metadata - before
 
     def _take_pins(self, ref: ModelRef, pins: Iterable[Lease], now: float) -> None:

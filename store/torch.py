@@ -28,7 +28,7 @@ import torch
 from torch import fx, nn
 
 from .arrays import Array, as_bytes, as_numpy, checked, read_only
-from .facts import call_facts, fact
+from .facts import Json, call_facts, fact
 from .graphs.graph import Layer, ModelGraph
 
 _log = logging.getLogger(__name__)
@@ -262,11 +262,11 @@ def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(child, f"{path}.{name}" if path else name)
 
 
-def _facts(module: nn.Module) -> dict[str, Any]:
+def _facts(module: nn.Module) -> dict[str, Json]:
     """Type and constructor facts of a module: simple public attributes, and what it says of itself."""
     declared: list[str] = list(getattr(module, "__constants__", ()))
     public = [name for name in vars(module) if not name.startswith("_") and name != "training"]
-    config: dict[str, Any] = {"class": type(module).__name__}
+    config: dict[str, Json] = {"class": type(module).__name__}
     for name in dict.fromkeys([*public, *declared]):
         value = getattr(module, name, None)
         if _is_simple(value):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from itertools import count
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -27,6 +28,8 @@ from tensorvine.clusters import LocalCluster
 from tests.support.warm import warm_workers
 
 STORE_BYTES = 256 << 20
+OWN_CLUSTER = "own_cluster"
+"""The marker."""
 os.environ.setdefault("RAY_ADDRESS", "local")
 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
 
@@ -35,10 +38,16 @@ settings.load_profile("ci")
 _serial = count(1)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read only files that name the marker where only such tests are asked for: the others import all frameworks."""
+    only = config.getoption("markexpr") == OWN_CLUSTER and collection_path.suffix == ".py"
+    return True if only and OWN_CLUSTER not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a Ray."""
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker("own_cluster"):
+        if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker(OWN_CLUSTER):
             item.add_marker("ray")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,10 +15,16 @@ from ...store.errors import GraphError, TensorNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ..memory.copying import Pair, copy_all
 
+if TYPE_CHECKING:
+    import keras
+    from torch import nn
+
+    from ...store.keras_memory import WeightMemory
+
 _OPTIMIZER = "optimizer/"
 
 
-def adapter_of(model: Any) -> Any:
+def adapter_of(model: object) -> ModuleType:
     """Return `store.keras` or `store.torch`, whichever `model` belongs to.
 
     Raises:
@@ -35,13 +42,13 @@ def adapter_of(model: Any) -> Any:
     raise GraphError(f"expected a Keras model or a torch module; found {type(model).__name__}")
 
 
-def recipe_of(model: Any) -> str | None:
+def recipe_of(model: object) -> str | None:
     """Return what rebuilds a Keras model; None for a torch module, which only its code can rebuild."""
     recipe = getattr(adapter_of(model), "recipe_of", None)
     return recipe(model) if recipe is not None else None
 
 
-def optimizer_tensors_of(model: Any) -> dict[str, np.ndarray]:
+def optimizer_tensors_of(model: object) -> dict[str, np.ndarray]:
     """Return the state of a Keras model's optimizer.
 
     Raises:
@@ -55,7 +62,7 @@ def optimizer_tensors_of(model: Any) -> dict[str, np.ndarray]:
     return of(model)
 
 
-def rebuild(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> Any:
+def rebuild(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> keras.Model:
     """Build a Keras model from what `save_model` stored, and give it its tensors."""
     from ...store import keras as keras_adapter
 
@@ -64,7 +71,7 @@ def rebuild(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -
     return model
 
 
-def fill(model: Any, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
+def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
     """Assign tensors to a model, those of its optimizer too where they were saved.
 
     They are matched by name; where the names differ, as those do that Keras numbers, by architecture: `graph` is
@@ -104,7 +111,7 @@ class Source:
         model: a Keras model, a torch module, a mapping of names to arrays, or a callable that gives one of these.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self._model = model
         self.graph: ModelGraph | None = None
         """None for a mapping."""
@@ -118,25 +125,25 @@ class Source:
             if hasattr(self._adapter, "weights_of"):
                 self._weights = self._adapter.weights_of(held)
 
-    def is_of(self, model: Any) -> bool:
+    def is_of(self, model: object) -> bool:
         """Tell whether this is the source of just that object."""
         return self._model is model
 
-    def tensors(self, model: Any) -> Mapping[str, Any]:
+    def tensors(self, model: object) -> Mapping[str, object]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
         if self._weights is not None:
             return self._adapter.snapshot(self._weights)
         held = self._held(model)
-        return cast("Mapping[str, Any]", held) if isinstance(held, Mapping) else self._adapter.tensors_of(held)
+        return cast("Mapping[str, object]", held) if isinstance(held, Mapping) else self._adapter.tensors_of(held)
 
     @staticmethod
-    def _held(model: Any) -> Any:
+    def _held(model: object) -> object:
         if isinstance(model, Mapping):
-            return cast("Mapping[str, Any]", model)
+            return cast("Mapping[str, object]", model)
         return model() if callable(model) and not _is_model(model) else model
 
 
-def _is_model(value: Any) -> bool:
+def _is_model(value: object) -> bool:
     roots = {base.__module__.partition(".")[0] for base in type(value).__mro__}
     return bool(roots & {"keras", "torch"})
 
@@ -192,7 +199,7 @@ class Filler:
         copy_all(pairs, self._helper)
 
 
-def _keras_memory(model: Any) -> Any:
+def _keras_memory(model: keras.Model) -> WeightMemory:
     from ...store.keras_memory import WeightMemory
 
     return WeightMemory(model)
@@ -201,7 +208,7 @@ def _keras_memory(model: Any) -> Any:
 class _TorchMemory:
     """The memory of a torch module's tensors; those on a GPU have none that NumPy could write to."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: nn.Module) -> None:
         from ...store.torch import _state
 
         self.weights = _state(module)

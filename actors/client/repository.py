@@ -1,4 +1,4 @@
-"""The repository as users see it.
+"""The repository as users see it: the models in it. How it is started and ends is `deployment`.
 
 Rules
 - A `Repository` is one client. It may be used by several threads; saves of one client are carried out one at a time,
@@ -8,42 +8,25 @@ Rules
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from ...planner.scaling import ScalePolicy
 from ...store.archive import interchange
-from ...store.codecs.codec import Codec
-from ...store.errors import (
-    GraphError,
-    MovedError,
-    OperationTimeoutError,
-    ShardUnavailableError,
-    StorageError,
-    TensorVineError,
-)
+from ...store.errors import GraphError, MovedError, OperationTimeoutError, StorageError
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import ModelRef, check_name, split_ref
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
-from ...store.versions.retention import Retention
 from ...store.waiting import Deadline
-from ..engine.embedded import default_engine
 from ..engine.engine import Engine
-from ..planner.calls import PlannerCalls
-from ..planner.resizing import ScaleReport
-from ..rpc.closing import close_all
-from ..rpc.incarnations import Incarnations
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
-from .launch import Launched, disk_options, launch, running
+from .deployment import Closes, Deployment
+from .launch import Launched
 from .lineage import Lineage
 from .match import PrefixMatch
 from .prefixes import Prefixes
@@ -51,21 +34,14 @@ from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves
-from .session import CONTROL_TIMEOUT_S, Session
 from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
-log = logging.getLogger(__name__)
-
-GRACE_S = 5.0
-"""How much longer than the planner a client waits for it: it knows what is late."""
-FLUSH_TIMEOUT_S = 600.0
-"""How long `close` waits for the disk."""
 Model = ModelRef | str
 """A version: a reference, `"name@3"`, or `"name"` for the latest version."""
 
 
-class Repository:
+class Repository(Deployment):
     """A client of a running repository. Made by `start` or `connect`, ended by `close` or a `with` block.
 
     >>> import numpy as np
@@ -76,147 +52,13 @@ class Repository:
     """
 
     def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
-        self.name = name
-        self._launched = launched
-        self._session = Session(engine, name)
+        super().__init__(engine, name, launched)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
         self._saves = Saves(self._session, self._catalog, self._reader)
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
-        self._lock = threading.Lock()
-        self._closed = False
-
-    # ---- start and end --------------------------------------------------------------------------------
-
-    @classmethod
-    def start(
-        cls,
-        name: str = "default",
-        *,
-        shards: int | None = None,
-        path: str | os.PathLike[str] | None = None,
-        codec: Codec | None = None,
-        replicas: int = 1,
-        store_bytes: int | None = None,
-        preallocate_bytes: int | None = None,
-        keep: Retention | None = None,
-        lag_bytes: int | None = None,
-        redis: str | None = None,
-        scaling: ScalePolicy | None = None,
-    ) -> Repository:
-        """Start a repository on the running Ray, or on one embedded in this process where there is none.
-
-        Joins the repository when one of that name already runs; `close` then only disconnects.
-
-        Args:
-            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`.
-            shards: how many; None: one per node.
-            path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
-                reach it. What is there is brought back. None: nothing outlives the shards.
-            codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
-                as `Quantize(8) | Zstd()`, a version answers exactly while it is in memory, and within the codec's
-                error once it was read back.
-            replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
-                one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
-                version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
-            store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
-                the shards of the node. Memory is taken from the system as it is used.
-            preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
-                capacity where that is less. 0: none (DStore-OnDemand).
-            keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
-                None: all, until room is needed. Others answer from disk.
-            lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
-            redis: URL of a Redis server, such as `redis://host:6379/0`, where new versions are told to consumers
-                outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left there goes.
-                No save waits for it, and when it goes away later the log says so. None: there are no such consumers.
-            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: only when
-                `scale` is called.
-
-        Raises:
-            ValueError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
-                these, `path` or `redis` differs from the running repository's, an option
-                that only means something with `path` is given without, or `redis` is no such URL.
-            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
-            CorruptDataError: `path` holds a repository of a newer format.
-            CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
-        """
-        check_name(name)
-        engine, launched = launch(
-            name,
-            shards,
-            store_bytes=store_bytes,
-            preallocate_bytes=preallocate_bytes,
-            disk=disk_options(path, codec, keep, lag_bytes),
-            redis=redis,
-            replicas=replicas,
-            scaling=scaling,
-        )
-        try:
-            return cls(engine, name, launched)
-        except BaseException:
-            launched.stop()
-            raise
-
-    @classmethod
-    def connect(cls, name: str = "default") -> Repository:
-        """Connect to a running repository, from any process of the cluster.
-
-        Raises:
-            RepositoryNotFoundError: no Ray runs, or no repository of that name.
-        """
-        return cls(default_engine(), check_name(name))
-
-    def close(self) -> None:
-        """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
-
-        Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
-        all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
-        error is raised at the end.
-        """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        closes = (self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched)
-        close_all(f"repository {self.name!r}", *closes)
-
-    def leave(self) -> None:
-        """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
-
-        On a Ray that is embedded in this process it ends with the process all the same.
-        """
-        if self._launched is not None:
-            self._launched.leave()
-        self.close()
-
-    def stop(self) -> None:
-        """Close, and stop the repository, whoever started it. What waits for its path is written first, as by `close`.
-
-        Other clients' calls raise `ShardUnavailableError` from then on.
-        """
-        if self._launched is None or not self._launched.names:
-            self._launched = running(self._session.engine, self.name, self._session.shards)
-        self.close()
-
-    def __enter__(self) -> Repository:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def engine(self) -> Engine:
-        """What runs the repository's actors."""
-        return self._session.engine
-
-    @property
-    def has_path(self) -> bool:
-        """Whether a history is kept on disk."""
-        return self._session.path is not None
 
     def __repr__(self) -> str:
         return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
@@ -259,17 +101,9 @@ class Repository:
             StorageError: the disk does not take it, or takes nothing of what waits: the version does not exist.
             ShardUnavailableError, OperationTimeoutError: the version may or may not exist; nothing of it leaks.
         """
-        return self._submit(
-            name,
-            tensors,
-            graph,
-            parent=parent,
-            inherit=inherit,
-            quality=quality,
-            metadata=metadata,
-            durability=durability,
-            timeout=timeout,
-        ).committed()
+        options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
+        options["timeout"] = timeout
+        return self._submit(name, tensors, graph, **options).committed()
 
     def save_async(
         self,
@@ -290,18 +124,9 @@ class Repository:
         save that finds the one before not yet in the shard's memory, or is larger than a quarter of this machine's.
         The version exists when `pending.committed()` does. Arguments and errors as in `save`.
         """
-        return self._submit(
-            name,
-            tensors,
-            graph,
-            parent=parent,
-            inherit=inherit,
-            quality=quality,
-            metadata=metadata,
-            durability=durability,
-            timeout=timeout,
-            copy=True,
-        )
+        options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
+        options["timeout"] = timeout
+        return self._submit(name, tensors, graph, copy=True, **options)
 
     def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
         """Save a Keras or PyTorch model: its architecture, its tensors and, for Keras, all it takes to rebuild it.
@@ -481,52 +306,6 @@ class Repository:
         name, version = split_ref(model)
         self._session.at_home(name, ShardCalls.retire(name, version))
 
-    def scale(self, shards: int, timeout: float = 120.0) -> ScaleReport:
-        """Change the number of shards while reads and writes go on; nothing is lost.
-
-        Only what must moves: a shard that joins gets its share of the names, without any bytes of tensors. One that
-        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest.
-
-        Args:
-            shards: how many there are to be; as many as now is no change.
-            timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
-
-        Raises:
-            ValueError: less than one is asked for, or fewer than now in a repository with `redis=`.
-            OperationTimeoutError: it took longer than `timeout` seconds.
-            StoreFullError: the shards that would stay have no room; nothing has changed.
-            ShardUnavailableError: a shard could not be started; nothing has changed.
-        """
-        if shards < 1:
-            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
-        report = self._session.planner.call(PlannerCalls.scale(shards, timeout), timeout + GRACE_S)
-        self._session.refresh()
-        return report
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """Numbers of the shards that there are, as far as this client knows."""
-        return self._session.shards
-
-    def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all that is committed now is on disk, too.
-
-        Raises:
-            StorageError: the repository has no path, or the disk does not take it.
-            OperationTimeoutError: it took longer than `timeout` seconds.
-            ShardUnavailableError: a shard died meanwhile: what was only in its memory is lost.
-        """
-        patience = timeout + CONTROL_TIMEOUT_S
-        incarnations = Incarnations()
-        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        self._session.broadcast(ShardCalls.flush(timeout), patience, heard=incarnations.heard)
-        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        if incarnations.died:
-            raise ShardUnavailableError(
-                "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
-                f"{sorted(incarnations.died)}"
-            )
-
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
         """Check a version, or all: every checksum, in memory and on disk, and every owner.
 
@@ -598,6 +377,9 @@ class Repository:
 
     # ---- within ---------------------------------------------------------------------------------------
 
+    def _closes(self) -> Closes:
+        return self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched
+
     def _submit(
         self,
         name: str,
@@ -613,18 +395,6 @@ class Repository:
             expected = "durability 'disk': expected a repository with path="
             raise StorageError(f"save of {name!r}: {expected}; {self.name!r} has none")
         return self._saves.submit(request, copy=copy)
-
-    def _flush_last(self) -> None:
-        """Wait for the disk, where this client started the repository."""
-        if self._launched is not None and self._launched.names and self.has_path:
-            try:
-                self.flush(FLUSH_TIMEOUT_S)
-            except TensorVineError as exc:
-                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
-
-    def _stop_launched(self) -> None:
-        if self._launched is not None:
-            self._launched.stop()
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)

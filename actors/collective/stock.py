@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ray.util.collective import backend_registry, types
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
@@ -22,7 +22,10 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from .connect import connect
 from .group import Group, Op
 
-_OPS: dict[Any, Op] = {
+_T = TypeVar("_T")
+_Options: TypeAlias = _T | type[_T]
+"""What Ray hands over by default is the class itself, whose attributes are the defaults."""
+_OPS: dict[types.ReduceOp, Op] = {
     types.ReduceOp.SUM: "sum",
     types.ReduceOp.PRODUCT: "product",
     types.ReduceOp.MIN: "min",
@@ -85,16 +88,18 @@ class StockGroup(BaseGroup):
 
     # ---- the calls; Ray hands over each tensor in a list ----------------------------------------------
 
-    def allreduce(self, tensor: list[Any], allreduce_options: Any = types.AllReduceOptions) -> None:
+    def allreduce(
+        self, tensor: list[object], allreduce_options: _Options[types.AllReduceOptions] = types.AllReduceOptions
+    ) -> None:
         """Combine all members' tensors, in place."""
         options = allreduce_options
         self._group.all_reduce(_only(tensor), _OPS[options.reduceOp], timeout=_seconds(options))
 
-    def barrier(self, barrier_options: Any = types.BarrierOptions) -> None:
+    def barrier(self, barrier_options: _Options[types.BarrierOptions] = types.BarrierOptions) -> None:
         """Wait for all members."""
         self._group.barrier(timeout=_seconds(barrier_options))
 
-    def reduce(self, tensor: list[Any], reduce_options: Any = types.ReduceOptions) -> None:
+    def reduce(self, tensor: list[object], reduce_options: _Options[types.ReduceOptions] = types.ReduceOptions) -> None:
         """Combine all members' tensors into the root's."""
         options = reduce_options
         target = _only(tensor)
@@ -103,7 +108,10 @@ class StockGroup(BaseGroup):
         self._group.all_reduce(target, _OPS[options.reduceOp], timeout=_seconds(options))
 
     def allgather(
-        self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = types.AllGatherOptions
+        self,
+        tensor_list: list[list[object]],
+        tensor: list[object],
+        allgather_options: _Options[types.AllGatherOptions] = types.AllGatherOptions,
     ) -> None:
         """Send all members' tensors to all members."""
         parts, seconds = self._each(tensor_list), _seconds(allgather_options)
@@ -112,15 +120,17 @@ class StockGroup(BaseGroup):
         for work in works:
             work.wait()
 
-    def broadcast(self, tensor: list[Any], broadcast_options: Any = types.BroadcastOptions) -> None:
+    def broadcast(
+        self, tensor: list[object], broadcast_options: _Options[types.BroadcastOptions] = types.BroadcastOptions
+    ) -> None:
         """Send the root's tensor to all members."""
         self._group.broadcast(_only(tensor), broadcast_options.root_rank, timeout=_seconds(broadcast_options))
 
     def reducescatter(
         self,
-        tensor: list[Any],
-        tensor_list: list[list[Any]],
-        reducescatter_options: Any = types.ReduceScatterOptions,
+        tensor: list[object],
+        tensor_list: list[list[object]],
+        reducescatter_options: _Options[types.ReduceScatterOptions] = types.ReduceScatterOptions,
     ) -> None:
         """Combine all members' lists, tensor by tensor; each member gets the one of its rank."""
         options = reducescatter_options
@@ -130,15 +140,15 @@ class StockGroup(BaseGroup):
             work.wait()
         _fill(_only(tensor), copies[self.rank])
 
-    def send(self, tensor: list[Any], send_options: Any) -> None:
+    def send(self, tensor: list[object], send_options: types.SendOptions) -> None:
         """Send a tensor."""
         self._group.send(_only(tensor), send_options.dst_rank, timeout=_seconds(send_options))
 
-    def recv(self, tensor: list[Any], recv_options: Any) -> None:
+    def recv(self, tensor: list[object], recv_options: types.RecvOptions) -> None:
         """Receive a tensor."""
         self._group.recv(_only(tensor), recv_options.src_rank, timeout=_seconds(recv_options))
 
-    def _each(self, tensor_list: list[list[Any]]) -> list[Any]:
+    def _each(self, tensor_list: list[list[object]]) -> list[object]:
         tensors = _only(tensor_list)
         if len(tensors) != self.world_size:
             raise ValueError(f"{self.group_name!r}: expected {self.world_size} tensors; found {len(tensors)}")
@@ -174,19 +184,19 @@ class NcclGroup(StockGroup):
     carrier = "nccl"
 
 
-def _only(given: list[Any]) -> Any:
+def _only(given: list[_T]) -> _T:
     if len(given) != 1:
         raise ValueError(f"ray.util.collective: expected one tensor per member; found {len(given)}")
     return given[0]
 
 
-def _seconds(options: Any) -> float | None:
+def _seconds(options: object) -> float | None:
     """Return the time of an option; None: the group's."""
     limit: timedelta = getattr(options, "timeout_ms", types.unset_timeout_ms)
     return None if limit == types.unset_timeout_ms else limit.total_seconds()
 
 
-def _copy(tensor: Any) -> Any:
+def _copy(tensor: Any) -> object:
     return tensor.detach().clone() if hasattr(tensor, "detach") else tensor.copy()
 
 

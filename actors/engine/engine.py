@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-Actor = Any
+Actor: TypeAlias = object
 """What an engine calls a running actor."""
-Future = Any
+Future: TypeAlias = object
 """What an engine calls an answer to come."""
-Handle = Any
+Handle: TypeAlias = object
 """What an engine calls a stored block."""
 
 GROUPS = {"ctl": 512, "data": 64, "watch": 16384}

@@ -31,7 +31,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
-from .engine import GROUPS, SERVICE, Actor, Lifetime, Node
+from .engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
 
 NAMESPACE = "tensorvine"
 
@@ -67,7 +67,7 @@ class RayEngine:
         arguments: Mapping[str, object],
         node: str | None = None,
         lifetime: Lifetime = SERVICE,
-    ) -> Any:
+    ) -> Actor:
         """Start or find a named actor."""
         for _, method in inspect.getmembers(cls, callable):
             chosen = getattr(method, "concurrency_group", None)
@@ -124,7 +124,7 @@ class RayEngine:
             found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
-    def call(self, actor: object, method: str, *arguments: object) -> Any:
+    def call(self, actor: object, method: str, *arguments: object) -> Future:
         """Send a call."""
         _check_running(method)
         return getattr(actor, method).remote(*arguments)
@@ -145,7 +145,7 @@ class RayEngine:
         except (ray.exceptions.RayError, TimeoutError) as exc:
             _translate(exc, timeout, who)
 
-    def put(self, block: object) -> Any:
+    def put(self, block: object) -> Handle:
         """Store a block in shared memory."""
         return ray.put(block)
 

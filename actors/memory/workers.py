@@ -7,11 +7,15 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ...store.errors import without_frames
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Workers(ThreadPoolExecutor):
@@ -22,9 +26,13 @@ class Workers(ThreadPoolExecutor):
     "invalid literal for int() with base 10: 'many'"
     """
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call in one of the threads."""
         return super().submit(_run, [fn, args, kwargs])
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run something long in one of the threads, without stopping this loop."""
+        return await asyncio.get_running_loop().run_in_executor(self, fn, *args)
 
 
 def _run(call: list[Any]) -> Any:

@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
@@ -40,6 +40,9 @@ from .autoscale import AutoScale
 from .calls import PlannerCalls
 from .resizing import Resizing, ScaleReport
 from .streams import Advice, Delivered, Observed, Streams
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +170,7 @@ class Planner:
     async def streams(self) -> dict[str, Advice]:
         return await self._aside(self._streams.advice)
 
-    async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _aside(self, work: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
         """Plan in a thread of its own, one thing at a time, so that no commit waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._planning, work, *arguments)
 

@@ -26,17 +26,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Generic, Never, ParamSpec, Protocol, TypeVar
 
 from ..engine.engine import group as engine_group
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True)
 _Self = TypeVar("_Self")
-_Method = Callable[..., Coroutine[Any, Any, Any]]
+_Method = Callable[..., Coroutine[object, Never, object]]
 
 
-class Declaration(Generic[_P, _R]):
+class Declaration(Generic[_P, _R_co]):
     """The declaration of one call.
 
     Args:
@@ -46,7 +47,9 @@ class Declaration(Generic[_P, _R]):
         repeatable: it changes nothing, or not twice: it may be sent again where it is not known what became of it.
     """
 
-    def __init__(self, declared: Callable[Concatenate[Any, _P], _R], group: str, by_socket: bool, repeatable: bool):
+    def __init__(
+        self, declared: Callable[Concatenate[Never, _P], _R_co], group: str, by_socket: bool, repeatable: bool
+    ) -> None:
         self.name = declared.__name__
         self.group = group
         self.by_socket = by_socket
@@ -54,7 +57,7 @@ class Declaration(Generic[_P, _R]):
         self.__doc__ = declared.__doc__
         self._declared = declared
 
-    def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> Request[_R]:
+    def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> Request[_R_co]:
         """Return the request to make this call with these arguments."""
         if named:
             bound = self._signature.bind(None, *arguments, **named)
@@ -70,12 +73,12 @@ class Declaration(Generic[_P, _R]):
         return inspect.signature(self._declared)
 
 
-class Request(Generic[_R]):
+class Request(Generic[_R_co]):
     """A call with its arguments. It names itself in messages as Python would write it."""
 
     __slots__ = ("arguments", "remote")
 
-    def __init__(self, remote: Declaration[..., _R], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, remote: Declaration[..., _R_co], arguments: tuple[object, ...]) -> None:
         self.remote = remote
         self.arguments = arguments
 
@@ -85,10 +88,10 @@ class Request(Generic[_R]):
 
 def remote(
     group: str, *, by_socket: bool | None = None, repeatable: bool = False
-) -> Callable[[Callable[Concatenate[Any, _P], _R]], Declaration[_P, _R]]:
+) -> Callable[[Callable[Concatenate[Never, _P], _R]], Declaration[_P, _R]]:
     """Declare a call; see `Declaration` for the arguments. None: a socket may carry what is in the group `ctl`."""
 
-    def declare(declared: Callable[Concatenate[Any, _P], _R]) -> Declaration[_P, _R]:
+    def declare(declared: Callable[Concatenate[Never, _P], _R]) -> Declaration[_P, _R]:
         return Declaration(declared, group, group == "ctl" if by_socket is None else by_socket, repeatable)
 
     return declare
@@ -97,8 +100,8 @@ def remote(
 def answers(
     call: Declaration[_P, _R], *, group: str | None = None
 ) -> Callable[
-    [Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]],
-    Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],
+    [Callable[Concatenate[_Self, _P], Coroutine[object, Never, _R]]],
+    Callable[Concatenate[_Self, _P], Coroutine[object, Never, _R]],
 ]:
     """Mark the method of an actor that answers a declared call; its docstring is the declaration's.
 
@@ -108,8 +111,8 @@ def answers(
     """
 
     def mark(
-        method: Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]],
-    ) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _R]]:
+        method: Callable[Concatenate[_Self, _P], Coroutine[object, Never, _R]],
+    ) -> Callable[Concatenate[_Self, _P], Coroutine[object, Never, _R]]:
         method.__doc__ = method.__doc__ or call.__doc__
         method.answers = call  # pyright: ignore[reportFunctionMemberAccess]
         if call.by_socket:
@@ -173,7 +176,7 @@ def _handed_on(part: type, method: _Method) -> _Method:
     name = method.__name__
 
     @wraps(method)
-    async def hand_on(self: Composed, *arguments: Any) -> Any:
+    async def hand_on(self: Composed, *arguments: object) -> object:
         return await getattr(self.parts[part], name)(*arguments)
 
     return hand_on

@@ -21,7 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ..engine.engine import Actor, Engine, Future
@@ -93,7 +93,7 @@ class Channel:
             answer = self._engine.call(self.find(), request.remote.name, *request.arguments)
         return Answer(self, self._engine, self._who(request), answer)
 
-    def post(self, request: Request[Any]) -> None:
+    def post(self, request: Request[object]) -> None:
         """Call from a thread or a loop, where nobody will wait for the answer: by the engine, which drops it.
 
         Raises:
@@ -137,7 +137,7 @@ class Channel:
     def _known(self) -> Actor:
         return self._actor if self._actor is not None else self.find()
 
-    def _who(self, request: Request[Any]) -> str:
+    def _who(self, request: Request[object]) -> str:
         return f"{self.name}: {request.remote.name}"
 
     # ---- its socket -----------------------------------------------------------------------------------

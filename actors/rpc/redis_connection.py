@@ -11,11 +11,15 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ...store.errors import CodecUnavailableError, StorageError
 from .redis_keys import Keys
+
+if TYPE_CHECKING:
+    from redis.client import PubSub
+    from redis.connection import AbstractConnection
 
 TIMEOUT_S = 5.0
 """How long Redis may take to connect, and for an answer."""
@@ -90,7 +94,7 @@ class RedisConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _greet(self, connection: Any) -> None:
+    def _greet(self, connection: AbstractConnection) -> None:
         connection.on_connect()
         self.connected += 1
 
@@ -99,7 +103,7 @@ class Subscription:
     """What is published on one channel, from now on. Not for several threads."""
 
     def __init__(
-        self, connection: RedisConnection, pubsub: Any, channel: str, errors: tuple[type[Exception], ...]
+        self, connection: RedisConnection, pubsub: PubSub, channel: str, errors: tuple[type[Exception], ...]
     ) -> None:
         self._connection = connection
         self._pubsub = pubsub

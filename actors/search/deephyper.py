@@ -45,7 +45,7 @@ def run_function(
     repository: str,
     prefix: str,
     freeze: bool = True,
-) -> Callable[[RunningJob], dict[str, Any]]:
+) -> Callable[[RunningJob], dict[str, object]]:
     """Make a run function for a DeepHyper evaluator: each candidate inherits, is trained, and is saved.
 
     Args:
@@ -71,7 +71,7 @@ def run_function(
     """
     check_name(f"{prefix}0.0")
 
-    def run(job: RunningJob) -> dict[str, Any]:
+    def run(job: RunningJob) -> dict[str, object]:
         return _evaluate(job, build, train, repository, f"{prefix}{job.id}", freeze)
 
     return run
@@ -125,18 +125,18 @@ class AgedEvolution(RegularizedEvolution):
     """
 
     _problem: HpProblem
-    _population: deque[tuple[dict[str, Any], float]]
+    _population: deque[tuple[dict[str, object], float]]
 
-    def _ask(self, n: int = 1) -> list[dict[str, Any]]:
+    def _ask(self, n: int = 1) -> list[dict[str, object]]:
         if len(self._population) < self.population_size:
-            return cast("list[dict[str, Any]]", super()._ask(n))
+            return cast("list[dict[str, object]]", super()._ask(n))
         return [self._child(self._parent()) for _ in range(n)]
 
-    def _parent(self) -> dict[str, Any]:
+    def _parent(self) -> dict[str, object]:
         chosen = self._random_state.choice(self.population_size, size=self.sample_size, replace=False)
         return max((self._population[index] for index in chosen), key=lambda member: member[1])[0]
 
-    def _child(self, parent: dict[str, Any]) -> dict[str, Any]:
+    def _child(self, parent: dict[str, object]) -> dict[str, object]:
         """Change one active decision; drawn again where the space forbids what came out.
 
         Raises:
@@ -182,7 +182,7 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
 
-def other_value(decision: Hyperparameter[Any, Any], value: object, random: np.random.RandomState) -> Any:
+def other_value(decision: Hyperparameter[Any, Any], value: object, random: np.random.RandomState) -> object:
     """Draw a value of a decision that is not `value`: by the decision's own weights, as far as it has some.
 
     Raises:
@@ -210,7 +210,7 @@ def _ref_of(name: str, text: str | None) -> ModelRef:
     return ModelRef.parse(text)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Return what JSON can hold in the place of NumPy's scalars."""
     return cast(Any, value).item() if isinstance(value, np.generic) else value
 
@@ -222,8 +222,8 @@ def _evaluate(
     repository: str,
     name: str,
     freeze: bool,
-) -> dict[str, Any]:
-    told: dict[str, Any] = {"ref": "", "ancestor": "", "layers": 0, "repository_s": 0.0}
+) -> dict[str, object]:
+    told: dict[str, object] = {"ref": "", "ancestor": "", "layers": 0, "repository_s": 0.0}
     try:
         with Candidate(connected(repository), name, build(job), freeze=freeze) as candidate:
             told |= {"ancestor": str(candidate.ancestor or ""), "layers": len(candidate.layers)}

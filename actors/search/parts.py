@@ -13,12 +13,16 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...store.graphs.graph import ModelGraph
 from ..client.frameworks import adapter_of
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
 
 class ModelParts:
@@ -33,7 +37,7 @@ class ModelParts:
 
     def __init__(self, model: object) -> None:
         self.graph: ModelGraph
-        self._model = model
+        self._model: Any = model
         self._adapter = adapter_of(model)
         self.graph = self._adapter.graph_of(model)
         self._keras = hasattr(self._adapter, "weights_of")
@@ -77,8 +81,8 @@ def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:
             layer.trainable = False
 
 
-def _keep_in_inference(module: Any, frozen: Set[int]) -> Callable[[], None]:
-    hooks: list[Any] = []
+def _keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]:
+    hooks: list[RemovableHandle] = []
     for part in module.modules():
         if any(id(buffer) in frozen for buffer in part.buffers(recurse=False)):
             part.eval()
@@ -91,7 +95,7 @@ def _keep_in_inference(module: Any, frozen: Set[int]) -> Callable[[], None]:
     return thaw
 
 
-def _to_inference(module: Any, arguments: Any) -> None:
+def _to_inference(module: nn.Module, arguments: object) -> None:
     module.eval()
 
 

@@ -149,11 +149,11 @@ class Retirement(tune.Callback):
         for trial, versions in self._reported.items():
             self._reported[trial] = {path: ref for path, ref in versions.items() if ref not in gone}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, dict[str, str]]:
         """Give what Tune stores with the experiment, and gives back when that is restored."""
         return {trial: {path: str(ref) for path, ref in versions.items()} for trial, versions in self._reported.items()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, dict[str, str]]) -> None:
         """Go on from there."""
         self._reported = {
             trial: {path: ModelRef.parse(text) for path, text in versions.items()} for trial, versions in state.items()

@@ -97,7 +97,7 @@ def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
         peers=peers,
         state=state,
         lock=lock,
-        segment_memory=SegmentMemory(state, lock, engine, config.capacity, config.preallocate_bytes),
+        segment_memory=SegmentMemory(state, lock, config.capacity, config.preallocate_bytes),
         notifier=Notifier(lock),
         recovery_info=recovery_info,
     )

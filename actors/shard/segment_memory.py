@@ -1,4 +1,4 @@
-"""The bytes of one shard: granted, filled, taken, hashed, compacted, carried to other nodes, and used again.
+"""The bytes of one shard: granted, filled, taken, compacted, and used again.
 
 Rules
 - Shards own every byte: segments lie in the shard's shared memory (`memory`). Clients of this node fill it and read
@@ -8,23 +8,18 @@ Rules
   it: no reader, and nobody in this process who still copies from it or into it. Whoever copies takes the lock in the
   same locked section in which he learns the place.
 - Blocks of at most `INLINE_BYTES` stay in this process's heap and travel inside messages.
-- Copies and hashes run in worker threads, and hashing waits until no save does: it would take a core and the bus.
+- Copies run in worker threads.
 - The shard's lock guards all of this; methods that say so must be called with it held.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import secrets
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,19 +27,17 @@ from ...store.errors import ShardUnavailableError, StoreFullError
 from ...store.holders import Filling, Owner, Save
 from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
-from ...store.segments.segment import ALIGNMENT, Block, Offset, Segment, SegmentId, layout, pack, padded
+from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layout, pack, padded
 from ...store.shard import ShardState
-from ...store.versions.manifest import digest_of
 from ...store.versions.overtaken import Ended
-from ..engine.engine import Engine
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
 from ..memory.workers import Workers
 from ..rpc.messages import Filled
+from .hashing import Hashing, digests_of
 
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = SMALLEST_BYTES
-EXPORT_IDLE_S = 30.0
 READ_ROUNDS = 32
 """How often a read may find that others pushed out again what it had brought into the memory."""
 _COMPACTION = Filling("compaction")
@@ -56,16 +49,14 @@ class SegmentMemory:
     Args:
         state: the shard's.
         lock: guards the state and this.
-        engine: carries blocks to other nodes.
         capacity: bytes of memory.
         touch: how much of it to take from the system now.
     """
 
-    def __init__(self, state: ShardState, lock: threading.RLock, engine: Engine, capacity: int, touch: int) -> None:
+    def __init__(self, state: ShardState, lock: threading.RLock, capacity: int, touch: int) -> None:
         self.memory = SharedMemory(capacity, touch)
         self._state = state
         self._lock = lock
-        self._engine = engine
         self._capacity = capacity
         self._arena = Arena(self.memory.size)
         """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
@@ -74,11 +65,9 @@ class SegmentMemory:
         self._ended = Ended()
         self._freed: list[Part] = []
         """Parts that are free but for who still reads them, or copies."""
-        self._unhashed: list[SegmentId] = []
-        self._hashing: dict[SegmentId, Future[None]] = {}
-        self._exports: dict[SegmentId, tuple[int, Any, float]] = {}
-        self._workers = Workers(2, thread_name_prefix="tensorvine-shard")
-        self._hasher = Workers(1, thread_name_prefix="tensorvine-hash")
+        self.hashing = Hashing(state, lock, self.view)
+        self.workers = Workers(2, thread_name_prefix="tensorvine-shard")
+        """Threads for what takes long."""
 
     @property
     def epoch(self) -> int:
@@ -98,10 +87,6 @@ class SegmentMemory:
     def publish(self) -> None:
         """Show the epoch on the version page. Call it with the lock held."""
         self.memory.publish(self.epoch)
-
-    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run something long without stopping this loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     # ---- taking ---------------------------------------------------------------------------------------
 
@@ -181,14 +166,14 @@ class SegmentMemory:
 
         It is on disk, and nobody reads it: else its place would not come back.
         """
-        for segment_id in self._state.evictable():
+        for segment_id in self._state.residents.evictable():
             segment = self._state.segment(segment_id)
             part = segment.handle if segment is not None else None
             if isinstance(part, Part) and not self.memory.is_read(part):
                 yield segment_id, _arena_bytes(part.length)
 
     def _evict(self, segment_id: SegmentId) -> None:
-        self._state.evict(segment_id)
+        self._state.residents.evict(segment_id)
         self._take_back()
 
     def room_may_come(self, owner: Owner) -> bool:
@@ -196,7 +181,7 @@ class SegmentMemory:
 
         What is on disk as well may: it only stays because somebody reads it now.
         """
-        on_disk = next(self._state.evictable(), None) is not None
+        on_disk = next(self._state.residents.evictable(), None) is not None
         return on_disk or bool(self._freed) or bool(self._arena.owners() - {owner})
 
     def full(self, what: str, nbytes: int) -> StoreFullError:
@@ -249,13 +234,13 @@ class SegmentMemory:
         for segment, handle, sizes in blocks:
             if not isinstance(handle, Part):
                 self._state.adopt(save, segment, handle, sizes)
-                hashes = _digests(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
+                hashes = digests_of(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
                 self._state.set_digests(segment, hashes)
                 continue
             self._check_granted(handle, save, incarnation)
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
-            self._unhashed.append(segment)
+            self.hashing.later(segment)
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
         """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
@@ -321,61 +306,7 @@ class SegmentMemory:
                 "save was given up, or the shard started again meanwhile"
             )
 
-    # ---- hashing --------------------------------------------------------------------------------------
-
-    def start_hashing(self) -> None:
-        """Hash in the background what was taken lately."""
-        with self._lock:
-            for segment_id in self._unhashed:
-                segment = self._state.segment(segment_id)
-                view = self.view(segment) if segment is not None else None
-                if segment is not None and view is not None and not segment.absent(segment.live_slots):
-                    work = (segment, view, segment.generation, segment.offsets)
-                    self._hashing[segment_id] = self._hasher.submit(self._hash, *work)
-            self._unhashed.clear()
-
-    def hashing(self, segments: Sequence[SegmentId]) -> list[Future[None]]:
-        """Start hashing, and give what to wait for until all of `segments` are hashed."""
-        self.start_hashing()
-        with self._lock:
-            return [self._hashing[segment] for segment in segments if segment in self._hashing]
-
-    def _hash(self, segment: Segment, view: np.ndarray, generation: int, offsets: Sequence[Offset]) -> None:
-        digests = _digests(view, offsets, segment.sizes)
-        with self._lock:
-            if segment.generation == generation:
-                self._state.set_digests(segment.id, digests)
-            else:
-                self._unhashed.append(segment.id)
-            self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice
-
-    def hash_later(self, segment: SegmentId) -> None:
-        """Have a segment hashed that was read from disk. Call it with the lock held."""
-        self._unhashed.append(segment)
-
-    def check(self, segment_id: SegmentId, names: Mapping[int, str]) -> list[str]:
-        """Hold tensors in memory against their content hashes, where these are known, and say what is wrong.
-
-        Args:
-            segment_id: the segment.
-            names: slot -> tensor's name.
-        """
-        with self._lock:
-            segment = self._state.segment(segment_id)
-            view = self.view(segment) if segment is not None else None
-            if segment is None or view is None or segment.digests is None:
-                return []
-            offsets, digests, sizes = segment.offsets, segment.digests, segment.sizes
-        problems: list[str] = []
-        for slot, name in names.items():
-            offset = offsets[slot]
-            if isinstance(offset, int) and digests[slot]:
-                found = digest_of(view[offset : offset + sizes[slot]])
-                if found != digests[slot]:
-                    problems.append(f"tensor {name!r}: expected content {digests[slot]} in memory; found {found}")
-        return problems
-
-    # ---- to other nodes -------------------------------------------------------------------------------
+    # ---- reading --------------------------------------------------------------------------------------
 
     def view(self, segment: Segment) -> np.ndarray | None:
         """Return a segment's block, kept in place; None when it is on disk only. Call it with the lock held."""
@@ -389,40 +320,17 @@ class SegmentMemory:
         """Keep blocks in place while they are copied. Call it with the lock held."""
         return {s: self.memory.read(b.handle) for s, b in blocks.items() if isinstance(b.handle, Part)}
 
-    def exported(
-        self, blocks: Mapping[SegmentId, Block], views: Mapping[SegmentId, np.ndarray]
-    ) -> dict[SegmentId, Block]:
-        """Put blocks into the engine's object store for readers elsewhere; each stays there until it is idle."""
-        carried = dict(blocks)
-        for segment, view in views.items():
-            with self._lock:
-                known = self._exports.get(segment)
-            generation = blocks[segment].generation
-            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
-            with self._lock:
-                self._exports[segment] = (generation, handle, time.monotonic())
-            carried[segment] = replace(blocks[segment], handle=handle)
-        return carried
-
-    def drop_idle_exports(self) -> None:
-        """Let go of the copies in the object store that nobody asked for lately, or whose segment is gone."""
-        idle = time.monotonic() - EXPORT_IDLE_S
-        with self._lock:
-            for segment, (_, _, used) in list(self._exports.items()):
-                if used < idle or self._state.segment(segment) is None:
-                    del self._exports[segment]
-
     # ---- freeing --------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Free and compact what the state says. Call it with the lock held."""
-        compactable, self._state.compactable = self._state.compactable, set()
+        compactable, self._state.residents.compactable = self._state.residents.compactable, set()
         self._take_back()
         for segment in compactable:
-            self._workers.submit(self._compact, segment)
+            self.workers.submit(self._compact, segment)
 
     def _take_back(self) -> None:
-        freed, self._state.freed = self._state.freed, []
+        freed, self._state.residents.freed = self._state.residents.freed, []
         self._free([handle for handle in freed if isinstance(handle, Part)])
 
     def _free(self, parts: Sequence[Part]) -> None:
@@ -466,7 +374,7 @@ class SegmentMemory:
         del old
         with self._lock:
             handle = part if part is not None else new.tobytes()
-            moved = self._state.move(segment_id, generation, handle, after, length)
+            moved = self._state.residents.move(segment_id, generation, handle, after, length)
             if part is not None and moved:
                 self.keep(part, segment_id)
             elif part is not None:
@@ -477,11 +385,3 @@ class SegmentMemory:
 def _arena_bytes(size: int) -> int:
     """Return the bytes of the arena that a block takes, header included."""
     return padded(HEADER_BYTES + max(size, ALIGNMENT))
-
-
-def _digests(block: np.ndarray, offsets: Sequence[Offset], sizes: Sequence[int]) -> list[str]:
-    """Hash a block's tensors; one that was compacted away before has no hash, and no caller asks for it."""
-    return [
-        digest_of(block[offset : offset + size]) if isinstance(offset, int) else ""
-        for offset, size in zip(offsets, sizes, strict=True)
-    ]

@@ -46,6 +46,7 @@ from .replicas.replication import Replication
 from .replicas.securing import Securing
 from .restart import take_back
 from .serving.block_server import BlockServer
+from .serving.exports import Exports
 from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
@@ -68,9 +69,8 @@ class Shard:
         history = _open_history(context, config.disk, settling) if config.disk is not None else None
         local = LocalClients()
         room = Admission(context, local, history.persister if history is not None else None)
-        reconciliation = (
-            Reconciliation(context, history.recovered if history is not None else []) if context.recovery_info else None
-        )
+        recovered = history.recovery.recovered if history is not None else []
+        reconciliation = Reconciliation(context, recovered) if context.recovery_info else None
 
         def calm() -> bool:
             return reconciliation is None or not reconciliation.open
@@ -82,6 +82,7 @@ class Shard:
             redis_index.shard_at(*context.tcp_address)
         rendezvous = LocalRendezvous()
         senders = Senders(config, block_server, rendezvous)
+        exports = Exports(context)
         copying = Copying(context, room)
         replica_store = ReplicaStore(context, copying, settling.settle_from_thread)
         replication = Replication(context, restored, history) if config.replicas > 1 else None
@@ -113,7 +114,15 @@ class Shard:
         parts = (
             sessions,
             writes,
-            Reads(context, admission=room, history=history, names=names, senders=senders, rendezvous=rendezvous),
+            Reads(
+                context,
+                admission=room,
+                history=history,
+                names=names,
+                senders=senders,
+                rendezvous=rendezvous,
+                exports=exports,
+            ),
             Queries(context, settling, names=names, history=history, securing=securing, replica_store=replica_store),
             Holders(context, settling, segment_handoff=segment_handoff, reconciliation=reconciliation, strays=strays),
             Files(context, settling, history, segment_handoff),
@@ -133,6 +142,7 @@ class Shard:
             strays=strays,
             replica_store=replica_store,
             senders=senders,
+            exports=exports,
         )
 
     @answers(ChangeCalls.gathered)

@@ -7,6 +7,7 @@ from .handoff.reconciliation import Reconciliation
 from .handoff.strays import Strays
 from .parts.sessions import Sessions
 from .replicas.replica_store import ReplicaStore
+from .serving.exports import Exports
 from .serving.senders import Senders
 from .settling import Settling
 from .ticker import Ticker
@@ -25,6 +26,7 @@ class Sweep:
         strays: holders here that may be no version's.
         replica_store: copies of other shards, which may have drained.
         senders: have groups that may be idle.
+        exports: blocks in the object store that may be idle.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Sweep:
         strays: Strays,
         replica_store: ReplicaStore,
         senders: Senders,
+        exports: Exports,
     ) -> None:
         self._lock = context.lock
         self._segment_memory = context.segment_memory
@@ -47,15 +50,16 @@ class Sweep:
         self._strays = strays
         self._replica_store = replica_store
         self._senders = senders
+        self._exports = exports
         self._ticker = Ticker("sweep", context.index, lambda: SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         if self._reconciliation is not None and self._reconciliation.open and not self._peers.topology.former:
             self._reconciliation.gather()
         self._strays.look()
-        self._segment_memory.start_hashing()
+        self._segment_memory.hashing.start()
         self._sessions.end_lost()
-        self._segment_memory.drop_idle_exports()
+        self._exports.drop_idle()
         topology = self._peers.topology
         with self._lock:
             self._replica_store.forget(topology.gone.keys() - set(topology.alive))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...store.refs import ModelRef
 from ..client.save.request import Saved
@@ -92,7 +91,7 @@ class TrainerCalls(RankCalls):
         ...
 
     @remote("watch")
-    def decide(self, change: str, made: bool) -> Any:
+    def decide(self, change: str, made: bool) -> object:
         """Make a change that was prepared here, and return what it gives; or drop it, known or not."""
         ...
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ...store.arrays import as_numpy, dtype_name, read_only
 from ...store.errors import TensorMismatchError, TensorNotFoundError
@@ -118,7 +119,7 @@ class StepContext:
         if self._hooks is not None and self._telling:
             self._hooks.updated(name, training.state[name])
 
-    def update(self, name: str, value: Any) -> None:
+    def update(self, name: str, value: ArrayLike) -> None:
         """Set what an array of the state is at the end of the step; errors as in `changing`.
 
         Raises:
@@ -334,8 +335,8 @@ def _kind(value: object) -> str:
     return "number"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Write a bit generator's state with numbers and lists alone."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: _plain(item) for key, item in cast("Mapping[str, object]", value).items()}
     return cast(Any, value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...store.refs import check_name
 from ..client.repository import Repository
@@ -97,7 +96,7 @@ def engine_here() -> Engine:
 
 def _places(
     engine: Engine, count: int, nodes: Sequence[str] | None, placement_group: object, where: str
-) -> list[tuple[str | None, tuple[Any, int] | None]]:
+) -> list[tuple[str | None, tuple[object, int] | None]]:
     """Return each rank's node and bundle."""
     if placement_group is not None:
         return [(None, (placement_group, rank)) for rank in range(count)]

@@ -214,13 +214,13 @@ class TrainerActor(Forkable):
         self._changes[change] = new
         return True
 
-    def _make(self, change: _Change, method: Callable[..., object], arguments: Sequence[object]) -> Any:
+    def _make(self, change: _Change, method: Callable[..., object], arguments: Sequence[object]) -> object:
         if not change.decided.wait(DECISION_S):
             raise OperationTimeoutError(f"{self._where}: expected the word on a change within {DECISION_S} s")
         return method(*arguments) if change.made else None
 
     @answers(TrainerCalls.decide)
-    async def decide(self, change: str, made: bool) -> Any:
+    async def decide(self, change: str, made: bool) -> object:
         prepared = self._changes.pop(change, None)
         if prepared is None:
             if made:

@@ -224,7 +224,7 @@ class Trainers(list[Actor]):
             ) from error
         raise error
 
-    def _together(self, request: Request[Any], timeout: float) -> None:
+    def _together(self, request: Request[object], timeout: float) -> None:
         """Have all ranks do something after the same step: prepared at all of them, then decided."""
         method = request.remote.name
         for attempt in range(TRIES):

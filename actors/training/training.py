@@ -111,7 +111,7 @@ class Training(Protocol):
         """Name the tensors in the order in which the next forward pass needs them; the others follow."""
         ...
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> object:
         """Return a tensor's present value, without a copy where that is possible."""
         ...
 
@@ -119,7 +119,7 @@ class Training(Protocol):
         """Return what is no tensor: steps done, schedule, random state."""
         ...
 
-    def memory(self, name: str) -> Any:
+    def memory(self, name: str) -> object:
         """Return the contiguous memory that a clone's tensor is received into, all of which will be written.
 
         It is the tensor's own where that is possible, otherwise scratch that `filled` assigns from.

@@ -26,7 +26,7 @@ from .trigger import ScheduleLike, trigger_of
 ANSWER_S = 5.0
 """How much longer than the training the answer may take."""
 
-Train = Callable[[Publisher], Any]
+Train = Callable[[Publisher], object]
 """A training: it calls `publisher.step` after each iteration, or hands `publisher.callback()` to `model.fit`."""
 
 
@@ -34,7 +34,7 @@ class ProducerCalls(RemoteCalls):
     """Calls of a producer."""
 
     @remote("watch", repeatable=True)
-    def result(self, timeout: float) -> tuple[bool, Any]:
+    def result(self, timeout: float) -> tuple[bool, object]:
         """Return (whether it ended, what it gave); raises what it raised."""
         ...
 
@@ -51,7 +51,7 @@ class ProducerActor:
         self._repo = Repository.connect(repository)
         self._publisher = Publisher(self._repo, name, **options)
         self._ended = threading.Event()
-        self._result: Any = None
+        self._result: object = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, args=(train,), name="tensorvine-train", daemon=True)
         self._thread.start()
@@ -66,7 +66,7 @@ class ProducerActor:
             self._ended.set()
 
     @answers(ProducerCalls.result)
-    async def result(self, timeout: float) -> tuple[bool, Any]:
+    async def result(self, timeout: float) -> tuple[bool, object]:
         ended = await asyncio.get_running_loop().run_in_executor(None, self._ended.wait, timeout)
         if self._error is not None:
             raise self._error

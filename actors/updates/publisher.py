@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...store.errors import TensorVineError
 from ...store.refs import ModelRef, check_name
@@ -31,6 +31,9 @@ from ..planner.streams import Advice, Observed
 from ..rpc.messages import check_transport
 from .published import PublishReport, Told, Update
 from .trigger import ScheduleLike, Trigger, trigger_of
+
+if TYPE_CHECKING:
+    from .fitting import FitCallback
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +224,7 @@ class Publisher:
                 advice.costs,
             )
 
-    def callback(self) -> Any:
+    def callback(self) -> FitCallback:
         """Make the Keras callback that publishes through this, for `model.fit(callbacks=[...])`."""
         from .fitting import FitCallback
 

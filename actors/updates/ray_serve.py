@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from ray import serve
@@ -20,6 +20,9 @@ from ..client.repository import Repository
 from .consumer import ANSWERING
 from .follower import ConsumerStatus, Follower
 from .serving import Inference
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class ModelReplica:
         """Answer with the newest version; errors as in `Consumer.infer`."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
 
-    async def __call__(self, request: Any) -> dict[str, Any]:
+    async def __call__(self, request: Request) -> dict[str, object]:
         """Answer an HTTP request with the JSON body {"batch": nested lists}: {"outputs", "version"}."""
         body: dict[str, Any] = await request.json()
         answer = await self.infer(np.asarray(body["batch"], np.float32))

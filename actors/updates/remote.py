@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from ...store.errors import TensorVineError
 from ..client.repository import Repository
@@ -58,7 +58,7 @@ class Remote:
         arguments: Mapping[str, object],
         node: str | None,
         lifetime: Lifetime,
-        first: Request[Any],
+        first: Request[object],
     ) -> Self:
         """Start the actor, and wait until it answers the call `first`.
 

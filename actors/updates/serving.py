@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from ...store.errors import OperationTimeoutError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ..client.frameworks import Filler
+
+if TYPE_CHECKING:
+    from torch import nn
 
 QUIET_S = 60.0
 """How long an update waits for the answers that began two versions ago."""
@@ -36,7 +39,7 @@ class Servable(Protocol):
         """Take a version. The arrays are read-only and stay intact for as long as they are referred to."""
         ...
 
-    def __call__(self, batch: object) -> Any:
+    def __call__(self, batch: object) -> object:
         """Answer."""
         ...
 
@@ -86,7 +89,7 @@ class Serving:
         self._active, self._other = _Copy(build(), self._helper), _Copy(build(), self._helper)
         self._changed = threading.Condition()
         self._filling = threading.Lock()
-        self._sample: Any = None
+        self._sample: object = None
 
     @property
     def ref(self) -> ModelRef | None:
@@ -170,7 +173,7 @@ class Serving:
         self._helper.shutdown()
 
 
-_Sides = tuple[Callable[[Any], Any], Callable[[Mapping[str, np.ndarray], ModelGraph], None], bool]
+_Sides = tuple[Callable[[object], object], Callable[[Mapping[str, np.ndarray], ModelGraph], None], bool]
 
 
 def _sides(model: Any, helper: ThreadPoolExecutor) -> _Sides:
@@ -189,7 +192,7 @@ def _sides(model: Any, helper: ThreadPoolExecutor) -> _Sides:
     return model.predict_on_batch, filler.fill, True
 
 
-def _torch_answer(module: Any) -> Callable[[Any], Any]:
+def _torch_answer(module: nn.Module) -> Callable[[object], object]:
     import torch
 
     module.eval()
@@ -204,7 +207,7 @@ def _torch_answer(module: Any) -> Callable[[Any], Any]:
             return type(several)(map(arrays, several))
         return outputs
 
-    def answer(batch: Any) -> Any:
+    def answer(batch: object) -> object:
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         with torch.inference_mode():
             return arrays(module(torch.as_tensor(np.asarray(batch)).to(device)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...store.errors import ModelNotFoundError
+from ...store.facts import Json
 from .. import words
 from ..client import Address, AsJson, Name, connected, console, print_json, table
 
@@ -163,7 +164,7 @@ def _inherited(info: ModelInfo) -> str:
     return f"{1 - info.bytes_owned / info.bytes_total:.0%}" if info.bytes_total else "-"
 
 
-def _info_dict(info: ModelInfo) -> dict[str, Any]:
+def _info_dict(info: ModelInfo) -> dict[str, Json]:
     return {
         "ref": str(info.ref),
         "parent": str(info.parent) if info.parent else None,

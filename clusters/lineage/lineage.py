@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...store.errors import ModelNotFoundError
+from ...store.facts import Json
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ...store.versions.manifest import ModelInfo
@@ -138,7 +139,7 @@ class Lineage:
         """Return a version's children among the descendants."""
         return [relative for relative in self.descendants if relative.parent == ref]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         """Return it as JSON values."""
         return {
             "model": str(self.ref),
@@ -280,7 +281,7 @@ def _shortened(idle: Sequence[Relative]) -> list[Relative | Gap]:
     return [Gap(tuple(relative.ref for relative in idle))]
 
 
-def _relative_dict(relative: Relative) -> dict[str, Any]:
+def _relative_dict(relative: Relative) -> dict[str, Json]:
     return {
         "ref": str(relative.ref),
         "parent": str(relative.parent) if relative.parent else None,

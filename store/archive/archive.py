@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
@@ -31,6 +31,9 @@ from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_n
 from .numbers import gather
 from .opening import open_directory
 from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 LOCK_NAME = "lock"
 """Locked by the repository that runs on the path."""
@@ -139,7 +142,7 @@ class Archive:
         name = manifest_name(name) if isinstance(name, ModelRef) else name
         return self.manifest_of(name, self.directory.read(name))
 
-    def manifest_of(self, name: str, content: object) -> Manifest:
+    def manifest_of(self, name: str, content: Buffer) -> Manifest:
         """Decode a manifest's file that was read already; errors as in `read_manifest`."""
         where = f"{self.directory.uri}/{name}"
         manifest = decode_manifest(content, where, self._shards)

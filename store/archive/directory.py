@@ -19,13 +19,17 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
+from numpy.typing import NDArray
 from pyarrow import fs as pyarrow_fs  # pyright: ignore[reportMissingTypeStubs]
 
 from ..errors import StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +37,34 @@ pa: Any = pyarrow  # it has no types
 fs: Any = pyarrow_fs
 TEMPORARY = ".tmp"
 """Suffix of files that are being written."""
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Fill = Callable[[Any], None]
-"""Writes a file's content to the binary sink that it is given."""
+Bytes = NDArray[np.uint8]
+
+
+class Sink(Protocol):
+    """A binary file that is written."""
+
+    def write(self, data: Buffer, /) -> object:
+        """Write bytes, all of them."""
+        ...
+
+
+class Content(Protocol):
+    """What a file holds: a buffer of PyArrow's."""
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        ...
+
+    def to_pybytes(self) -> bytes:
+        """Copy it."""
+        ...
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+Fill = Callable[[Sink], object]
+"""Writes a file's content to the sink that it is given."""
 
 
 class Directory(ABC):
@@ -63,7 +92,7 @@ class Directory(ABC):
         return False
 
     @abstractmethod
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Content:
         """Read a whole small file.
 
         Raises:
@@ -128,7 +157,7 @@ class OpenFile(ABC):
         """
 
     @abstractmethod
-    def arrow(self) -> Any:
+    def arrow(self) -> object:
         """Return what PyArrow reads it through."""
 
     @abstractmethod

@@ -17,13 +17,17 @@ import mmap
 import os
 import uuid
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import StorageError
-from .directory import TEMPORARY, Bytes, Directory, Fill, OpenFile, check_part, naming, pa
+from .directory import TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +81,7 @@ class LocalDirectory(Directory):
                 raise OSError(errno.ENOSPC, f"expected to write {len(data)} bytes; {written} were taken")
         return True
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Content:
         """Read a file."""
         with naming(self._path / name, "read"):
             return pa.py_buffer((self._path / name).read_bytes())
@@ -166,11 +170,11 @@ class _Whole:
 
     closed = False
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
         self.tell = file.tell
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         view = memoryview(data)
         if not view.nbytes:
             return 0
@@ -205,7 +209,7 @@ class _Mapped(OpenFile):
                 self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVISED, offset + nbytes - start))
         return whole[offset : offset + nbytes]
 
-    def arrow(self) -> Any:
+    def arrow(self) -> object:
         return pa.BufferReader(pa.py_buffer(self._opened()))
 
     def close(self) -> None:

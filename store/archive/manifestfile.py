@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
@@ -28,6 +28,9 @@ from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from ..versions.manifest import Header, TensorEntry
 from .segmentfile import FORMAT, METADATA_KEY, Makers, Slot, read_arrow, segment_of, segment_text, slot_of, slot_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 pa: Any = pyarrow  # it has no types
 _NAME = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
@@ -122,7 +125,7 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
     return content.replace(f'"checksum": "{_NO_CHECKSUM}"'.encode(), f'"checksum": "{checksum}"'.encode())
 
 
-def decode_manifest(content: Any, where: str, shards: Makers) -> Manifest:
+def decode_manifest(content: Buffer, where: str, shards: Makers) -> Manifest:
     """Read a manifest.
 
     Args:

@@ -13,7 +13,19 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import StorageError
-from .directory import TEMPORARY, Bytes, Directory, Fill, OpenFile, check_part, fs, naming, pa, without_credentials
+from .directory import (
+    TEMPORARY,
+    Bytes,
+    Content,
+    Directory,
+    Fill,
+    OpenFile,
+    check_part,
+    fs,
+    naming,
+    pa,
+    without_credentials,
+)
 
 
 class RemoteDirectory(Directory):
@@ -52,7 +64,7 @@ class RemoteDirectory(Directory):
                 self._system.move(target, path)
         return buffer.size
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Content:
         """Read an object."""
         with naming(f"{self.uri}/{name}", "read"), self._system.open_input_file(self._full(name)) as file:
             return file.read_buffer()
@@ -93,7 +105,7 @@ class _Remote(OpenFile):
             raise StorageError(f"{self._uri}: expected {nbytes} bytes at {offset}; found {found.nbytes}")
         return found
 
-    def arrow(self) -> Any:
+    def arrow(self) -> object:
         return self._file
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
 from ..errors import CorruptDataError, TensorMismatchError
 from ..lazy import optional
-from .directory import Fill
+from .directory import Fill, Sink
 
 _DTYPES = {
     "bool": "BOOL",
@@ -60,11 +60,11 @@ def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) ->
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
 
-    def fill(sink: Any) -> None:
+    def fill(sink: Sink) -> None:
         sink.write(len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
             if array.nbytes:
-                sink.write(as_bytes(array))
+                sink.write(as_bytes(array).data)
 
     return fill
 

@@ -8,13 +8,13 @@ Rules
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .blocks import Bytes
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
+Words = NDArray[np.uint64]
 
 CHUNK = 1 << 16
 """Codes that are packed at once; a multiple of 8."""
@@ -124,7 +124,7 @@ def noise_bits(codes: Bytes, bits: int, even_share: float) -> int:
     return min(range(min(bits, MOST_NOISE + 1)), key=cost)
 
 
-def _histogram(codes: Bytes, size: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+def _histogram(codes: Bytes, size: int) -> NDArray[np.intp]:
     """Count the codes of a sample, evenly spaced."""
     starts = range(0, len(codes), max(SAMPLE, len(codes) // SAMPLES))
     return np.bincount(np.concatenate([codes[at : at + SAMPLE] for at in starts]), minlength=size)

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -39,7 +40,7 @@ def is_cupy(array: object) -> bool:
     return any(base.__module__.partition(".")[0] == "cupy" for base in type(array).__mro__)
 
 
-def range_of(flat: Any, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, Floats]:
+def range_of(flat: Any, layout: Layout, wide: np.dtype[np.generic]) -> tuple[Floats, Floats]:
     """Find the lowest and the highest value of each group; NaN or infinite if one of its values is.
 
     Args:
@@ -58,7 +59,7 @@ def range_of(flat: Any, layout: Layout, wide: np.dtype[Any]) -> tuple[Floats, Fl
     return low, high
 
 
-def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[Any], out: Array) -> Floats:
+def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[np.generic], out: Array) -> Floats:
     """Write the codes, and give the largest error of each group.
 
     Args:
@@ -84,7 +85,7 @@ def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[Any], out
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Any:
+def _kernel() -> Callable[..., object]:
     cupy: Any = import_module("cupy")
     given = "T value, raw float64 low, raw float64 step, raw float64 inverse, int64 columns, bool by_column, W wide"
     return cupy.ElementwiseKernel(given, "C code, raw uint64 worst", _BODY, "tensorvine_quantize")

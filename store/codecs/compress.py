@@ -15,13 +15,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import CodecError, CodecUnavailableError, CorruptDataError
 from .blocks import Blocks, Bytes
 from .codec import ByteStage
+
+if TYPE_CHECKING:
+    from zstandard import ZstdCompressor
 
 OWN_LEVELS = 3
 """Up to this level, Zstandard searches as suits numbers."""
@@ -168,18 +172,18 @@ def _check_level(name: str, level: object, most: int) -> None:
         raise CodecError(f"codec {name!r}: expected a level from 1 to {most}; found {level!r}")
 
 
-def _parameters(zstandard: Any, level: int) -> Any:
+def _parameters(zstandard: ModuleType, level: int) -> object:
     own = {"strategy": zstandard.STRATEGY_FAST, "min_match": 7, "target_length": 0, "hash_log": 5 + level}
     return zstandard.ZstdCompressionParameters.from_level(level, **(own if level <= OWN_LEVELS else {}))
 
 
 @lru_cache(maxsize=OWN_LEVELS)
-def _idle_compressors(level: int) -> deque[Any]:
+def _idle_compressors(level: int) -> deque[ZstdCompressor]:
     """Return the compressors of a level that nobody uses now; each holds 3 MB at most. Taking one needs no lock."""
     return deque(maxlen=IDLE)
 
 
-def _zstandard() -> Any:
+def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ImportError as exc:

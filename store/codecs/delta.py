@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Array, as_bytes, as_numpy
 from ..errors import CodecError, CorruptDataError
@@ -131,7 +132,7 @@ def sparse(tensor: Array, parent: Array, limit: int) -> Bytes | None:
     """
     new, old = (_words(as_bytes(array), tensor.dtype.itemsize) for array in (tensor, parent))
     most = (limit - _TRAILER) // new.itemsize
-    places: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    places: list[NDArray[np.int64]] = []
     for start in range(0, len(new), BLOCK_ITEMS):
         stop = start + BLOCK_ITEMS
         found = np.flatnonzero(new[start:stop] != old[start:stop])
@@ -146,7 +147,7 @@ def sparse(tensor: Array, parent: Array, limit: int) -> Bytes | None:
     return np.concatenate([as_bytes(new[changed] ^ old[changed]), where, trailer]) if length <= limit else None
 
 
-def _write_places(changed: np.ndarray[Any, np.dtype[np.int64]], words: int) -> tuple[int, Bytes]:
+def _write_places(changed: NDArray[np.int64], words: int) -> tuple[int, Bytes]:
     gaps = np.diff(changed, prepend=-1) - 1
     longest = int(gaps.max(initial=0))
     width = next(width for width in (1, 2, 4, 8) if longest < 1 << 8 * width)
@@ -178,7 +179,7 @@ def _apply(delta: Bytes, words: Words, encoded: Encoded) -> None:
     words[changed] ^= delta[:values].view(words.dtype)
 
 
-def _read_places(where: Bytes, width: int, words: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _read_places(where: Bytes, width: int, words: int) -> NDArray[np.int64]:
     if not width:
         return np.flatnonzero(np.unpackbits(where, count=words, bitorder="little"))
     # A gap beyond the tensor is cut, so that the sum cannot overflow; the place is then beyond it as well.

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -26,6 +26,9 @@ SLICE = 1024
 """Elements that the float32 loop takes before its result is judged."""
 FAST_GROUP = 1 << 14
 """In rows of fewer elements the exact loop would repeat too much of what the float32 loop did."""
+
+_Number = Callable[[float | np.number], float]
+"""A type of Numba's, as a compiled loop calls it."""
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +166,7 @@ def _dequantize_numpy(codes: Array, values: Array, scales: Scales, axis: int) ->
 
 
 @lru_cache(maxsize=1)
-def _numba() -> Any:
+def _numba() -> ModuleType | None:
     try:
         import numba
     except ImportError as exc:
@@ -180,7 +183,7 @@ def _kernels(real: np.dtype[np.generic], code: np.dtype[np.generic]) -> Callable
         return None
     types = numba.types
 
-    def array(name: str, dimensions: int, written: bool) -> Any:
+    def array(name: str, dimensions: int, written: bool) -> object:
         return types.Array(getattr(types, name), dimensions, "C", readonly=not written)
 
     numbers = array("float64", 1, False)
@@ -204,7 +207,7 @@ def _kernels(real: np.dtype[np.generic], code: np.dtype[np.generic]) -> Callable
     return compiled
 
 
-def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]:
+def _sources(numba: ModuleType, real: _Number, code: _Number) -> dict[str, Callable[..., None]]:
     """Return the loops for values of the Numba type `real`, as Numba reads them.
 
     Largest errors are found as integers: for numbers that are not negative the order of their bits is theirs,
@@ -215,7 +218,7 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
     bottom, top = integer(np.iinfo(integer).min), integer(np.iinfo(integer).max)
     last = integer(np.iinfo(integer).bits - 1)
 
-    def extremes_rows(values: Any, low: Any, high: Any) -> None:
+    def extremes_rows(values: Array, low: Floats, high: Floats) -> None:
         # As sign and magnitude, made two's complement, the bits of floats have the order of the floats, and
         # NaN lies beyond infinity.
         for row in range(len(values)):
@@ -231,7 +234,7 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
             high[row] = highest if highest > high[row] or highest != highest else high[row]
 
     @numba.njit(nogil=True)
-    def exact(values: Any, codes: Any, low: Any, step: Any, inverse: Any) -> Any:
+    def exact(values: Array, codes: Array, low: float, step: float, inverse: float) -> float:
         worst = i64(0)
         for i in range(len(values)):
             value = f64(values[i])
@@ -242,7 +245,7 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
         return i64(worst).view(f64)
 
     @numba.njit(nogil=True)
-    def fast(values: Any, codes: Any, low: Any, step: Any, inverse: Any) -> Any:
+    def fast(values: Array, codes: Array, low: np.float32, step: np.float32, inverse: np.float32) -> np.floating:
         worst = i32(0)
         for i in range(len(values)):
             value = values[i]
@@ -252,11 +255,13 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
             worst = max(worst, f32(error).view(i32))
         return i32(worst).view(f32)
 
-    def quantize_rows(values: Any, codes: Any, low: Any, step: Any, inverse: Any, worst: Any) -> None:
+    def quantize_rows(values: Array, codes: Array, low: Floats, step: Floats, inverse: Floats, worst: Floats) -> None:
         for row in range(len(values)):
             worst[row] = exact(values[row], codes[row], low[row], step[row], inverse[row])
 
-    def quantize_long_rows(values: Any, codes: Any, low: Any, step: Any, inverse: Any, slack: Any, worst: Any) -> None:
+    def quantize_long_rows(
+        values: Array, codes: Array, low: Floats, step: Floats, inverse: Floats, slack: Floats, worst: Floats
+    ) -> None:
         for row in range(len(values)):
             half, most = step[row] / 2, f64(0)
             for start in range(0, values.shape[1], SLICE):
@@ -267,7 +272,9 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
                     most = max(most, exact(part, out, low[row], step[row], inverse[row]))
             worst[row] = most
 
-    def quantize_columns(values: Any, codes: Any, low: Any, step: Any, inverse: Any, worst: Any) -> None:
+    def quantize_columns(
+        values: Array, codes: Array, low: Floats, step: Floats, inverse: Floats, worst: Floats
+    ) -> None:
         for row in range(values.shape[0]):
             for i in range(values.shape[1]):
                 value = f64(values[row, i])
@@ -276,12 +283,12 @@ def _sources(numba: Any, real: Any, code: Any) -> dict[str, Callable[..., None]]
                 error = abs(value - f64(real(low[i] + rounded * step[i])))
                 worst[i] = max(worst[i], error)
 
-    def dequantize_rows(codes: Any, values: Any, low: Any, step: Any) -> None:
+    def dequantize_rows(codes: Array, values: Array, low: Floats, step: Floats) -> None:
         for row in range(codes.shape[0]):
             for i in range(codes.shape[1]):
                 values[row, i] = real(low[row] + f64(codes[row, i]) * step[row])
 
-    def dequantize_columns(codes: Any, values: Any, low: Any, step: Any) -> None:
+    def dequantize_columns(codes: Array, values: Array, low: Floats, step: Floats) -> None:
         for row in range(codes.shape[0]):
             for i in range(codes.shape[1]):
                 values[row, i] = real(low[i] + f64(codes[row, i]) * step[i])

@@ -95,7 +95,7 @@ class Quantize(HeadStage):
         return (1 << self.bits) - 1
 
     @property
-    def code_dtype(self) -> np.dtype[Any]:
+    def code_dtype(self) -> np.dtype[np.generic]:
         """Of a code before it is packed."""
         return np.dtype("<u2" if self.bits == 16 else "u1")
 

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from ..errors import GraphError
+from ..facts import Json
 
 FINGERPRINT_BYTES = 16
 
@@ -296,7 +297,7 @@ def _names(names: object, where: str) -> tuple[str, ...]:
     return cast("tuple[str, ...]", result)
 
 
-def _json_value(value: object, where: str) -> Any:
+def _json_value(value: object, where: str) -> Json:
     """Copy `value` into plain JSON types: tuples become lists, NumPy scalars become Python's."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
@@ -305,7 +306,7 @@ def _json_value(value: object, where: str) -> Any:
             raise GraphError(f"{where}: expected JSON values; found NaN, which equals nothing")
         return value
     if isinstance(value, Mapping):
-        result: dict[str, Any] = {}
+        result: dict[str, Json] = {}
         for key, item in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
                 raise GraphError(f"{where}: expected string keys; found {key!r}")
@@ -319,12 +320,12 @@ def _json_value(value: object, where: str) -> Any:
     raise GraphError(f"{where}: expected JSON values; found {type(value).__name__}")
 
 
-def _integral(value: object) -> Any:
+def _integral(value: object) -> object:
     """Write every float that is an integer as that integer, so that 1.0 and 1 get one text."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, dict):
-        return {key: _integral(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: _integral(item) for key, item in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
-        return [_integral(item) for item in cast("list[Any]", value)]
+        return [_integral(item) for item in cast("list[object]", value)]
     return value

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from ..errors import GraphError, ModelNotFoundError
+from ..facts import Json
 from .graph import (
     _json_value,  # pyright: ignore[reportPrivateUsage] - configs and predicates are read alike
     canonical_config,
@@ -24,14 +25,14 @@ from .graph import (
 if TYPE_CHECKING:
     from .graph import ModelGraph
 
-Pattern: TypeAlias = Sequence[Mapping[str, Any]]
+Pattern: TypeAlias = Sequence[Mapping[str, object]]
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 _Shape: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]"
 """(number of the config, positions of the inputs) of each layer, in topological order."""
 
 
-def check_pattern(pattern: object) -> tuple[Mapping[str, Any], ...]:
+def check_pattern(pattern: object) -> tuple[Mapping[str, Json], ...]:
     """Return the pattern as plain JSON values.
 
     Raises:
@@ -44,12 +45,12 @@ def check_pattern(pattern: object) -> tuple[Mapping[str, Any], ...]:
         raise GraphError(f"pattern: expected a list of layer predicates; found {type(pattern).__name__}")
     if not pattern:
         raise GraphError("pattern: expected at least one layer predicate; found none")
-    predicates: list[Mapping[str, Any]] = []
+    predicates: list[Mapping[str, Json]] = []
     for number, predicate in enumerate(cast("Sequence[object]", pattern), 1):
         where = f"predicate {number} of the pattern"
         if not isinstance(predicate, Mapping):
             raise GraphError(f"{where}: expected a mapping of config keys; found {type(predicate).__name__}")
-        predicates.append(_json_value(cast("Mapping[object, object]", predicate), where))
+        predicates.append(cast("Mapping[str, Json]", _json_value(cast(object, predicate), where)))
     return tuple(predicates)
 
 
@@ -229,9 +230,9 @@ def _allowed(predicate: Mapping[str, object]) -> list[frozenset[str]]:
     """Per key of a predicate, the facts of which a config must have one."""
     allowed: list[frozenset[str]] = []
     for key, value in predicate.items():
-        options: list[Any] = [value]
+        options: list[object] = [value]
         if isinstance(value, list):
-            options += cast("list[Any]", value)
+            options += cast("list[object]", value)
         allowed.append(frozenset(canonical_config({key: option}) for option in options))
     return allowed
 

@@ -6,8 +6,8 @@ Rules
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-# (keras's types are partial)
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+# (keras's types are partial, and not all that is needed is public)
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
     return model
 
 
-def all_layers(model: Any) -> list[Any]:
+def all_layers(model: keras.Model) -> list[keras.Layer]:
     """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
     return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]

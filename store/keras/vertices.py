@@ -16,8 +16,8 @@ Rules
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-# (keras's types are partial)
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+# (keras's types are partial, and a model's nodes are not public)
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import cycle
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
@@ -35,6 +35,9 @@ from ..errors import GraphError
 from ..facts import call_facts
 from ..graphs.graph import Layer, ModelGraph
 from .configs import config_of
+
+if TYPE_CHECKING:
+    from keras.src.ops.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class Flattened:
     def __init__(self, model: keras.Model, *, configs: bool = True, renamed: bool = False) -> None:
         self._configs = configs
         self.vertices: list[Layer] = []
-        self.weights: dict[str, Any] = {}
+        self.weights: dict[str, keras.Variable] = {}
         self.names: dict[int, str] = {}
         """id of a weight -> its name."""
         self._taken: set[str] = set()
@@ -84,15 +87,17 @@ class Flattened:
         if function is not None:
             outputs = self._function(function, path, feeds, renamed)
         else:
-            outputs = self._chain(model, path, feeds or [], renamed)
+            outputs = self._chain(cast("keras.Model", model), path, feeds or [], renamed)
         self._rest(model, path, renamed)
         return outputs
 
-    def _function(self, function: Any, path: str, feeds: list[_Output] | None, renamed: bool) -> list[_Output]:
+    def _function(
+        self, function: keras.Function, path: str, feeds: list[_Output] | None, renamed: bool
+    ) -> list[_Output]:
         produced: dict[int, _Output] = {}
         if feeds:
             produced = {id(tensor): feed for tensor, feed in zip(function.inputs, cycle(feeds), strict=False)}
-        nodes: list[Any] = [
+        nodes: list[Node] = [
             node for depth in sorted(function._nodes_by_depth, reverse=True) for node in function._nodes_by_depth[depth]
         ]
         uses = _uses(nodes)
@@ -105,23 +110,24 @@ class Flattened:
             produced.update({id(tensor): output for tensor, output in zip(node.outputs, outputs, strict=False)})
         return [produced[id(tensor)] for tensor in function.outputs]
 
-    def _node(self, node: Any, name: str, produced: Mapping[int, _Output], renamed: bool) -> list[_Output]:
+    def _node(self, node: Node, name: str, produced: Mapping[int, _Output], renamed: bool) -> list[_Output]:
         operation = node.operation
         if isinstance(operation, (keras.Model, keras.Function)):
             feeds = [produced[id(tensor)] for tensor in _fed(node, operation)]
             outputs = self._expand(operation, self._unique(name) + "/", feeds, renamed=renamed)
             missing = range(len(outputs), len(node.outputs))  # a chain has one end, whatever its model returns
             return outputs + [(outputs[-1][0], index) for index in missing]
+        arguments: Any = node.arguments  # its parts are there, which Keras's types do not say
         inputs, call = call_facts(
             operation.call,
-            node.arguments.args,
-            node.arguments.kwargs,
+            arguments.args,
+            arguments.kwargs,
             lambda value: produced.get(id(value)) if isinstance(value, keras.KerasTensor) else None,
         )
         vertex = self._leaf(operation, name, inputs, {"call": call} if call else {})
         return [(vertex, index) for index in range(len(node.outputs))]
 
-    def _chain(self, model: Any, path: str, feeds: list[_Output], renamed: bool) -> list[_Output]:
+    def _chain(self, model: keras.Model, path: str, feeds: list[_Output], renamed: bool) -> list[_Output]:
         if not model.built:
             raise GraphError(
                 f"model {model.name!r}: expected one that is built; found one that is not: call it on data"
@@ -155,7 +161,7 @@ class Flattened:
             else:
                 self._leaf(layer, name, [], _shapes(layer))
 
-    def _leaf(self, operation: object, name: str, inputs: list[str], more: Mapping[str, object]) -> str:
+    def _leaf(self, operation: keras.Operation, name: str, inputs: list[str], more: Mapping[str, object]) -> str:
         self._seen.add(id(operation))
         name = self._unique(name.removesuffix("/"))
         own = config_of(operation) if self._configs else {}
@@ -164,7 +170,7 @@ class Flattened:
         self.vertices.append(Layer(name, config, tuple(inputs), tensors))
         return name
 
-    def _tensors(self, weights: list[tuple[Any, str]], prefix: str) -> tuple[str, ...]:
+    def _tensors(self, weights: list[tuple[keras.Variable, str]], prefix: str) -> tuple[str, ...]:
         result: list[str] = []
         for weight, name in weights:
             if id(weight) not in self.names:
@@ -185,9 +191,9 @@ def _say_assumed(model_type: str) -> None:
     _log.warning("%s has no functional graph: its layers are taken for a chain in order of creation", model_type)
 
 
-def _uses(nodes: list[Any]) -> dict[int, str]:
+def _uses(nodes: list[Node]) -> dict[int, str]:
     """id of a node -> what its name gets: nothing for the first use of its operation, then "#2", "#3"."""
-    by_operation: defaultdict[int, list[Any]] = defaultdict(list)
+    by_operation: defaultdict[int, list[Node]] = defaultdict(list)
     for node in nodes:
         by_operation[id(node.operation)].append(node)
     result: dict[int, str] = {}
@@ -198,11 +204,12 @@ def _uses(nodes: list[Any]) -> dict[int, str]:
     return result
 
 
-def _fed(node: Any, model: Any) -> list[Any]:
+def _fed(node: Node, model: keras.Model | keras.Function) -> list[keras.KerasTensor]:
     """Tensors that a call hands to a nested model, in the order of the model's inputs."""
-    given = node.arguments.args[0] if node.arguments.args else next(iter(node.arguments.kwargs.values()))
+    arguments: Any = node.arguments
+    given = arguments.args[0] if arguments.args else next(iter(arguments.kwargs.values()))
     if isinstance(given, dict) and isinstance(getattr(model, "_inputs_struct", None), (list, tuple)):
-        by_name = cast("dict[str, Any]", given)
+        by_name = cast("dict[str, keras.KerasTensor]", given)
         return [by_name[tensor.name] for tensor in model.inputs]
     return [tensor for tensor in keras.tree.flatten(given) if isinstance(tensor, keras.KerasTensor)]
 
@@ -211,7 +218,7 @@ def _sources(outputs: list[_Output]) -> list[str]:
     return [name for name, _ in outputs]
 
 
-def _shapes(layer: Any) -> dict[str, Any]:
+def _shapes(layer: keras.Layer) -> dict[str, list[list[int]]]:
     return {"weights": [list(weight.shape) for weight in layer.weights]}
 
 
@@ -224,7 +231,7 @@ def first_free(name: str, taken: Mapping[str, object] | set[str]) -> str:
     return unique
 
 
-def _name(operation: Any, renamed: bool) -> str:
+def _name(operation: keras.Operation, renamed: bool) -> str:
     """Name of a layer; with `renamed`, an automatic one ("dense_7") loses its number."""
     if not renamed:
         return operation.name
@@ -233,15 +240,15 @@ def _name(operation: Any, renamed: bool) -> str:
     return base if base.replace("_", "") == automatic.replace("_", "") else operation.name
 
 
-def _weight_name(weight: Any) -> str:
+def _weight_name(weight: keras.Variable) -> str:
     return re.sub(r"^variable_\d+$", "variable", weight.name)
 
 
-def _own_weights(layer: object) -> list[Any]:
+def _own_weights(layer: object) -> list[keras.Variable]:
     return [*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ())]
 
 
-def _inner_weights(operation: object) -> list[tuple[Any, str]]:
+def _inner_weights(operation: object) -> list[tuple[keras.Variable, str]]:
     """Weights of a layer and of the layers inside it, with names relative to it, in the layer's own order.
 
     `variable.path` will not do: Keras builds a wrapped layer of a restored model outside its wrapper.
@@ -254,7 +261,7 @@ def _inner_weights(operation: object) -> list[tuple[Any, str]]:
     return [(weight, names.get(id(weight), _weight_name(weight))) for weight in operation.weights]
 
 
-def _walk(layer: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+def _walk(layer: keras.Layer, prefix: str) -> Iterator[tuple[keras.Variable, str]]:
     for weight in _own_weights(layer):
         yield weight, prefix + _weight_name(weight)
     for inner in layer._layers:

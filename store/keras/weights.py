@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 
@@ -68,19 +67,19 @@ def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
         TensorNotFoundError: the optimizer has no state of a name, or the model is not compiled.
         TensorMismatchError: another shape or dtype.
     """
-    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     assign_to(_optimizer_state(model), tensors)
 
 
-def weights_of(model: keras.Model) -> dict[str, Any]:
+def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
     """Variables of a model by the names that their tensors have."""
     names = Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
 
-def weights_in_call_order(model: keras.Model) -> dict[str, Any]:
+def weights_in_call_order(model: keras.Model) -> dict[str, keras.Variable]:
     """Variables of a model by name, in the order in which a forward pass reads them.
 
     Layers without a name of their own are counted in this model alone ("dense", "dense#2"), whatever numbers Keras
@@ -89,7 +88,7 @@ def weights_in_call_order(model: keras.Model) -> dict[str, Any]:
     return Flattened(model, configs=False, renamed=True).weights
 
 
-def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[Any, str | None]]:
+def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
     """State of a built optimizer: name -> variable, and the weight whose slot it is, None if it is no slot.
 
     A slot's name has its weight's name in place of Keras's path; empty if the optimizer is not built.
@@ -98,7 +97,7 @@ def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str
         model: a built model.
         numbered: name weights as `weights_of` does; False: as `weights_in_call_order`.
     """
-    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return {}
     names = Flattened(model, configs=False, renamed=not numbered).names
@@ -106,7 +105,7 @@ def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str
     for weight in model.trainable_variables:
         by_path[weight.path.replace("/", "_")].append(names[id(weight)])
     met: defaultdict[str, int] = defaultdict(int)
-    state: dict[str, tuple[Any, str | None]] = {}
+    state: dict[str, tuple[keras.Variable, str | None]] = {}
     for variable in optimizer.variables:
         owner, _, slot = variable.path.rpartition("/")
         owner = re.sub(r"_\d+(?=/|$)", "", owner)  # adam_7: numbered like layers
@@ -121,7 +120,7 @@ def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str
     return state
 
 
-def _optimizer_state(model: keras.Model) -> dict[str, Any]:
+def _optimizer_state(model: keras.Model) -> dict[str, keras.Variable]:
     return {name: variable for name, (variable, _) in optimizer_state_of(model).items()}
 
 
@@ -130,7 +129,7 @@ def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
 
 
-def assign_to(variables: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
+def assign_to(variables: Mapping[str, keras.Variable], tensors: Mapping[str, object]) -> None:
     """Set variables by name, as `assign` sets a model's."""
     expected = {name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()}
     for name, array in checked(tensors, expected).items():

@@ -15,13 +15,13 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, ModelLostError
 from ..holders import FileOf, FileTaking, Holder
 
 ALIGNMENT = 64
@@ -178,6 +178,14 @@ class Segment:
             self.offsets = tuple(offsets)
         self.counts = [0] * len(self.sizes)
 
+    @classmethod
+    def on_disk(cls, segment_id: SegmentId, sizes: Sequence[int], stored: Stored, generation: int) -> Segment:
+        """Return a segment that has a file and no block."""
+        offsets = tuple(ABSENT if slot in stored.slots else GONE for slot in range(len(sizes)))
+        segment = cls(segment_id, None, tuple(sizes), offsets, generation=generation)
+        segment.stored, segment.files = stored, stored.generation + 1
+        return segment
+
     def hold(self, holder: Holder, slots: Iterable[int]) -> None:
         """Count `holder` on `slots`. Holding again is no change: a message may come twice.
 
@@ -202,15 +210,18 @@ class Segment:
         for slot in self.holders.pop(holder, frozenset()):
             self.counts[slot] -= 1
 
+    def has(self, slots: Iterable[int]) -> bool:
+        """Tell whether there are these slots, in memory or on disk."""
+        return all(0 <= slot < len(self.sizes) and self.offsets[slot] != GONE for slot in slots)
+
     @property
     def live_slots(self) -> list[int]:
         """Slots that somebody holds."""
         return [slot for slot, count in enumerate(self.counts) if count]
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes, without padding, of the live slots that are in memory."""
-        return sum(self.sizes[slot] for slot in self.live_slots if isinstance(self.offsets[slot], int))
+    def resident_bytes(self, slots: Iterable[int]) -> int:
+        """Return the bytes, without padding, of those of `slots` that are in memory."""
+        return sum(self.sizes[slot] for slot in slots if isinstance(self.offsets[slot], int))
 
     @property
     def is_safe(self) -> bool:
@@ -246,6 +257,40 @@ class Segment:
         """Take the new block that a compaction made."""
         self.handle, self.offsets, self.allocated = handle, offsets, allocated
         self.generation += 1
+
+    def file_is(self, stored: Stored) -> None:
+        """Take a new file; slots that were on disk only, and that it lacks, are gone."""
+        self.stored = stored
+        self.offsets = tuple(
+            GONE if offset == ABSENT and slot not in stored.slots else offset
+            for slot, offset in enumerate(self.offsets)
+        )
+
+    def file_has(self, sizes: Mapping[int, int], bases: Mapping[int, tuple[Any, ...]]) -> None:
+        """Learn of more slots that the file has.
+
+        Args:
+            sizes: slot -> bytes; those that are known stay as they are.
+            bases: slots that are encoded against others -> these, see `Stored`.
+
+        Raises:
+            ModelLostError: there is no file.
+        """
+        new = {slot: nbytes for slot, nbytes in sizes.items() if not self.has([slot])}
+        if not new:
+            return
+        if self.stored is None:
+            raise ModelLostError(f"segment {self.id}: expected a file that has slots {list(new)}; it has none")
+        more = max(0, max(sizes) + 1 - len(self.sizes))
+        known, offsets = [*self.sizes, *[0] * more], [*self.offsets, *[GONE] * more]
+        for slot, nbytes in new.items():
+            known[slot], offsets[slot] = nbytes, ABSENT
+        self.sizes, self.offsets = tuple(known), tuple(offsets)
+        self.counts += [0] * more
+        self.digests = None
+        slots = self.stored.slots | new.keys()
+        chains = {**self.stored.bases, **{slot: bases[slot] for slot in new if slot in bases}}
+        self.stored = replace(self.stored, slots=slots, bases=chains)
 
     def compacted(self) -> tuple[tuple[Offset, ...], int]:
         """Offsets and length of a block that holds the live slots only, of those that are in memory."""

@@ -11,7 +11,6 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import GraphError, ModelNotFoundError
 from ..graphs.graph import ModelGraph
@@ -113,7 +112,7 @@ class Architectures:
         """Find the live version with the longest common prefix."""
         return self._prefixes.match(query)
 
-    def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+    def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         """List live versions whose graph has a path that fits `pattern`, sorted."""
         return sorted(ref for key in self._patterns.find(pattern, exact) for ref in self._graphs[key].refs)
 

@@ -10,17 +10,20 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Unreadable
 from ..holders import Holder, Lease
 from ..refs import ModelRef
-from ..segments.segment import Offset, SegmentId, Stored
+from ..segments.segment import ABSENT, GONE, Offset, Segment, SegmentId, Stored
 from .architectures import packed
 from .ledger import Told
 from .manifest import Header
 from .replica import Kept
+
+MOVED_ON = 1 << 20
+"""Added to the generations of a segment that another shard takes over: the one before may count on for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,32 @@ class MovedSegment:
     holders: Mapping[Holder, Sequence[int]] = field(default_factory=dict[Holder, Sequence[int]])
     waiting: frozenset[ModelRef] = frozenset()
     """Those of them whose manifests are not on disk."""
+
+    @classmethod
+    def of(cls, segment: Segment, waiting: frozenset[ModelRef]) -> MovedSegment:
+        """Return what there is to know of a segment, some of whose holders are `waiting`."""
+        return cls(
+            id=segment.id,
+            sizes=segment.sizes,
+            offsets=segment.offsets,
+            allocated=segment.allocated,
+            generation=segment.generation,
+            digests=segment.digests,
+            stored=segment.stored,
+            files=segment.files,
+            holders={holder: sorted(slots) for holder, slots in segment.holders.items()},
+            waiting=waiting,
+        )
+
+    @property
+    def without_block(self) -> MovedSegment:
+        """The same where no block goes with it: all is on disk only."""
+        offsets = tuple(ABSENT if offset != GONE else GONE for offset in self.offsets)
+        return replace(self, offsets=offsets, allocated=0)
+
+    def copied(self, handle: Any) -> Segment:
+        """Return the segment as a copy of its block is taken, before its file and its holders are."""
+        return Segment(self.id, handle, self.sizes, self.offsets, self.allocated, self.generation + MOVED_ON)
 
     @property
     def needs_memory(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ..errors import CorruptDataError
 from ..refs import ModelRef
@@ -141,7 +142,7 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
         raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc
 
 
-def digest_of(tensor: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
+def digest_of(tensor: NDArray[np.uint8]) -> str:
     """Return the content hash of a tensor's bytes: xxh3-128, hexadecimal.
 
     >>> digest_of(np.zeros(0, np.uint8))

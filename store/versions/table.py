@@ -14,7 +14,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import (
     CorruptDataError,
@@ -85,7 +84,7 @@ class VersionTable(SegmentTable):
 
     # ---- commits and retirement -----------------------------------------------------------------------
 
-    def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+    def adopt(self, save: Save, segment_id: SegmentId, handle: object, sizes: Sequence[int]) -> None:
         """Take a block of a save into this shard's care, which holds all its slots.
 
         Raises:
@@ -129,7 +128,7 @@ class VersionTable(SegmentTable):
         del self._begun[ref]
         self._enter(draft.header(ref, created_ns), draft.body, tuple(draft.holds))
         self.release(draft.save)
-        self.epoch += 1
+        self.changes += 1
         return ref
 
     def retire(self, ref: ModelRef) -> None:
@@ -144,7 +143,7 @@ class VersionTable(SegmentTable):
             self._retired_pinned[ref] = record
         else:
             self._let_go(ref, record)
-        self.epoch += 1
+        self.changes += 1
 
     def retain(self, policy: Retention, name: str) -> list[tuple[ModelRef, set[int]]]:
         """Ask a policy which versions of `name` stay in memory; give the others, each once, and their shards.
@@ -257,7 +256,7 @@ class VersionTable(SegmentTable):
                 continue
             record.pins.pop(lease, None)
             if ref in self._retired_pinned:
-                self.epoch += 1  # one client fewer sees the retired version
+                self.changes += 1  # one client fewer sees the retired version
             if not record.pins and self._retired_pinned.pop(ref, None):
                 self._let_go(ref, record)
 

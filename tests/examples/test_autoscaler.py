@@ -14,25 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.elastic_search import NODES, PLAN
+from tests.support.marked import MARK, marked, outlive
 
 ROOT = Path(__file__).parents[2]
-MARK = "TENSORVINE_TEST_AUTOSCALER"
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes that run with this mark in their environment."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 @pytest.mark.own_cluster
@@ -61,8 +48,7 @@ def test_nodes_join_are_killed_and_come_again_while_the_search_goes_on_and_go_wh
         assert (said["good"], said["models"], said["problems"]) == (PLAN.candidates, PLAN.population, [])
         assert not said["pins left"]
         assert not said["nodes left"]
-        _, alive = psutil.wait_procs(marked(mark), timeout=20)
-        assert [" ".join(process.cmdline())[:100] for process in alive] == []
+        assert outlive(mark) == []
     finally:
         for process in marked(mark):
             process.kill()

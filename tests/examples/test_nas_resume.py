@@ -15,9 +15,9 @@ import pytest
 
 from examples.nas.journal import Told, read
 from examples.nas.results import results_of
+from tests.support.marked import MARK, marked
 
 RUN = Path(__file__).parents[2] / "examples/nas/run.py"
-MARK = "TENSORVINE_TEST_NAS"
 CANDIDATES, KILL_AFTER = 16, 12
 """The first 8 are drawn; then they descend from one another, and those that leave the population are retired."""
 
@@ -34,18 +34,6 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def marked(mark: Path) -> list[psutil.Process]:
-    """Return the processes that run with this mark in their environment."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(mark) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 def told(out: Path) -> list[Told]:
@@ -84,7 +72,7 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> 
         first.communicate(timeout=30)
         assert KILL_AFTER <= len(told(parts)) < CANDIDATES
         # Ray's agents try for 60 s to tell a head that has died with them before they end
-        _, alive = psutil.wait_procs(marked(parts), timeout=120)
+        _, alive = psutil.wait_procs(marked(str(parts)), timeout=120)
         assert not alive
         for out, options in ((parts, ("--resume",)), (whole, ())):
             output, _ = (process := start(out, *options)).communicate(timeout=150)
@@ -100,5 +88,5 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> 
         assert "use --resume to go on with it" in output
     finally:
         for out in (whole, parts):
-            for process in marked(out):
+            for process in marked(str(out)):
                 process.kill()

@@ -1,4 +1,4 @@
-"""The examples of online updates: simulated instrument, networks, tables, pictures. `test_examples` runs them."""
+"""What the examples of online updates are made of: simulated instrument, networks, tables, pictures."""
 
 from __future__ import annotations
 

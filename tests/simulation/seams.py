@@ -25,7 +25,7 @@ from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
-from tensorvine.actors.client import launch, repository, session
+from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
 from tensorvine.actors.shard import sweep
@@ -91,7 +91,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (tcp.TcpClient, cluster.SimulatedTcpClient),
         (server.LazyServer, _NoServer),
         (engine_ray.RayEngine, cluster.SimulatedEngine),
-        (repository.default_engine, cluster.SimulatedEngine),
+        (deployment.default_engine, cluster.SimulatedEngine),
     ]
 
 

@@ -408,12 +408,12 @@ class OneShard(RuleBasedStateMachine):
         self.states[shard].release(holder)
         self.held.pop((shard, holder), None)
 
-    @precondition(lambda self: any(state.compactable for state in self.states))
+    @precondition(lambda self: any(state.residents.compactable for state in self.states))
     @rule()
     def begin_compactions(self) -> None:
         """Copy what is live now; the copies are taken later, if they still fit."""
         for state in self.states:
-            wanted, state.compactable = state.compactable, set()
+            wanted, state.residents.compactable = state.residents.compactable, set()
             for segment_id in sorted(wanted):
                 segment = state.segment(segment_id)
                 if segment is None or not segment.wants_compaction:
@@ -436,7 +436,7 @@ class OneShard(RuleBasedStateMachine):
         segment = state.segment(segment_id)
         newest = segment is not None and segment.generation == generation
         fits = newest and all(offsets[slot] != GONE for slot in needed)
-        assert state.move(segment_id, generation, block, offsets, length) is fits
+        assert state.residents.move(segment_id, generation, block, offsets, length) is fits
         if fits:
             self.handles[segment_id[0]][id(block)] = block
 
@@ -478,7 +478,7 @@ class OneShard(RuleBasedStateMachine):
     @invariant()
     def every_block_is_in_a_segment_or_freed_once(self) -> None:
         for shard, state in enumerate(self.states):
-            freed, state.freed = state.freed, []
+            freed, state.residents.freed = state.residents.freed, []
             for handle in freed:
                 del self.handles[shard][id(handle)]
             segments = [state.segment(segment) for segment in {segment for segment, _ in self.kept(shard)}]
@@ -488,7 +488,7 @@ class OneShard(RuleBasedStateMachine):
     def no_dead_bytes_are_forgotten(self) -> None:
         waiting = {segment_id for segment_id, *_ in self.compactions}
         for shard, state in enumerate(self.states):
-            for segment_id in {segment for segment, _ in self.kept(shard)} - waiting - state.compactable:
+            for segment_id in {segment for segment, _ in self.kept(shard)} - waiting - state.residents.compactable:
                 segment = state.segment(segment_id)
                 assert segment is not None
                 assert not segment.wants_compaction
@@ -594,7 +594,7 @@ class OneShard(RuleBasedStateMachine):
             stats = state.stats()
             assert (stats.models, stats.tensors, stats.bytes_memory, stats.bytes_allocated) == (0, 0, 0, 0)
             assert (stats.bytes_metadata, stats.pins) == (0, 0)
-            assert not state.compactable
+            assert not state.residents.compactable
 
 
 class ThreeShards(OneShard):
@@ -688,19 +688,19 @@ class TestHistories:
         state.adopt(Save("c", 1), (0, 1), "old", [64] * 4)
         first, second = self.save(state, "m", [0, 1, 2]), self.save(state, "m", [0, 1])
         self.save(state, "m", [0])
-        assert state.compactable == set()  # exactly a quarter is dead
+        assert state.residents.compactable == set()  # exactly a quarter is dead
         state.retire(first)
-        assert state.compactable == {(0, 1)}
+        assert state.residents.compactable == {(0, 1)}
         segment = state.segment((0, 1))
         assert segment is not None
         offsets, length = segment.compacted()
         state.retire(second)
-        assert state.move((0, 1), 0, "new", offsets, length)
-        assert state.compactable == {(0, 1)}
-        assert not state.move((0, 1), 0, "made from what was there before", offsets, length)
-        assert state.move((0, 1), 1, "newest", *segment.compacted())
-        assert state.freed == ["old", "new"]
-        assert state.compactable == set()
+        assert state.residents.move((0, 1), 0, "new", offsets, length)
+        assert state.residents.compactable == {(0, 1)}
+        assert not state.residents.move((0, 1), 0, "made from what was there before", offsets, length)
+        assert state.residents.move((0, 1), 1, "newest", *segment.compacted())
+        assert state.residents.freed == ["old", "new"]
+        assert state.residents.compactable == set()
         assert state.stats().bytes_allocated == 64
 
     def test_a_copy_that_lacks_a_slot_held_meanwhile_is_not_taken(self) -> None:
@@ -711,9 +711,9 @@ class TestHistories:
         assert segment is not None
         offsets, length = segment.compacted()
         state.hold(ModelRef("n", 1), {(0, 1): [3]})
-        assert not state.move((0, 1), 0, "new", offsets, length)
+        assert not state.residents.move((0, 1), 0, "new", offsets, length)
         assert state.blocks([(0, 1)])[0, 1].handle == "old"
-        assert state.compactable == {(0, 1)}
+        assert state.residents.compactable == {(0, 1)}
 
     def test_a_commit_keeps_its_graph_when_the_parent_goes_meanwhile(self) -> None:
         state = self.state()

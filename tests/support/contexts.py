@@ -79,5 +79,5 @@ def context_of(
 
 def with_memory(context: ShardContext) -> ShardContext:
     """Give a shard real memory, as much as its configuration says."""
-    context.segment_memory = SegmentMemory(context.state, context.lock, context.engine, context.config.capacity, 0)
+    context.segment_memory = SegmentMemory(context.state, context.lock, context.config.capacity, 0)
     return context

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class SaveOptions(TypedDict, total=False):
     parent: ModelRef | str | None
     inherit: Inherit
     quality: float | None
-    metadata: Mapping[str, Any] | None
+    metadata: Mapping[str, object] | None
     durability: str
     timeout: float
     announced: Announced | None
@@ -88,14 +88,14 @@ class SaveOptions(TypedDict, total=False):
 
 def requested(
     name: str,
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, object],
     graph: ModelGraph | None,
     *,
     recipe: str | None = None,
     parent: ModelRef | str | None = None,
     inherit: Inherit = "auto",
     quality: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     durability: str = "memory",
     timeout: float = 60.0,
     announced: Announced | None = None,
@@ -129,7 +129,7 @@ def requested(
     )
 
 
-def _arrays_of(tensors: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+def _arrays_of(tensors: Mapping[str, object], where: str) -> dict[str, np.ndarray]:
     """Return a caller's tensors as NumPy arrays, without a copy where that can be.
 
     Raises:
@@ -156,7 +156,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _metadata_text(name: str, metadata: Mapping[str, Any] | None) -> str:
+def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
     """Write the user's metadata as JSON.
 
     Raises:

@@ -55,7 +55,6 @@ class Saves:
         self._lock = threading.Lock()
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
-        """When the last queued save has ended, by the timeouts of all before it: on the monotonic clock."""
         self._closed = False
 
     def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -25,9 +26,9 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
-from ...engine.engine import Future
 from ...memory.copying import copy_all
 from ...memory.memory import MemoryView
+from ...rpc.channel import Answer
 from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
 from ...shard.calls.copies import Original
@@ -96,7 +97,7 @@ class Upload:
         self._helper = helper
         self._granted = list(granted)
         self._granter = granter
-        self._answers: list[Future] = []
+        self._answers: list[Answer[None]] = []
 
     def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
         """Copy all tensors to where the shard can take them; the caller may change them afterwards.
@@ -226,7 +227,7 @@ class Upload:
             packed = as_bytes(arrays[0]) if len(arrays) == 1 else np.zeros(block.length, np.uint8)
             if len(arrays) > 1:
                 copy_into(packed, arrays, self._helper)
-            handle = self._session.engine.put(packed)
+            handle = cast(np.ndarray, self._session.engine.put(packed))  # as which the shard gets it
             left = self._deadline.left_for(self._what)
             request = ShardCalls.adopt_block(self.save, block.id, handle, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))

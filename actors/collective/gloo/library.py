@@ -17,12 +17,18 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....store.waiting import Deadline
 from ..member import TimedOutError
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Work
 
 NATIVE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """Dtypes that Gloo reduces; NumPy and PyTorch call them alike."""
@@ -37,10 +43,10 @@ _NOBODYS = 2**31 - 1
 """A tag that nobody sends."""
 _LATE = re.compile("timed out|wait timeout", re.IGNORECASE)
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = NDArray[np.uint8]
 Library = Any
-"""A `ProcessGroupGloo`."""
-Handle = Any
+"""A `ProcessGroupGloo`, whose calls PyTorch's own stubs lack."""
+Handle: TypeAlias = "Work"
 """PyTorch's end of something under way. It keeps the memory, but not against being forgotten itself."""
 
 _IMPORTING = threading.Lock()
@@ -58,7 +64,7 @@ def load() -> None:
 
 
 def connected(
-    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[Any], deadline: Deadline
+    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[str | int], deadline: Deadline
 ) -> Library:
     """Connect the members, who find each other in rank 0's store.
 
@@ -169,14 +175,14 @@ def _tag(number: int, nbytes: int, kind: int) -> int:
     return (number * _SPREAD + nbytes) % _TAGS * 2 + kind
 
 
-def _tensor(memory: Bytes) -> Any:
+def _tensor(memory: Bytes) -> torch.Tensor:
     """View memory as a tensor; PyTorch would warn of memory that is read-only, even where it is only sent."""
     import torch
 
     return torch.from_numpy(np.asarray(_Memory(memory)) if memory.size else np.empty(0, np.uint8))
 
 
-def _numbers(memory: Bytes, dtype: str) -> Any:
+def _numbers(memory: Bytes, dtype: str) -> torch.Tensor:
     import torch
 
     return _tensor(memory).view(getattr(torch, dtype))
@@ -198,7 +204,7 @@ def _whole(seconds: float) -> timedelta:
     return timedelta(milliseconds=max(1, math.ceil(1e3 * seconds)))
 
 
-def _c10d() -> Any:
+def _c10d() -> ModuleType:
     from torch._C import _distributed_c10d
 
     return _distributed_c10d

@@ -15,14 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....store.arrays import Array, dtype_name
 from ....store.errors import TensorMismatchError
 from ..buffers import flat, typed
-from .device import Memory, Part
+from .device import Event, Memory, Part
+
+if TYPE_CHECKING:
+    import torch
 
 PIECE_BYTES = 16 << 20
 """Of an array in host memory, this much is pinned at a time."""
@@ -107,7 +111,7 @@ class Channel:
         communicator: CuPy's.
     """
 
-    def __init__(self, cupy: Any, communicator: Any) -> None:
+    def __init__(self, cupy: ModuleType, communicator: Any) -> None:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._nccl = cupy.cuda.nccl
@@ -142,7 +146,7 @@ class Channel:
         """Combine the members' numbers in place; dtype and operation are NCCL's numbers."""
         self._communicator.allReduce(pointer, pointer, count, dtype, op, self._stream.ptr)
 
-    def mark(self) -> Any:
+    def mark(self) -> Event:
         """Return an event whose attribute `done` tells whether all that was asked for so far is done."""
         return self._stream.record(self._cupy.cuda.Event(disable_timing=True))
 
@@ -196,10 +200,10 @@ class _DeviceArray:
     dtype: str
     stream: int | None
     """On which its contents come about, as CUDA's runtime calls it; None: unknown."""
-    keep: Any
+    keep: object
 
 
-def _device_array(array: Any, where: str, *, writes: bool, cupy: Any) -> _DeviceArray | None:
+def _device_array(array: Any, where: str, *, writes: bool, cupy: ModuleType) -> _DeviceArray | None:
     """Look at an array in device memory; None: it is not there."""
     origins = {base.__module__.partition(".")[0] for base in type(array).__mro__}
     if "torch" in origins:
@@ -215,7 +219,7 @@ def _device_array(array: Any, where: str, *, writes: bool, cupy: Any) -> _Device
     return _of_interface(array, where, writes=writes) if hasattr(array, "__cuda_array_interface__") else None
 
 
-def _of_torch(array: Any, where: str) -> _DeviceArray:
+def _of_torch(array: torch.Tensor, where: str) -> _DeviceArray:
     if not array.is_contiguous():
         raise TensorMismatchError(f"{where}: expected a contiguous array; found strides {array.stride()}")
     stream = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream

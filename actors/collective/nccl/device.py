@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ....store.arrays import Array
 
@@ -35,7 +35,7 @@ class Memory:
     """In device memory."""
     host: Array | None = None
     """The bytes, where the array is in host memory."""
-    ready: Any = None
+    ready: object = None
     """The device's event: when the contents are there; None: they are."""
     keep: object = None
     """What the memory belongs to."""
@@ -46,7 +46,7 @@ class Communicator(Protocol):
 
     # ---- what the stream does; all these return at once ---------------------------------------------------------
 
-    def after(self, event: Any) -> None:
+    def after(self, event: object) -> None:
         """Let all that follows wait for an event of `Memory.ready`."""
         ...
 

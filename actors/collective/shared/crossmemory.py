@@ -43,7 +43,7 @@ _Spans = _Span * 2
 
 
 @functools.cache
-def _library() -> Any:
+def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None, use_errno=True)
     if not sys.platform.startswith("linux") or not hasattr(library, "process_vm_readv"):
         raise UnreadableError(f"expected Linux with process_vm_readv; found {sys.platform}")

@@ -35,7 +35,7 @@ class SocketAddress:
     """Of the actor's process, as which it must show itself."""
 
 
-def packed(request: Request[Any]) -> bytes | None:
+def packed(request: Request[object]) -> bytes | None:
     """Return a call as a message without its header; None: a socket does not carry it."""
     if not request.remote.by_socket:
         return None

@@ -14,7 +14,7 @@ import pickle
 import secrets
 import socket
 import traceback
-from typing import Any, cast
+from typing import cast
 
 from ....store.errors import TensorVineError
 from ..calls import socket_methods
@@ -116,7 +116,7 @@ class CallServer:
         """Take a connection out of the books."""
         self._served.discard(served)
 
-    async def answer(self, method: str, arguments: tuple[Any, ...]) -> bytes:
+    async def answer(self, method: str, arguments: tuple[object, ...]) -> bytes:
         """Carry out a call, and return what to send."""
         try:
             if method not in self._methods:
@@ -176,7 +176,7 @@ class _Served(asyncio.Protocol):
             task.cancel()
         self._transport.abort()
 
-    async def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    async def _answer(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
         answer = await self._server.answer(method, arguments)
         if not self._transport.is_closing():
             self._transport.write(HEADER.pack(len(answer), number) + answer)

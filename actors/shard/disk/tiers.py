@@ -286,7 +286,7 @@ class Tiers:
                 target[:] = found
         handle = part if part is not None else block.tobytes()
         with self._lock:
-            if not self._state.move(segment_id, generation, handle, offsets, length):
+            if not self._state.residents.move(segment_id, generation, handle, offsets, length):
                 return None
             if part is not None:
                 self._segment_memory.keep(part, segment_id)

@@ -194,7 +194,7 @@ class NameHandoff:
                 self._peers.topology_after = topology
                 self._state.where = topology.where
                 self._state.writes_files = True
-            self._state.epoch += 1
+            self._state.changes += 1
             self._revision += 1
 
     async def hand_over(self) -> Moved:

@@ -186,7 +186,7 @@ class SegmentHandoff:
             if isinstance(holder, Save):
                 self._state.open(holder.client, time.monotonic())
             self._state.receive(moved, copy.handle, holder)
-            self._segment_memory.hash_later(moved.id)
+            self._segment_memory.hashing.later(moved.id)
             if isinstance(copy.handle, Part):
                 self._segment_memory.keep(copy.handle, moved.id)
 
@@ -245,7 +245,7 @@ class SegmentHandoff:
 
     def _missing(self) -> list[SegmentId]:
         with self._lock:
-            return [segment for segment in self._state.resident() if segment not in self._copied]
+            return [segment for segment in self._state.residents.ids() if segment not in self._copied]
 
     async def _copy_all(self, segments: Sequence[SegmentId], after: Topology) -> None:
         drain, copied = self._drain(after), self._copied
@@ -272,7 +272,7 @@ class SegmentHandoff:
                 offsets, length = segment.arranged(original.slots)
                 moved = replace(self._state.moving(segment_id), offsets=offsets, allocated=length)
             if original.data is None and (self._tcp_address is None or successor in self._unreached):
-                original = await self._segment_memory.in_thread(with_bytes, original, view, before)
+                original = await self._segment_memory.workers.run(with_bytes, original, view, before)
             del view  # the successor may take long, or refuse
             try:
                 request = ShardCalls.receive(moved, original, self._tcp_address, holder)

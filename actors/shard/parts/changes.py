@@ -90,7 +90,7 @@ class Changes:
             missed = self._segment_handoff.missed(topology)
         if missed and self._history is not None and self._reconciliation is not None:
             log.warning("shard %d started again after it had heard of what %s had: it is read", self._index, missed)
-            await self._history.take_over(self._reconciliation.ask_anew, lambda: self._names.learn(topology))
+            await self._history.recovery.take_over(self._reconciliation.ask_anew, lambda: self._names.learn(topology))
         self._names.learn(topology)
         self._segment_handoff.learned()
         await self._settling.settle()

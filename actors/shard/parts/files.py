@@ -63,10 +63,10 @@ class Files:
         with self._lock:
             known = not self._state.unread and all(self._state.knows_segment(segment) for segment in segments)
         if not known:
-            await required(self._history, self._index).relearn(ref)
+            await required(self._history, self._index).recovery.relearn(ref)
             await self._settling.settle()
         with self._lock:
-            self._state.written(ref)
+            self._state.durability.written(ref)
         await self._settling.pass_on(ShardCalls.relearn(ref, segments))
 
     @answers(FileCalls.stored)

@@ -105,7 +105,7 @@ class Holders:
     @answers(HolderCalls.cool)
     async def cool(self, ref: ModelRef) -> None:
         with self._lock:
-            self._state.cool(ref)
+            self._state.residents.cool(ref)
         await self._settling.settle()
         await self._settling.pass_on(ShardCalls.cool(ref))
 

@@ -27,6 +27,7 @@ from ..context import ShardContext
 from ..disk.history import History, required
 from ..handoff.name_handoff import NameHandoff
 from ..segment_memory import READ_ROUNDS
+from ..serving.exports import Exports
 from ..serving.senders import Senders
 
 LOCK_S = 0.25
@@ -40,11 +41,12 @@ class Reads:
 
     Args:
         context: the shard's.
-        room: has memory for what is read from the disk.
+        admission: has memory for what is read from the disk.
         history: the shard's disk, if there is one.
         names: which names are at home here.
         senders: send to groups.
         rendezvous: where the members of a group meet.
+        exports: blocks in the engine's object store.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Reads:
         names: NameHandoff,
         senders: Senders,
         rendezvous: LocalRendezvous,
+        exports: Exports,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -66,6 +69,7 @@ class Reads:
         self._names = names
         self._senders = senders
         self._rendezvous = rendezvous
+        self._exports = exports
 
     @answers(ReadCalls.fetch)
     async def fetch(
@@ -99,7 +103,7 @@ class Reads:
     @answers(ReadCalls.carried)
     async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
         blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
-        return await self._segment_memory.in_thread(self._segment_memory.exported, blocks, views)
+        return await self._segment_memory.workers.run(self._exports.exported, blocks, views)
 
     @answers(ReadCalls.send_by)
     async def send_by(self, backend: str, member: str, question: PairQuestion) -> PairAnswer:
@@ -122,7 +126,7 @@ class Reads:
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
         problems: list[str] = []
         for segment, slots in names.items():
-            problems += await self._segment_memory.in_thread(self._segment_memory.check, segment, slots)
+            problems += await self._segment_memory.workers.run(self._segment_memory.hashing.check, segment, slots)
         return problems + (await self._history.check_tensors(names) if self._history is not None else [])
 
     # ---- within ---------------------------------------------------------------------------------------
@@ -144,7 +148,8 @@ class Reads:
                     return self._found(wanted, local)
             kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
-                kept = await required(self._history, self._context.index).load(what, wanted, self._admission.taken)
+                loading = required(self._history, self._context.index).loading
+                kept = await loading.load(what, wanted, self._admission.taken)
             except ModelLostError:
                 with self._lock:
                     places()  # this says so where the version was retired meanwhile

@@ -145,8 +145,8 @@ class Writes:
     @answers(WriteCalls.digests)
     async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         if self._history is not None:
-            await self._history.digests(segments, self._admission.taken)
-        for future in self._segment_memory.hashing(segments):
+            await self._history.loading.digests(segments, self._admission.taken)
+        for future in self._segment_memory.hashing.futures(segments):
             await asyncio.wrap_future(future)
         with self._lock:
             return self._state.digests(segments)
@@ -203,7 +203,7 @@ class Writes:
         (offset,) = await self._admission.granted(save, [block.nbytes], timeout)
         part = Part(offset, block.nbytes)
         try:
-            await self._segment_memory.in_thread(self._segment_memory.fill, part, save, block)
+            await self._segment_memory.workers.run(self._segment_memory.fill, part, save, block)
             with self._lock:
                 self._segment_memory.adopt(save, os.getpid(), [(segment, part, sizes)])
             await self._segment_handoff.late(save, [segment])

@@ -190,4 +190,4 @@ class ReplicaStore:
 
     def _free(self, replica: Replica) -> None:
         freed, replica.freed = replica.freed, []
-        self._state.freed += freed
+        self._state.residents.freed += freed

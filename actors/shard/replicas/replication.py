@@ -209,7 +209,7 @@ class Replication:
         while True:
             with self._lock:
                 wanted, moving = set(self._wanted()), self._moving()
-                backup.segments = self._state.unsaved()
+                backup.segments = self._state.durability.unsaved()
                 backup.records = wanted | (backup.records & moving)
                 inventory = ShardCalls.sync_replica(self._of(backup), set(backup.segments), wanted | moving)
             segments, refs = self._ask(backup.shard, inventory)
@@ -244,7 +244,7 @@ class Replication:
     def _keep_up(self, backup: Backup) -> None:
         """Tell a backup what went since, and see that it is there still."""
         with self._lock:
-            again = self._state.uncovered() - backup.segments
+            again = self._state.durability.uncovered() - backup.segments
             now = self._fingerprint()
             late = time.monotonic() - backup.marked >= MARK_S  # what came and went between two looks leaves no trace
             changed, backup.seen = now != backup.seen or late, now
@@ -351,7 +351,7 @@ class Replication:
         return bool(backups) and all(backup.synced for backup in backups)
 
     def _needs(self, segment_id: SegmentId) -> bool:
-        return not self._state.rests(segment_id)
+        return not self._state.durability.rests(segment_id)
 
     def _originals(self, segments: Collection[SegmentId] | Iterator[SegmentId]) -> dict[SegmentId, Original]:
         """Describe those of these that are needed. Call it with the lock held."""

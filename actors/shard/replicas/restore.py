@@ -163,7 +163,7 @@ def _take(
                 state.take_back(segment, copy.handle, copy.sizes, copy.slots)
                 if isinstance(copy.handle, Part):
                     segment_memory.keep(copy.handle, segment)
-                segment_memory.hash_later(segment)
+                segment_memory.hashing.later(segment)
     finally:
         with lock:
             segment_memory.drop_grants(_OWNER)

@@ -117,14 +117,15 @@ class Securing:
         if self._replication is None:
             return
         with self._lock:
-            self._state.leaves(ref)
-            needed = [segment for segment in segments if not self._state.rests(segment)]
-            awaited = self._state.awaited(needed)
+            self._state.durability.leaves(ref)
+            needed = [segment for segment in segments if not self._state.durability.rests(segment)]
+            awaited = self._state.durability.awaited(needed)
         if not needed:
             return
         deadline = Deadline.after(timeout)
         # what of it is on disk only is read: after a restart the file would be nobody's
-        views = await self._history.load(str(ref), awaited, self._admission.taken) if awaited and self._history else []
+        loading = self._history.loading if awaited and self._history else None
+        views = await loading.load(str(ref), awaited, self._admission.taken) if loading else []
         try:
             await self._replication.secure(needed, {}, deadline)
         finally:

@@ -67,7 +67,7 @@ class BlockServer:
         served = self.find(slots, timeout)
         if not hashed:
             return served, None
-        hashing = self._segment_memory.hashing(segments)
+        hashing = self._segment_memory.hashing.futures(segments)
         return served, lambda: self._digests(hashing, segments, deadline)
 
     def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: Deadline) -> Digests:

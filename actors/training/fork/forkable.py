@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 from ....store.errors import ForkError
 from ....store.refs import ModelRef
@@ -25,6 +25,9 @@ from .calls import ForkCalls
 from .fork_hooks import ForkHooks, ForkState
 from .order import ForkOrder
 from .receiver import ForkReceiver
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 TOLD_S = 30.0
 """How much later than the order to train from it a clone may be told of a fork."""
@@ -48,7 +51,7 @@ class Forkable:
         self._fork_hooks = ForkHooks(training, run, rank, size, self._connect)
         training.hook(self._fork_hooks)
 
-    async def _at_boundary(self, work: Callable[[], object]) -> Any:
+    async def _at_boundary(self, work: Callable[[], object]) -> object:
         """Have a job carried out between two steps."""
         raise NotImplementedError
 
@@ -158,5 +161,5 @@ class Forkable:
         return self._fork_hooks
 
 
-async def _in_thread(function: Callable[..., object], *arguments: object) -> Any:
+async def _in_thread(function: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

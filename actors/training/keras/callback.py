@@ -23,6 +23,7 @@ from typing import Any, Self, cast
 
 import keras
 
+from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
 from ...engine.embedded import default_engine
@@ -108,7 +109,7 @@ class FitHooks(keras.callbacks.Callback):
     ) -> None:
         self.close()
 
-    def _train_step(self, data: object) -> Any:
+    def _train_step(self, data: object) -> object:
         logs = self._step(data)
         self._tells.trace()
         return logs
@@ -184,7 +185,7 @@ class ForkCallback(OutsideRank, FitHooks):
         """List the tensors of the state."""
         return self.state.specs()
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Array:
         """Return a tensor's present value, which later steps do not change."""
         return self.state.tensor(name)
 

@@ -9,15 +9,15 @@ Rules
 """
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false, reportPrivateImportUsage=false
-# pyright: reportAttributeAccessIssue=false
-# (tensorflow's types are partial)
+# pyright: reportAttributeAccessIssue=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (keras's and tensorflow's types are partial)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -65,7 +65,9 @@ class Gradients:
         """Begin a step; errors as in `Reducer.begin`."""
         self._reducer.begin()
 
-    def trace(self, gradients: Sequence[object], weights: Sequence[object]) -> list[Any]:
+    def trace(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], weights: Sequence[object]
+    ) -> list[tf.Tensor | None]:
         """Add the reduction to the step that is being traced.
 
         Args:
@@ -76,7 +78,7 @@ class Gradients:
             The means, in the order of `gradients`.
         """
         given = {self._places[id(weight)]: gradient for weight, gradient in zip(weights, gradients, strict=True)}
-        means: dict[int, Any] = {}
+        means: dict[int, tf.Tensor] = {}
         waiting: list[_Bucket] = []
         for bucket in self._buckets:
             own = [given.get(self._places[id(weight)]) for weight in bucket.weights]
@@ -111,7 +113,7 @@ class Gradients:
         with self._failure.kept():
             self._reducer.wait(place)
 
-    def _mean(self, bucket: _Bucket) -> dict[int, Any]:
+    def _mean(self, bucket: _Bucket) -> dict[int, tf.Tensor]:
         outputs = call_python(bucket.mean, outputs=[weight.value.dtype for weight in bucket.weights])
         for output, weight in zip(outputs, bucket.weights, strict=True):
             output.set_shape(weight.shape)
@@ -121,7 +123,7 @@ class Gradients:
 class _Bucket:
     """Gradients that are reduced at once, in memory of their own."""
 
-    def __init__(self, owner: Gradients, place: int, weights: list[Any], dtype: str) -> None:
+    def __init__(self, owner: Gradients, place: int, weights: list[keras.Variable], dtype: str) -> None:
         self._owner, self._place = owner, place
         self.weights = weights
         sizes = [math.prod(weight.shape) for weight in weights]
@@ -142,7 +144,7 @@ class _Bucket:
         return self.parts
 
 
-def _dense(gradient: Any, weight: Any) -> Any:
+def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, weight: keras.Variable) -> tf.Tensor:
     if gradient is None:
-        return cast(Any, tf.zeros_like(weight.value))
+        return tf.zeros_like(weight.value)
     return tf.convert_to_tensor(gradient)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import keras
 import tensorflow as tf
 
 from ..training import Hooks
@@ -37,7 +38,7 @@ _WRITES = ("Assign", "ResourceApply", "ResourceScatter")
 
 log = logging.getLogger(__name__)
 
-Call = Callable[..., Any]
+Call = Callable[..., object]
 
 
 class Failure:
@@ -67,7 +68,7 @@ class Failure:
             raise
 
 
-def call_python(call: Call, inputs: Sequence[object] = (), outputs: Sequence[object] = ()) -> list[Any]:
+def call_python(call: Call, inputs: Sequence[object] = (), outputs: Sequence[object] = ()) -> list[tf.Tensor]:
     """Add an operation that calls a method of Python, which the graph does not keep alive.
 
     Args:
@@ -77,13 +78,13 @@ def call_python(call: Call, inputs: Sequence[object] = (), outputs: Sequence[obj
     """
     method = weakref.WeakMethod(call)
 
-    def weakly(*values: object) -> Any:
+    def weakly(*values: object) -> object:
         bound = method()
         if bound is None:
             raise ReferenceError("expected the training that this step was compiled for; it was closed")
         return bound(*values)
 
-    return cast("list[Any]", tf.py_function(weakly, list(inputs), list(outputs)))
+    return cast("list[tf.Tensor]", tf.py_function(weakly, list(inputs), list(outputs)))
 
 
 class _Flagged:
@@ -105,16 +106,16 @@ class _Flagged:
             self._flag.assign(up)
             self._up = up
 
-    def _add_call(self, part: _Part, after: Sequence[object]) -> Any:
+    def _add_call(self, part: _Part, after: Sequence[object]) -> tf.Operation:
         """Add the operation that calls Python for a group, if the flag is up, when other operations are done."""
 
-        def call() -> Any:
+        def call() -> tf.Tensor:
             call_python(part.called)
             self._flag.read_value()  # what uses no variable is put behind all other calls of Python
             return tf.constant(0)
 
         with tf.control_dependencies(after):
-            return cast(Any, tf.cond(self._flag, call, lambda: tf.constant(0))).op
+            return cast("tf.Tensor", tf.cond(self._flag, call, lambda: tf.constant(0))).op
 
 
 class _Part:
@@ -127,7 +128,7 @@ class _Part:
     def called(self) -> None:
         self._owner.called(self.names)
 
-    def users(self, variables: Mapping[str, object]) -> list[Any]:
+    def users(self, variables: Mapping[str, keras.Variable]) -> list[tf.Operation]:
         """List the operations that read the group's variables, or write to them, in the step that is being traced."""
         graph = cast(Any, tf.compat.v1.get_default_graph())
         handles = [graph.capture(variables[name].value.handle) for name in self.names]
@@ -217,7 +218,7 @@ class Gates(_Flagged):
 
         The gates follow one another, so that one thread at most is kept waiting while others compute.
         """
-        before: list[Any] = []
+        before: list[tf.Operation] = []
         for part in self._parts:
             users = part.users(self._state.variables)
             gate = self._add_call(part, before)

@@ -11,14 +11,15 @@ Rules
 - An array that is given out is a snapshot without a copy: TensorFlow writes to new memory while somebody holds the old.
 """
 
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 # (keras's and tensorflow's types are partial)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import keras
 import numpy as np
@@ -56,7 +57,7 @@ class KerasState:
         self.rates = {name: variable for name, (variable, _) in slots.items() if id(variable) in rates}
         """Learning rates that are variables, by name."""
         seeds = _seeds(model, weights)
-        self.variables: dict[str, Any] = {}
+        self.variables: dict[str, keras.Variable] = {}
         """Name -> variable, in the order of `specs`."""
         trained = {id(weight) for weight in cast("list[keras.Variable]", model.trainable_variables)}
         for name, weight in reversed(weights.items()):
@@ -112,7 +113,7 @@ class KerasState:
         if self._receiving:
             self._memory, self._scratch, self._receiving = VariableMemory(self.variables), {}, False
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return steps done, learning rates, and the random states of Python and NumPy."""
         return {
             "steps_done": self.steps_done,
@@ -156,11 +157,11 @@ class KerasState:
 
     def handles(self) -> set[int]:
         """Return the ids of the handles of TensorFlow's variables that are in the state, or need not be: metrics."""
-        metrics = cast("list[Any]", self.model.metrics_variables)
+        metrics = cast("list[keras.Variable]", self.model.metrics_variables)
         parts = [*self.variables.values(), *self.rates.values(), *metrics]
         return {id(part.value.handle) for part in parts}
 
-    def _variable(self, name: str) -> Any:
+    def _variable(self, name: str) -> keras.Variable:
         if name not in self.variables:
             raise TensorNotFoundError(f"{self.where}: expected a tensor of the training's state; found {name!r}")
         return self.variables[name]
@@ -176,35 +177,37 @@ def _check(model: keras.Model, where: str) -> None:
         raise ValueError(f"{where}: expected a model on one device, ranks are processes; found {replicas} replicas")
 
 
-def _optimizers(optimizer: Any) -> list[Any]:
+def _optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """List an optimizer and those within it."""
     inner = getattr(optimizer, "inner_optimizer", None)
     several = [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
     return [optimizer, *(found for other in several for found in _optimizers(other))]
 
 
-def _unlisted(optimizer: Any, slots: Mapping[str, Any]) -> dict[str, Any]:
+def _unlisted(
+    optimizer: keras.Optimizer, slots: Mapping[str, tuple[keras.Variable, str | None]]
+) -> dict[str, keras.Variable]:
     """Name variables that an optimizer has but does not list, such as Nadam's product of momenta."""
     known = {id(variable) for variable, _ in slots.values()}
     return {
         f"optimizer/{place}/{attribute}": value
         for place, found in enumerate(_optimizers(optimizer))
-        for attribute, value in cast("dict[str, Any]", vars(found)).items()
+        for attribute, value in vars(found).items()
         if isinstance(value, keras.Variable) and id(value) not in known
     }
 
 
-def _seeds(model: keras.Model, weights: Mapping[str, object]) -> dict[str, Any]:
+def _seeds(model: keras.Model, weights: Mapping[str, object]) -> dict[str, keras.Variable]:
     """Name what is neither a weight nor the optimizer's: states of random generators, in the layers' order."""
     known = {id(weight) for weight in weights.values()}
-    states = [variable for variable in cast("list[Any]", model.variables) if id(variable) not in known]
+    states = [variable for variable in cast("list[keras.Variable]", model.variables) if id(variable) not in known]
     return {f"random/{place}": state for place, state in enumerate(states)}
 
 
-def _layers(model: Any) -> list[Any]:
+def _layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
-def _spec(name: str, variable: Any, local: bool) -> TensorSpec:
+def _spec(name: str, variable: keras.Variable, local: bool) -> TensorSpec:
     dtype, shape = dtype_name(variable.dtype), tuple(variable.shape)
     return TensorSpec(name, dtype, shape, math.prod(shape) * dtype_of(dtype).itemsize, local)

@@ -27,6 +27,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ....store.arrays import Array
 from ...collective.group import Group
 from ..training import Facts, Hooks, RankContext, TensorSpec
 from .gradients import Gradients
@@ -154,7 +155,7 @@ class KerasTraining:
         """Name the tensors in the order in which the next step reads them."""
         return self._state.forward_order()
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Array:
         """Return a tensor's present value, which later steps do not change."""
         return self._state.tensor(name)
 
@@ -162,7 +163,7 @@ class KerasTraining:
         """Return steps done, learning rate, options that were told, random states of Python and NumPy."""
         return {"options": self._told, **self._state.facts()}
 
-    def memory(self, name: str) -> Any:
+    def memory(self, name: str) -> Array:
         """Return the memory that a tensor is received into."""
         return self._state.memory(name)
 
@@ -190,7 +191,7 @@ class KerasTraining:
         if self._gradients is not None:
             self._gradients.close()
 
-    def _traced(self, x: object, y: object, sample_weight: object) -> Any:
+    def _traced(self, x: object, y: object, sample_weight: object) -> tf.Tensor:
         """Do one step; as `keras.Model.train_step` without metrics, so that the bits are the same."""
         model, optimizer = cast(Any, self.model), cast(Any, self.model.optimizer)
         training = {"training": True} if model._call_has_training_arg else {}
@@ -199,7 +200,7 @@ class KerasTraining:
             loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
             scaled = optimizer.scale_loss(loss)
         weights = model.trainable_weights
-        gradients = cast("list[Any]", tape.gradient(scaled, weights))
+        gradients = cast("list[tf.Tensor | tf.IndexedSlices | None]", tape.gradient(scaled, weights))
         if self._gradients is not None:
             gradients = self._gradients.trace(gradients, weights)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))

@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from ....store.facts import Json
 
-def encode(value: object, where: str) -> Any:
+
+def encode(value: object, where: str) -> Json:
     """Write a value as JSON-like facts.
 
     Args:
@@ -63,7 +65,7 @@ def decode(value: object) -> Any:
     return Counter(items) if kind == "counter" else items
 
 
-def random_facts() -> dict[str, Any]:
+def random_facts() -> dict[str, object]:
     """Return the states of Python's and NumPy's global generators."""
     kind, key, *rest = np.random.get_state()
     return {

@@ -19,11 +19,12 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import nn
 
+from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
 from ...engine.embedded import default_engine
@@ -135,7 +136,7 @@ class ForkableRank(OutsideRank):
         """List the tensors of the state."""
         return self._state.specs()
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Array:
         """Return a tensor's present value; of buffers and random state a copy."""
         return self._state.view(name)[0]
 

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -42,8 +42,8 @@ class Reads(TorchFunctionMode):
         func: Callable[..., object],
         types: object,
         args: tuple[object, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Look at the arguments of a call, and make it."""
         for tensor in _tensors((args, kwargs or {})):
             name = self._left.pop(id(tensor), None)

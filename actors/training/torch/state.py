@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ....store.arrays import as_numpy, dtype_of
+from ....store.arrays import Array, as_numpy, dtype_of
 from ....store.errors import TensorNotFoundError
+from ....store.facts import Json
 from ..training import Facts, TensorSpec
 from .facts import decode, encode, random_facts, set_random
 from .optimizer import Slot, state_slots
@@ -36,6 +37,8 @@ _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """Learning rates of a parameter group; all but the first belong to a schedule."""
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
+_Generator = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]
+"""How the state of a random generator is read, and set."""
 
 
 class TorchState:
@@ -96,7 +99,7 @@ class TorchState:
             *(f"model/{name}" for name in (*self.parameters, *self.buffers)),
         ]
 
-    def view(self, name: str) -> tuple[Any, bool]:
+    def view(self, name: str) -> tuple[Array, bool]:
         """Return a tensor's present value, and whether that is a copy.
 
         Raises:
@@ -114,7 +117,7 @@ class TorchState:
             tensor, copied = tensor.detach().contiguous(), True
         return as_numpy(tensor, f"{self.where}: tensor {name!r}"), copied or tensor.is_cuda
 
-    def memory(self, name: str) -> Any:
+    def memory(self, name: str) -> Array:
         """Return memory to receive a tensor into (`training.Training`)."""
         tensor = self._target(name)
         if tensor is not None and tensor.is_contiguous() and not tensor.is_cuda:
@@ -136,7 +139,7 @@ class TorchState:
             raw = torch.from_numpy(array.reshape(-1).view(np.uint8))
             target.detach().copy_(raw.view(target.dtype).reshape(target.shape))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what is no tensor: parameter groups, schedule, random state of Python and NumPy, modules' extra state.
 
         Raises:
@@ -296,19 +299,19 @@ class TorchState:
             return self._fresh[parameter, key]
         return tensor
 
-    def _groups_facts(self) -> list[Any]:
+    def _groups_facts(self) -> list[Json]:
         return [
             encode({key: value for key, value in group.items() if key != "params"}, f"{self.where}: parameter group")
             for group in self._optimizer.param_groups
         ]
 
-    def _state_facts(self) -> Any:
+    def _state_facts(self) -> Json:
         """Return optimizer state that is no tensor.
 
         Raises:
             ValueError: some is neither JSON-like nor a tensor that was expected; names it.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, dict[str, object]] = {}
         for name, parameter in self.trained.items():
             state = self._optimizer.state.get(parameter, {})
             others = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
@@ -329,11 +332,9 @@ def _check_kind(optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, w
         )
 
 
-def _generators(parameters: Any) -> dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]]:
+def _generators(parameters: Iterable[torch.Tensor]) -> dict[str, _Generator]:
     """Find PyTorch's generators that the model draws from: name -> how to read and to set its state."""
-    found: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]] = {
-        "torch": (torch.get_rng_state, torch.set_rng_state)
-    }
+    found: dict[str, _Generator] = {"torch": (torch.get_rng_state, torch.set_rng_state)}
     device = next((parameter.device for parameter in parameters if parameter.is_cuda), None)
     if device is not None:
         found["cuda"] = (
@@ -343,7 +344,7 @@ def _generators(parameters: Any) -> dict[str, tuple[Callable[[], torch.Tensor], 
     return found
 
 
-def _scale(scheduler: Any, group: int, factor: float) -> None:
+def _scale(scheduler: Scheduler, group: int, factor: float) -> None:
     """Scale the rates that a schedule keeps for a parameter group, and those of schedules within it."""
     for name in ("base_lrs", "max_lrs"):
         rates = getattr(scheduler, name, None)

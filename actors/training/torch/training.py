@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ....store.arrays import as_numpy
+from ....store.arrays import Array, as_numpy
 from ...collective.group import Group, Work
 from ..training import Facts, Hooks, RankContext, TensorSpec
 from .gradients import Gradients
@@ -187,7 +187,7 @@ class TorchTraining:
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Array:
         """Return a tensor's present value; of buffers and random state a copy."""
         return self._state.view(name)[0]
 
@@ -195,7 +195,7 @@ class TorchTraining:
         """Return steps done, options of the optimizer, schedule and random state."""
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
-    def memory(self, name: str) -> Any:
+    def memory(self, name: str) -> Array:
         """Return the memory that a tensor is received into."""
         return self._state.memory(name)
 
@@ -242,7 +242,7 @@ class TorchTraining:
         """Name the tensors that change when a parameter is updated."""
         return self._state.parts(self._names[id(parameter)])
 
-    def view(self, name: str) -> tuple[Any, bool]:
+    def view(self, name: str) -> tuple[Array, bool]:
         """Return a tensor's present value, and whether that is a copy."""
         return self._state.view(name)
 
@@ -312,6 +312,6 @@ class TorchTraining:
             updates.final(parameter)
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Return a NumPy number as Python's: options are among the facts."""
     return cast(Any, value).item() if isinstance(value, np.generic) else value

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class Parts(Protocol):
         """Name the tensors that change when a parameter is updated."""
         ...
 
-    def view(self, name: str) -> tuple[Any, bool]:
+    def view(self, name: str) -> tuple[object, bool]:
         """Return a tensor's present value, and whether that is a copy."""
         ...
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from tensorvine.actors.client import repository
+from tensorvine.actors.client import deployment, repository
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save import saves
 from tensorvine.actors.client.save.request import SaveRequest
@@ -37,7 +37,7 @@ PARTS = ["Saves", "Reader", "Session"]
 def repository_of(monkeypatch: pytest.MonkeyPatch, closed: list[str], errors: dict[str, Exception]) -> Repository:
     for name in [*PARTS, "Catalog", "Verifier"]:
         part = Part(name, closed, errors.get(name))
-        monkeypatch.setattr(repository, name, lambda *arguments, part=part: part)
+        monkeypatch.setattr(deployment if name == "Session" else repository, name, lambda *arguments, part=part: part)
     launched: Any = Part("Launched", closed, errors.get("Launched"))
     return Repository(None, "stand-in", launched)  # pyright: ignore[reportArgumentType]
 

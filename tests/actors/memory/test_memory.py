@@ -304,8 +304,7 @@ class TestSegmentMemory:
         lock = threading.RLock()
         state = ShardState(0, lambda name: 0)
         state.open("c", 0.0)
-        engine: Any = None
-        return SegmentMemory(state, lock, engine, capacity, 0), state
+        return SegmentMemory(state, lock, capacity, 0), state
 
     def saved(self, held: SegmentMemory, segment: SegmentId, value: int) -> Part:
         length = layout(self.SIZES)[1]

@@ -103,7 +103,7 @@ class Pair:
             self.source.state.hold(ModelRef("rest", 1), {segment: [s for s in range(3) if s != slot]})
             self.source.state.release(ModelRef("m", 1))
             self.source.segment_memory._compact(segment)
-            self.source.state.compactable.clear()
+            self.source.state.residents.compactable.clear()
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ class TestFilesThatAreReplaced:
         bench.tiers.store({segment: wanted(sizes)})
         with bench.lock:
             bench.state.hold(ModelRef("m", 2), {segment: [0]})
-            assert bench.state.evict(segment)
+            assert bench.state.residents.evict(segment)
         chosen, _ = bench.tiers.plan(segment, [0, 1])
         real = bench.tiers._file
 
@@ -250,7 +250,7 @@ class TestFilesThatAreReplaced:
         bench.tiers.store({segment: wanted(sizes)})
         with bench.lock:
             bench.state.hold(ModelRef("m", 2), {segment: [0]})
-            bench.state.evict(segment)
+            bench.state.residents.evict(segment)
         chosen, _ = bench.tiers.plan(segment, [0, 1])
         part = Part(bench.segment_memory.grant(Save("c", 9), [4 * MIB])[0], 4 * MIB)
         real, first = bench.segment_memory.memory.part, [True]
@@ -268,7 +268,7 @@ class TestFilesThatAreReplaced:
         bench.fill(ModelRef("m", 1), (0, 1), [MIB])
         bench.tiers.store({(0, 1): wanted([MIB])})
         with bench.lock:
-            bench.state.evict((0, 1))
+            bench.state.residents.evict((0, 1))
         (file,) = segments(tmp_path)
         with open(file, "r+b") as content:
             content.seek(-100_000, 2)
@@ -534,7 +534,7 @@ class TestPoliciesOfTheUser:
         life = Life(path, again=True, keep=Bad(answer))
         with life.lock:
             assert [life.history.retain("a") for _ in range(3)] == [[], [], []]
-        assert not life.state._cold
+        assert not life.state.residents._cold
         blamed = [record.message for record in caplog.records if "retention policy" in record.message]
         assert len(blamed) == 1
         assert "Bad" in blamed[0]

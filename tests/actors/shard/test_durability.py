@@ -53,7 +53,7 @@ pytestmark = pytest.mark.timeout(400)
 def short_goodbye() -> Iterator[None]:
     """A test that fails while the disk is in trouble must not wait for it when it closes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensorvine.actors.client.repository.FLUSH_TIMEOUT_S", 20.0)
+        patch.setattr("tensorvine.actors.client.deployment.FLUSH_TIMEOUT_S", 20.0)
         yield
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("replicas")]
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
 SCENARIOS = (

@@ -113,7 +113,7 @@ class Segments(RuleBasedStateMachine):
 
     @rule(holder=st.sampled_from(HOLDERS))
     def cool(self, holder: Holder) -> None:
-        self.table.cool(holder)
+        self.table.residents.cool(holder)
         if holder in self.held:
             self.cold.add(holder)
         for segment in self.held.get(holder, {}):
@@ -135,7 +135,7 @@ class Segments(RuleBasedStateMachine):
         if compact:
             if not found.wants_compaction:
                 return
-            assert segment in self.table.compactable
+            assert segment in self.table.residents.compactable
             offsets, length = found.compacted()
         else:
             there = sorted(self.live(segment) & known.disk)
@@ -152,7 +152,7 @@ class Segments(RuleBasedStateMachine):
         known = self.known.get(copy.segment)
         found = self.table.segment(copy.segment)
         newest = found is not None and found.generation == copy.generation
-        taken = self.table.move(copy.segment, copy.generation, copy.block, copy.offsets, copy.length)
+        taken = self.table.residents.move(copy.segment, copy.generation, copy.block, copy.offsets, copy.length)
         if known is None:
             assert not taken
             return
@@ -170,8 +170,8 @@ class Segments(RuleBasedStateMachine):
         segment = data.draw(self.segments())
         possible = {s for s in self.known if self.in_memory(s) and self.live(s) <= self.known[s].disk}
         possible = {s for s in possible if self.known[s].stored is not None}
-        assert set(self.table.evictable()) == possible
-        assert self.table.evict(segment) is (segment in possible)
+        assert set(self.table.residents.evictable()) == possible
+        assert self.table.residents.evict(segment) is (segment in possible)
         if segment in possible:
             self.forget_memory(segment)
 
@@ -302,11 +302,11 @@ class Segments(RuleBasedStateMachine):
     @invariant()
     def blocks_and_files_die_exactly_when_nothing_needs_them(self) -> None:
         kept = [found.handle for found in self.table._segments.values() if found.handle is not None]
-        for block in self.table.freed:
+        for block in self.table.residents.freed:
             self.blocks = [other for other in self.blocks if other is not block]
         assert {id(block) for block in self.blocks} == {id(block) for block in kept}
         assert len(self.blocks) == len(kept)
-        self.table.freed = []
+        self.table.residents.freed = []
         assert len(set(self.table.dead_files)) == len(self.table.dead_files)
         assert set(self.table.dead_files) <= self.names
         self.names -= set(self.table.dead_files)
@@ -317,12 +317,12 @@ class Segments(RuleBasedStateMachine):
     @invariant()
     def totals_are_those_of_the_segments(self) -> None:
         self.table.check()
-        assert self.table._tensors == sum(len(self.live(segment)) for segment in self.known)
-        assert self.table._live_bytes == sum(
+        assert self.table.totals.tensors == sum(len(self.live(segment)) for segment in self.known)
+        assert self.table.totals.live_bytes == sum(
             known.sizes[slot] for segment, known in self.known.items() for slot in self.live(segment) & known.memory
         )
-        assert self.table._file_bytes == sum(known.stored.nbytes for known in self.known.values() if known.stored)
-        assert self.table.compactable <= set(self.known)
+        assert self.table.totals.file_bytes == sum(known.stored.nbytes for known in self.known.values() if known.stored)
+        assert self.table.residents.compactable <= set(self.known)
         assert self.table.rewritable <= {segment for segment, known in self.known.items() if known.stored is not None}
         for holder, holds in self.held.items():
             if isinstance(holder, ModelRef):
@@ -467,7 +467,7 @@ class TestHistories:
         assert segment is not None
         offsets, length = segment.compacted()
         table.hold(ModelRef("n", 2), {(0, 0): [3]})
-        assert not table.move((0, 0), segment.generation, bytearray(length), offsets, length)
+        assert not table.residents.move((0, 0), segment.generation, bytearray(length), offsets, length)
         assert isinstance(segment.offsets[3], int)
 
     def test_a_slot_that_no_manifest_named_is_gone_after_a_start(self) -> None:
@@ -503,8 +503,8 @@ class TestHistories:
         for serial in range(3):
             table.store((0, serial), self.stored(serial, {0, 1, 2, 3}))
         table.blocks([(0, 0), (0, 1)])
-        assert list(table.evictable()) == [(0, 2), (0, 0), (0, 1)]
-        for segment in table.evictable():
-            assert table.evict(segment)
-            assert not table.evict(segment)
-        assert list(table.evictable()) == []
+        assert list(table.residents.evictable()) == [(0, 2), (0, 0), (0, 1)]
+        for segment in table.residents.evictable():
+            assert table.residents.evict(segment)
+            assert not table.residents.evict(segment)
+        assert list(table.residents.evictable()) == []

@@ -37,7 +37,7 @@ def life(tmp_path: Path) -> Life:
 
 
 async def load(life: Life, *segments: SegmentId) -> list[np.ndarray]:
-    return await life.history.load("m", {segment: [0] for segment in segments}, life.room.taken)
+    return await life.history.loading.load("m", {segment: [0] for segment in segments}, life.room.taken)
 
 
 def run(life: Life, *loads: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -119,7 +119,7 @@ class TestAdmission:
 
         async def impatient() -> Any:
             taken = lambda *arguments: life.room.taken(*arguments, timeout=0.05)  # noqa: E731
-            return await life.history.load("m", {ONE: [0], TWO: [0]}, taken)
+            return await life.history.loading.load("m", {ONE: [0], TWO: [0]}, taken)
 
         (error,) = run(life, impatient())
         assert isinstance(error, StoreFullError)
@@ -152,7 +152,7 @@ class TestOneReadingForAll:
         errors = run(life, *(load(life, ONE, TWO) for _ in range(3)))
         assert {type(error) for error in errors} == {CorruptDataError}
         assert life.segment_memory.bytes_filling == 0
-        assert not life.history._loading
+        assert not life.history.loading._loading
 
     def test_one_that_wants_other_tensors_of_a_file_does_not_hear_of_it(
         self, life: Life, monkeypatch: pytest.MonkeyPatch
@@ -191,7 +191,7 @@ class TestOneReadingForAll:
         def three_first(segment: SegmentId, *arguments: Any) -> np.ndarray | None:
             """Have the segment that cannot be read fail when the other's view is there."""
             with life.lock:
-                three = life.history._loading.get(THREE)
+                three = life.history.loading._loading.get(THREE)
             if segment == ONE and three is not None:
                 captured.set()
                 wait([three], 60)
@@ -221,7 +221,7 @@ class TestOneReadingForAll:
             return true(*arguments)
 
         monkeypatch.setattr(life.history._tiers, "load", slow)
-        monkeypatch.setattr(life.history, "_workers", Workers(1))
+        monkeypatch.setattr(life.history.loading, "_workers", Workers(1))
 
         async def given_up() -> int:
             loads = [asyncio.create_task(load(life, ONE, TWO)) for _ in range(2)]
@@ -246,7 +246,7 @@ class TestReadings:
             """Have another save need the room just when the thread that reads is done."""
             view = true(*arguments)
             with life.lock:
-                assert life.state.evict(ONE)
+                assert life.state.residents.evict(ONE)
                 life.segment_memory.settle()
                 assert life.segment_memory.grant(Save("c", 1), [MIB])
             return view

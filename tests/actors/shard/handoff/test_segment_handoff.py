@@ -149,12 +149,12 @@ class TestAnSuccessorThatStartsAgainBeforeTheDrainIsDecided:
         def learn() -> None:
             life.state.where = self.after.where
 
-        life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
+        life.history.recovery._take_over(lambda holders: asked.append(sorted(holders)), learn)
         # what homes let go meanwhile is noted; then they are asked what they name
         assert asked == [[], [ModelRef("m", 3)]]
         assert [content[0] for content in life.content_of((1, serial), range(2))] == [0, 1]
         assert life.state.is_holder(Reason.RESTORED)
-        life.history._take_over(lambda holders: asked.append(sorted(holders)), learn)
+        life.history.recovery._take_over(lambda holders: asked.append(sorted(holders)), learn)
         assert asked[2:] == [[], []]  # a second time changes nothing
 
     def test_it_knows_what_was_written_while_it_read(self, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ class TestAnSuccessorThatStartsAgainBeforeTheDrainIsDecided:
             note(archive, ModelRef("m", 4), [(early, 1, 1000), (late, 0, 1000)], maker=1)
             life.state.where = self.after.where
 
-        life.history._take_over(lambda holders: None, learn)
+        life.history.recovery._take_over(lambda holders: None, learn)
         assert [content[0] for content in life.content_of((1, early), range(2))] == [0, 1]
         assert life.content_of((1, late), [0])[0][0] == 0
         assert life.state.held(ModelRef("m", 4)) == {(1, early): [1], (1, late): [0]}

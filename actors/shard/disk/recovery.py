@@ -1,0 +1,222 @@
+"""What one shard reads back from the path: when it starts, when segments become its own, when a home tells it.
+
+Rules
+- A shard that starts reads all manifests: of its own names it takes the versions, of its own segments the holders.
+- A manifest that cannot be read now is not lost: it is tried again (`care`), and nothing is deleted meanwhile.
+- What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier incarnation had
+  only in memory is lost, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import Any
+
+from ....planner.topology import Topology
+from ....store.archive.archive import Archive
+from ....store.archive.manifestfile import Manifest, version_of
+from ....store.archive.numbers import given
+from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, without_frames
+from ....store.holders import Reason
+from ....store.recovery import Recovered, recover, relearn, take_over
+from ....store.refs import ModelRef
+from ....store.waiting import Backoff
+from ...memory.workers import Workers
+from ...rpc.messages import RecoveryInfo
+from ..context import ShardContext
+
+log = logging.getLogger(__name__)
+
+READ_AT_ONCE = 1024
+"""Manifests whose bytes are in memory at one time."""
+LIST_PAUSE_S = 0.2
+"""From one try to list the manifests to the next, while the disk refuses it."""
+
+
+class Recovery:
+    """Brings back what is on disk for one shard.
+
+    Args:
+        context: the shard's.
+        archive: the repository's files.
+        workers: threads that read manifests.
+        settle: called after the state changed, without the lock.
+    """
+
+    def __init__(self, context: ShardContext, archive: Archive, workers: Workers, settle: Callable[[], None]) -> None:
+        self._index = context.index
+        self._info = context.recovery_info
+        self._state = context.state
+        self._lock = context.lock
+        self._peers = context.peers
+        self._archive = archive
+        self._workers = workers
+        self._settle = settle
+        self.recovered: list[ModelRef] = []
+        """Versions that the disk named; those that came since are of commits on their way."""
+
+    def start(self) -> None:
+        """Bring back what the path has when the shard starts.
+
+        Raises:
+            StorageError: the disk cannot be read.
+        """
+        began = time.monotonic()
+        index, home = self._index, _homes(self._peers.topology, self._info)
+        names = self._archive.manifests()
+        files = self._archive.segments()
+        with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
+            manifests, unread = self._read(names)
+            found = recover(self._state, manifests, files, home, unread)
+            if self._info is not None and self._peers.others:  # a version that only its home knows may name any of it
+                self._state.hold_all(Reason.RESTORED)
+        for ref, why in unread.items():
+            log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
+        self.recovered = self._state.version_holders()
+        for reader, segment in found.missing:
+            log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, reader, segment[1])
+        if self._info is None:  # when it starts again, others can be about to name these, and tell what is lost
+            self._archive.delete_segments(found.garbage)
+            self._name_lost(names, home)
+        self._log(found, len(names), time.monotonic() - began)
+
+    def _name_lost(self, names: Sequence[str], home: Callable[[str], int]) -> None:
+        """Learn which versions earlier clusters had only in memory when they died."""
+        lost = sorted(given(self._archive.directory) - set(map(version_of, names)))
+        self._state.ledger.note(dict.fromkeys(lost, (None, True)))
+        mine = [ref for ref in lost if home(ref.name) == self._index]
+        self._state.restore(dict.fromkeys(mine, (None, True)))
+        if mine:
+            log.warning(
+                "shard %d: %d versions were not on disk when their cluster died, and are lost: %s%s",
+                self._index,
+                len(mine),
+                ", ".join(map(str, mine[:10])),
+                ", ..." if len(mine) > 10 else "",
+            )
+
+    def _log(self, found: Recovered, manifests: int, seconds: float) -> None:
+        if manifests or found.garbage:
+            log.info(
+                "shard %d: read %d manifests in %.2f s; %d files that nobody needs",
+                self._index,
+                manifests,
+                seconds,
+                len(found.garbage),
+            )
+
+    async def relearn(self, ref: ModelRef) -> None:
+        """Know what a version on disk names here."""
+        await self._workers.run(self._relearn, ref)
+
+    def _relearn(self, ref: ModelRef) -> None:
+        manifest, files = self._archive.read_manifest(ref), self._archive.segments()
+        with self._lock:
+            relearn(self._state, manifest, files)
+        log.info("shard %d: %s was on its way to the disk when this shard started again", self._index, ref)
+
+    async def take_over(self, ask_anew: Callable[[Iterable[ModelRef]], None], learn: Callable[[], None]) -> None:
+        """Bring back the segments that are this shard's by a new topology, in the step in which it goes by that.
+
+        Args:
+            ask_anew: has other homes asked what they name here, and what the disk brought back released if they name it
+                no more. Called with the lock held.
+            learn: goes by the topology. Called with the lock held.
+
+        Raises:
+            StorageError: a manifest that was there before cannot be read; nothing has changed.
+        """
+        await asyncio.to_thread(self._take_over, ask_anew, learn)
+
+    def _take_over(self, ask_anew: Callable[[Iterable[ModelRef]], None], learn: Callable[[], None]) -> None:
+        with self._lock:
+            ask_anew(())  # from now on it is noted what they let go
+        names = self._archive.manifests()
+        manifests, unread = self._read(names)
+        for ref, why in unread.items():
+            raise StorageError(f"shard {self._index}: expected to read {ref} to know whose its tensors are; {why}")
+        files = self._archive.segments()
+        with self._lock:
+            learn()
+            before = set(self._state.version_holders())
+            missing = take_over(self._state, manifests, files)
+            self._state.hold_all(Reason.RESTORED)
+            ask_anew(set(self._state.version_holders()) - before)
+        for reader, segment in missing:
+            log.error("shard %d: %s names segment %x, which has no file", self._index, reader, segment[1])
+        self._read_late(names)
+        self._settle()
+
+    def _read_late(self, early: Collection[str]) -> None:
+        """Learn of the manifests that came while the others were read: who wrote them may have told of it too early."""
+        pauses = Backoff(LIST_PAUSE_S, LIST_PAUSE_S)
+        while True:
+            try:
+                manifests, unread = self._read(sorted(set(self._archive.manifests()) - set(early)))
+                files = self._archive.segments() if manifests else {}
+                break
+            except StorageError as exc:
+                log.warning("shard %d: the manifests are listed again: %s", self._index, exc)
+            pauses.wait()
+        with self._lock:
+            for ref, why in unread.items():
+                if self._state.known(ref) is None:
+                    self._state.miss(ref, why, self._state.home_of(ref.name) == self._index)
+            for manifest in manifests:
+                try:
+                    relearn(self._state, manifest, files)
+                except ModelLostError as exc:
+                    log.error("shard %d: %s", self._index, exc)
+
+    def _read(self, names: Sequence[str]) -> tuple[list[Manifest], dict[ModelRef, Unreadable]]:
+        """Read manifests, and say why others cannot be read: many at once, but decoded by one thread.
+
+        Several would only wait for one another's turn with the interpreter.
+        """
+        read: list[Manifest] = []
+        unread: dict[ModelRef, Unreadable] = {}
+        for start in range(0, len(names), READ_AT_ONCE):
+            some = names[start : start + READ_AT_ONCE]
+            for name, content in zip(some, self._workers.map(self._content, some), strict=True):
+                try:
+                    if content is None:
+                        continue
+                    if isinstance(content, StorageError):
+                        raise content
+                    read.append(self._archive.manifest_of(name, content))
+                except (CorruptDataError, StorageError) as exc:
+                    ref = version_of(name)
+                    if ref is not None:  # else it is no version's
+                        unread[ref] = without_frames(exc)
+        return read, unread
+
+    def _content(self, name: str) -> Any:
+        """Read a manifest's bytes; give the error of the disk, or None where it is not there any more."""
+        try:
+            return self._archive.directory.read(name)
+        except StorageError as exc:
+            return None if isinstance(exc.__cause__, FileNotFoundError) else without_frames(exc)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Generator[None]:
+    """Keep Python from looking for cyclic garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _homes(topology: Topology, recovery_info: RecoveryInfo | None) -> Callable[[str], int]:
+    """Say which names on disk are at home here: in the middle of a change, not those that others hand over still."""
+    if recovery_info is None or not topology.former:
+        return topology.home
+    return recovery_info.home

@@ -1,0 +1,22 @@
+"""A training that is forked: `examples/fork_training`, run to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.example_runs import check
+
+SAYS = (
+    r"MB of state were there \d+\.\d s after the fork was ordered; the original was at step \d+ by then",
+    r"learning rate × 4 +1 +\d\.\d{4} .* rate-up@1 +original@1",  # noqa: RUF001  the sign is meant
+    r"Original and control: 150 losses of each rank and 25 tensors are the same, bit for bit",
+)
+"""As regular expressions."""
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(900)
+def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
+    check("fork_training", SAYS, mark, tmp_path)

@@ -1,0 +1,23 @@
+"""A network that reconstructs while it learns: `examples/online_ptychography`, run to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.example_runs import check
+
+SAYS = (
+    r"16 patterns every \d+ ms",
+    r"245/245 loss 0\.\d+  published @\d+",
+    r"epoch +[3-6] ",
+    r"196 answers each",
+)
+"""As regular expressions."""
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(900)
+def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
+    check("online_ptychography", SAYS, mark, tmp_path)

@@ -1,0 +1,82 @@
+"""Examples as their users run them: `python examples/NAME/run.py --quick`, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.marked import MARK, outlive
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 880.0
+
+
+def start(example: str, mark: str, *options: str) -> subprocess.Popen[str]:
+    """Start an example, at its smallest.
+
+    Args:
+        example: its folder.
+        mark: of all that it starts.
+        options: of its command line.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-u", str(ROOT / "examples" / example / "run.py"), "--quick", *options],
+        env={**os.environ, MARK: mark, "RAY_ADDRESS": "local", "COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    )
+
+
+def check(example: str, says: tuple[str, ...], mark: str, out: Path) -> None:
+    """Run an example to its end: it says what it must, draws its picture, and leaves no process.
+
+    Args:
+        example: its folder.
+        says: regular expressions of lines.
+        mark: of all that it starts.
+        out: where the picture goes.
+    """
+    process = start(example, mark, "--out", str(out))
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    for line in says:
+        assert re.search(line, output), f"{line!r} not in:\n{output}"
+    assert "Traceback" not in output
+    picture = Path(re.findall(r"Picture[^:\n]*: (.+)", output)[0])
+    assert picture.parent == out
+    image = picture.read_bytes()
+    assert image.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(image) > 20_000
+    assert outlive(mark) == []
+
+
+def await_line(process: subprocess.Popen[str], part: str) -> None:
+    """Read what an example prints up to the line that has this part."""
+    assert process.stdout is not None
+    seen = ""
+    while part not in seen:
+        line = process.stdout.readline()
+        assert line, f"ended before {part!r}:\n{seen}"
+        seen += line
+
+
+def interrupt(process: subprocess.Popen[str], *, group: bool = True) -> None:
+    """Send Ctrl-C: an example says that it was stopped, and ends without a traceback.
+
+    Args:
+        process: the example.
+        group: to its process group, as a terminal does; False: to the process alone, as `kill -INT` does.
+    """
+    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, rest
+    assert "stopped by Ctrl-C" in rest
+    assert "Traceback" not in rest
