@@ -36,7 +36,7 @@ from .threads import Executor, Future, world
 
 STORE_BYTES = 1 << 20
 REFUSED_CHANCE = 0.05
-"""That a shard cannot connect to a client. Shards are taken to reach one another."""
+"""That a connection cannot be made."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class SimulatedTcpClient:
         w = world()
         server = _cluster().wires.get(self.address[1])
         w.sleep(_cluster().latency())
-        if server is None or server[0].dead or _is_refused(server[0]):
+        if server is None or server[0].dead or w.random.random() < REFUSED_CHANCE:
             raise UnreachableError(f"{what}: wire: expected a connection; refused")
         future = Future()
         packed = pickle.dumps({segment: list(slots) for segment, slots in places.items()}, 5)
@@ -391,11 +391,6 @@ class SimulatedTcpClient:
 
     def close(self) -> None:
         """Nothing is kept open."""
-
-
-def _is_refused(server: Process) -> bool:
-    of_client = all(hosted.process is not server for hosted in _cluster().actors.values())
-    return of_client and world().random.random() < REFUSED_CHANCE
 
 
 def _serve(answer: Any, packed: bytes, timeout: float, digests: bool, future: Future) -> None:

@@ -3,7 +3,8 @@
 Rules
 - All other shards are asked. One that is being started again has lost its replica store, so it is not waited for long:
   it may be waiting for this one. One that did not answer may have a replica: it is told later to let go of it.
-- Of the replicas the one that was complete last has everything that was committed. None: all is lost, by name.
+- Of the replicas the one that was complete last has everything that was committed. None: all is lost, by name. A shard
+  that has one and cannot be reached is asked again, for as long as one that is being started again.
 - What the disk knows, or the ledger counts as retired, is not brought back.
 """
 
@@ -25,7 +26,7 @@ from ....store.shard import ShardState
 from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
 from ....store.versions.replica import NEVER, Kept, SequenceNumber
-from ....store.waiting import Backoff
+from ....store.waiting import Backoff, Deadline
 from ..calls import ShardCalls
 from ..calls.copies import Original
 from ..calls.replicas import Offer
@@ -76,31 +77,52 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
     restored.replicas = {shard for shard, (incarnation, _) in standings.items() if incarnation} | restored.unheard
     complete = {shard: number for shard, (_, number) in standings.items() if number > NEVER}
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
-        try:
-            began = time.monotonic()
-            offer = peers.call(shard, ShardCalls.offer_replica(index), OFFER_S)
-            with context.lock:
-                wanted = _wanted(context.state, offer)
-                parts = _admission(context.segment_memory, wanted)
-            without = large(wanted).keys() - parts.keys()
-            here = {s: o for s, o in wanted.items() if s not in without}
-            _take(context, offer, here, parts)
-            restored.refs = _enter(context, offer, home_of)
-        except TensorVineError as exc:
-            log.error("shard %d: shard %d could not give its replica back: %s", index, shard, exc)
-            continue
-        log.warning(
-            "shard %d started again: shard %d gave %d versions and %d of %d segments back in %.2f s",
-            index,
-            shard,
-            len(restored.refs),
-            len(here),
-            len(offer.segments),
-            time.monotonic() - began,
-        )
-        return restored
+        refs = _brought_back(context, shard, home_of)
+        if refs is not None:
+            restored.refs = refs
+            return restored
     log.error("shard %d started again, and no other shard has a replica of it", index)
     return restored
+
+
+def _brought_back(context: ShardContext, shard: int, home_of: Callable[[str], int]) -> list[ModelRef] | None:
+    """Bring back what the replica of one shard has, and try again while that shard cannot be reached.
+
+    Returns:
+        Versions of this home; None: it could not give them.
+    """
+    deadline, pauses = Deadline.after(RESTARTING_S), Backoff(_PAUSE_S, _PAUSE_S)
+    while True:
+        try:
+            return _given(context, shard, home_of)
+        except TensorVineError as exc:
+            if not isinstance(exc, ShardUnavailableError) or deadline.passed:
+                log.error("shard %d: shard %d could not give its replica back: %s", context.index, shard, exc)
+                return None
+            log.info("shard %d: shard %d is asked for its replica again: %s", context.index, shard, exc)
+        pauses.wait()
+
+
+def _given(context: ShardContext, shard: int, home_of: Callable[[str], int]) -> list[ModelRef]:
+    began = time.monotonic()
+    offer = context.peers.call(shard, ShardCalls.offer_replica(context.index), OFFER_S)
+    with context.lock:
+        wanted = _wanted(context.state, offer)
+        parts = _admission(context.segment_memory, wanted)
+    without = large(wanted).keys() - parts.keys()
+    here = {s: o for s, o in wanted.items() if s not in without}
+    _take(context, offer, here, parts)
+    refs = _enter(context, offer, home_of)
+    log.warning(
+        "shard %d started again: shard %d gave %d versions and %d of %d segments back in %.2f s",
+        context.index,
+        shard,
+        len(refs),
+        len(here),
+        len(offer.segments),
+        time.monotonic() - began,
+    )
+    return refs
 
 
 def _standings(index: int, peers: Peers) -> dict[int, tuple[int, SequenceNumber]]:
