@@ -31,6 +31,7 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
 """The marker."""
 os.environ.setdefault("RAY_ADDRESS", "local")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for each CPU slot, whom no actor here takes
 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
 
 settings.load_profile("ci")
