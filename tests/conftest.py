@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from itertools import count
@@ -31,6 +32,7 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
 """The marker."""
 os.environ.setdefault("RAY_ADDRESS", "local")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for each CPU slot, whom no actor here takes
 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
 
 settings.load_profile("ci")
@@ -49,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker(OWN_CLUSTER):
             item.add_marker("ray")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported from the collector: frameworks are a million objects, which each `gc.collect` looks at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

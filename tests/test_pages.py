@@ -14,26 +14,34 @@ ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n+(?:It prints\n+)?```\n(?P<prints>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<part>[^)\s]+))?\)")
 PAGES = sorted(page for folder in (ROOT, ROOT / "docs", ROOT / "docs/design") for page in folder.glob("*.md"))
+EXAMPLES = {"README.md": 1, "docs/guide.md": 4, "docs/api.md": 2}
+"""Pages, and how many examples each has at least."""
 MARK = "----- next -----"
 RUN = f"""
 import sys
 from tensorvine.clusters import LocalCluster
-with LocalCluster(object_store_bytes=256 << 20, cpus=2):
+from tests.support.warm import warm_workers
+with warm_workers() as serve, LocalCluster(object_store_bytes=256 << 20, cpus=2):
+    serve()
     for block in sys.stdin.read().split({MARK!r}):
         exec(compile(block, "page", "exec"), {{"__name__": "__main__"}})
         print({MARK!r}, flush=True)
 """
 
 
-@pytest.mark.own_cluster
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("page", "least"), [("README.md", 1), ("docs/guide.md", 4), ("docs/api.md", 2)])
-def test_each_example_prints_what_the_page_says(page: str, least: int) -> None:
-    shown = [(found["code"], found["prints"]) for found in SHOWN.finditer((ROOT / page).read_text())]
-    assert len(shown) >= least
+def shown(page: str) -> list[tuple[str, str]]:
+    """Return a page's examples, and what it says that they print."""
+    return [(found["code"], found["prints"].strip()) for found in SHOWN.finditer((ROOT / page).read_text())]
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """Run all examples, one after the other in one process: code -> what it printed."""
+    codes = [code for page in EXAMPLES for code, _ in shown(page)]
     ended = subprocess.run(
         [sys.executable, "-c", RUN],
-        input=MARK.join(code for code, _ in shown),
+        cwd=ROOT,
+        input=MARK.join(codes),
         env={**os.environ, "RAY_ADDRESS": "local"},
         capture_output=True,
         text=True,
@@ -41,8 +49,16 @@ def test_each_example_prints_what_the_page_says(page: str, least: int) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    printed = ended.stdout.split(f"{MARK}\n")[:-1]
-    assert [block.strip() for block in printed] == [prints.strip() for _, prints in shown]
+    return dict(zip(codes, map(str.strip, ended.stdout.split(f"{MARK}\n")[:-1]), strict=True))
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("page", "least"), EXAMPLES.items())
+def test_each_example_prints_what_the_page_says(page: str, least: int, printed: dict[str, str]) -> None:
+    examples = shown(page)
+    assert len(examples) >= least
+    assert [printed[code] for code, _ in examples] == [prints for _, prints in examples]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -363,6 +363,7 @@ def quick(cluster: object) -> dict[str, Any]:
     plan = replace(checkpoint.PLANS[Effort.QUICK], interval_s=0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(checkpoint.PLANS, Effort.QUICK, plan)
+        patch.setattr(checkpoint, "GIB", 64 * MIB)  # the shards' capacity, which they touch
         patch.setitem(trained.QUICK, "resnet", Recipe("resnet", width=16, steps=10, batch=8, rate=0.02))
         return checkpoint.run(Effort.QUICK).as_dict()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import collective
-from benchmarks.collective import KIB, Case
+from benchmarks.collective import Case
 from benchmarks.collective_member import RAW, Member, _expect
 from benchmarks.measure import MIB, Effort
 
@@ -54,7 +54,7 @@ def test_small_arrays_are_sent_more_often() -> None:
 
 
 def test_the_quick_benchmark_measures_all_back_ends(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(collective.PLANS, Effort.QUICK, collective.Plan(1, (KIB, 4 * MIB), (KIB, MIB), (2,)))
+    monkeypatch.setitem(collective.PLANS, Effort.QUICK, collective.Plan(1, (4 * MIB,), (MIB,), (2,)))
     monkeypatch.setattr(collective, "HEADLINE", ("gloo", collective.MESSAGE, 4 * MIB))
     report = json.loads(json.dumps(collective.run(Effort.QUICK).as_dict()))
     assert report["benchmark"] == "collective"

@@ -17,8 +17,8 @@ def test_what_was_under_way_in_a_span_counts() -> None:
 
 
 def test_shards_join_and_drain_under_traffic(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(elastic.SIZES, Effort.QUICK, elastic.Sizes(60, 4096))
-    monkeypatch.setattr(elastic, "STEADY_S", 0.3)
+    monkeypatch.setitem(elastic.SIZES, Effort.QUICK, elastic.Sizes(24, 4096))
+    monkeypatch.setattr(elastic, "STEADY_S", 0.1)
     grown, shrunk = elastic.run(Effort.QUICK).rows
     for row in (grown, shrunk):
         assert row.facts["metadata_bytes_total"] > 0
@@ -34,7 +34,7 @@ def test_shards_join_and_drain_under_traffic(cluster: object, monkeypatch: pytes
 def test_queries_are_asked_at_each_number_of_callers_and_shards(
     cluster: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(query_scaling.SIZES, Effort.QUICK, query_scaling.Sizes(1_000, 24, (1, 2), (1, 2)))
+    monkeypatch.setitem(query_scaling.SIZES, Effort.QUICK, query_scaling.Sizes(200, 8, (1, 2), (1, 2)))
     report = query_scaling.run(Effort.QUICK)
     assert [(row.facts["callers"], row.facts["shards"]) for row in report.rows] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert all(row.ratio and row.ratio > 1 for row in report.rows)

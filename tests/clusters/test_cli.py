@@ -347,6 +347,7 @@ def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: 
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment = {**kept, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
         environment |= {"RAY_enable_metrics_collection": "0", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+        environment |= {"RAY_prestart_worker_first_driver": "0"}
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
     def tensorvine(*words: str) -> tuple[int, str]:

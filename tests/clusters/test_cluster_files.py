@@ -230,7 +230,8 @@ def run_script(command: list[str], settings: dict[str, str]) -> subprocess.Compl
 def bare(settings: dict[str, str]) -> dict[str, str]:
     """Return an environment that knows of no Ray and no job but these settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PMI"))}
-    return {**kept, "RAY_raylet_start_wait_time_s": "120", "RAY_enable_metrics_collection": "0", **settings}
+    quick = {"RAY_enable_metrics_collection": "0", "RAY_prestart_worker_first_driver": "0"}
+    return {**kept, "RAY_raylet_start_wait_time_s": "120", **quick, **settings}
 
 
 def free_port() -> int:

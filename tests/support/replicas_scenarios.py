@@ -560,7 +560,7 @@ def main(names: list[str]) -> None:
 def three_nodes() -> Iterator[Cluster]:
     """Start three raylets, and join them."""
     arguments = {"num_cpus": 1, "object_store_memory": STORE}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
     try:
         for _ in range(2):
             cluster.add_node(**arguments)

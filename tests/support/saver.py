@@ -1,6 +1,6 @@
 """Saves many versions to a path until it is killed, and says which ones it was told are on disk.
 
-    python tests/support/saver.py PATH FIRST
+    python -m tests.support.saver PATH FIRST
 
 Starts an own embedded Ray and a repository of two shards on PATH, and saves from three clients at
 once with `durability="disk"`; some saves go to memory only, which nobody is told about. For each durable save that
@@ -17,6 +17,8 @@ import numpy as np
 from tensorvine.actors import Repository
 from tensorvine.clusters import LocalCluster
 from tensorvine.store import Delta, Shuffle, Zstd
+
+from tests.support.warm import warm_workers
 
 MIB = 1 << 20
 SIZES = (100, 3000, 200_000, 3 * MIB)
@@ -54,7 +56,8 @@ def save(repo: Repository, name: str, seeds: range | count[int], said: threading
 def main() -> None:
     """See the top."""
     path, first = sys.argv[1], int(sys.argv[2])
-    with LocalCluster(object_store_bytes=128 * MIB, cpus=2):
+    with warm_workers() as serve, LocalCluster(object_store_bytes=128 * MIB, cpus=2):
+        serve()
         codec = Delta() | Shuffle() | Zstd(1)
         repo = Repository.start("killed", path=path, shards=2, store_bytes=192 * MIB, preallocate_bytes=0, codec=codec)
         said = threading.Lock()

@@ -5,23 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.own_cluster
 
 SCRIPT = textwrap.dedent("""
+    from contextlib import ExitStack
     import numpy as np, ray
     from ray.cluster_utils import Cluster
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from tensorvine.actors import Repository
     from tensorvine.store import Layer, ModelGraph
+    from tests.support.warm import warm_workers
 
-    STORE = 256 << 20
-    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, object_store_memory=STORE))
-    other = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    arguments = dict(num_cpus=1, object_store_memory=256 << 20)
+    warm = ExitStack()
+    serve = warm.enter_context(warm_workers())
+    cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
+    other = cluster.add_node(**arguments)
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
+    serve()
 
     @ray.remote(num_cpus=1)
     class Probe:
@@ -108,12 +114,16 @@ SCRIPT = textwrap.dedent("""
     repo.close()
     ray.shutdown()
     cluster.shutdown()
+    warm.close()
 """)
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(240)
 def test_two_raylets_share_a_repository() -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=220, check=False)
+    command = [sys.executable, "-c", SCRIPT]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines()[-10:] == [
         "shards on nodes: 2",

@@ -48,6 +48,8 @@ from tests.support.saver import tensors_of
 
 pytestmark = pytest.mark.timeout(400)
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture(autouse=True, scope="module")
 def short_goodbye() -> Iterator[None]:
@@ -57,16 +59,12 @@ def short_goodbye() -> Iterator[None]:
         yield
 
 
-SAVER = str(Path(__file__).parents[2] / "support/saver.py")
-
-
 def saved_until_killed(path: Path, first: int, returns: int, log: Path) -> dict[str, int]:
     """Run the saver, and kill it with every process under it when it has said `returns` saves."""
     environment = {**os.environ, "RAY_ADDRESS": "local"}
+    command = [sys.executable, "-m", "tests.support.saver", str(path), str(first)]
     with open(log, "wb") as errors:
-        child = subprocess.Popen(
-            [sys.executable, SAVER, str(path), str(first)], stdout=subprocess.PIPE, stderr=errors, env=environment
-        )
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, env=environment)
         said: dict[str, int] = {}
         with child:
             assert child.stdout is not None

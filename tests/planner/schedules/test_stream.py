@@ -24,7 +24,7 @@ from tensorvine.planner.schedules.stream import (
     Stream,
 )
 
-FORMS = ("exp3", "pow3")
+FORMS = ("exp3",)
 
 
 def falling(n: int, noise: float = 0.1, seed: int = 0, pace: float = 0.005, end: float = 0.3) -> np.ndarray:
@@ -89,11 +89,11 @@ class TestWhen:
         assert stream.wants_plan(99)
         assert stream.plan(99).iterations
 
-    @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
-    @pytest.mark.parametrize("stop", [5000, None])
+    @pytest.mark.parametrize("noise", [0.0, 0.3])
+    @pytest.mark.parametrize("stop", [3000, None])
     def test_a_steady_curve_takes_few_plans(self, noise: float, stop: int | None) -> None:
-        run = running(request(stop=stop), falling(5000, noise))
-        doublings = math.log2(5000 / 50)
+        run = running(request(stop=stop), falling(3000, noise))
+        doublings = math.log2(3000 / 50)
         assert len(run.plans) <= 2 + doublings + 4
         assert len(run.published) > 5
 
@@ -146,7 +146,7 @@ class TestWhen:
         assert not stream.wants_plan(149)
 
     def test_never_within_the_spacing(self) -> None:
-        run = running(request(warmup=20), np.random.default_rng(1).lognormal(0, 2, 2000))
+        run = running(request(warmup=20), np.random.default_rng(1).lognormal(0, 2, 1000))
         times = [now for now, _ in run.plans][1:]
         assert min(np.diff(times)) >= SPACING
 
@@ -180,12 +180,12 @@ class TestWhat:
     """What a plan names."""
 
     @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("stop", [600, None])
-    @pytest.mark.parametrize("inferences", [None, 500.0, 10_000.0])
+    @pytest.mark.parametrize(("stop", "inferences"), [(600, None), (None, None), (None, 500.0), (600, 10_000.0)])
     def test_every_method_plans_from_now_to_the_end(
         self, method: str, stop: int | None, inferences: float | None
     ) -> None:
-        run = running(request(method=method, stop=stop, inferences=inferences, epoch=40), falling(300, 0.05))
+        asked = request(method=method, stop=stop, inferences=inferences, epoch=40, forms=("exp3", "pow3"))
+        run = running(asked, falling(300, 0.05))
         assert run.published[0] == 50
         assert len(run.published) > 2
         for now, schedule in run.plans:

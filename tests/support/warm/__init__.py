@@ -10,6 +10,8 @@ Rules
 - Ray's core reads the RAY_* of the environment when it is loaded. So a fork server serves one raylet and the job of one
   driver: what other jobs ask for, and what is asked for before the server is ready, starts as Ray starts it.
 - A server imports no framework and starts no thread before it forks. It ends with the process that started it.
+- Ray's monitors of logs and of demand are left out: nobody reads the one, nor adds nodes for the other, and the first
+  looks into all logs ten times a second.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ def warm_workers() -> Iterator[Callable[[], None]]:
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers, pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, folder)
-        worker = partialmethod(RayParams.__init__, worker_path=str(HERE / "worker.py"))
-        patch.setattr(RayParams, "__init__", worker)
+        worker = str(HERE / "worker.py")
+        started = partialmethod(RayParams.__init__, worker_path=worker, include_log_monitor=False, no_monitor=True)
+        patch.setattr(RayParams, "__init__", started)
         yield serve
 
 
