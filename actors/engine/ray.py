@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Generator, Mapping, Sequence
+from functools import cache
 from typing import Any, NoReturn, cast
 
 import ray
@@ -69,22 +70,16 @@ class RayEngine:
         lifetime: Lifetime = SERVICE,
     ) -> Actor:
         """Start or find a named actor."""
-        for _, method in inspect.getmembers(cls, callable):
-            chosen = getattr(method, "concurrency_group", None)
-            if chosen is not None:
-                method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
-        placed: dict[str, Any] = {"num_cpus": lifetime.cpus}
+        placed: dict[str, Any] = {"num_cpus": lifetime.cpus, "num_gpus": lifetime.gpus}
         if lifetime.bundle is not None:
             group, index = lifetime.bundle
             placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
         elif node is not None:
             placed |= {"memory": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
-        make: Any = ray.remote  # its stubs do not know concurrency_groups
         restarts = -1 if lifetime.restarts else 0
-        actor_class = make(concurrency_groups=GROUPS, num_gpus=lifetime.gpus, max_restarts=restarts)(cls)
         kept = "detached" if lifetime.outlives else None
         options = dict(name=name, namespace=NAMESPACE, lifetime=kept, get_if_exists=True, **placed)
-        return actor_class.options(**options).remote(**arguments)
+        return _actor_class(cls).options(max_restarts=restarts, **options).remote(**arguments)
 
     def find(self, name: str) -> Actor:
         """Find a named actor."""
@@ -164,6 +159,17 @@ def _stored(what: str) -> Generator[None]:
         yield
     except (ray.exceptions.RayError, RuntimeError) as exc:
         raise ShardUnavailableError(f"{what}: expected the head of the cluster to keep it; {exc}") from exc
+
+
+@cache
+def _actor_class(cls: type) -> Any:
+    """Make a class one of Ray's, once: Ray takes it apart and exports it anew for each that is made."""
+    for _, method in inspect.getmembers(cls, callable):
+        chosen = getattr(method, "concurrency_group", None)
+        if chosen is not None:
+            method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
+    make: Any = ray.remote  # its stubs do not know concurrency_groups
+    return make(concurrency_groups=GROUPS)(cls)
 
 
 def _check_running(what: str) -> None:
