@@ -6,9 +6,10 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 from tensorvine.actors import Repository
 
 from examples.nas.controller import Controller
@@ -63,15 +64,34 @@ class Run:
             }
 
     def _watch(self, told: Told) -> None:
-        """Kill all nodes at once: the search can only go on with those that the autoscaler makes in their place."""
-        nodes = self._cluster.workers()
-        self._nodes.append(len(nodes))
+        """Kill all nodes at once: the search can only go on with those that the autoscaler makes in their place.
+
+        The search stands still until all nodes are there, and until their workers are gone: it is short, and could end
+        before.
+        """
         if not self._killed:
             self._before.add(told.outcome.worker)
-        if not self._killed and len(self._nodes) > KILL_AFTER and len(nodes) == NODES:
-            self._killed = len(nodes)
-            for node in nodes:
-                self._cluster.kill(node)
+        if not self._killed and len(self._nodes) == KILL_AFTER:
+            until(lambda: len(self._cluster.workers()) == NODES)
+        nodes = self._cluster.workers()
+        self._nodes.append(len(nodes))
+        if not self._killed and len(self._nodes) > KILL_AFTER:
+            self._kill(nodes)
+
+    def _kill(self, nodes: Sequence[str]) -> None:
+        self._killed = len(nodes)
+        workers = [process for process in self._cluster.processes() if title(process).startswith("ray::Worker")]
+        for node in nodes:
+            self._cluster.kill(node)
+        psutil.wait_procs(workers, PATIENCE_S)
+
+
+def title(process: psutil.Process) -> str:
+    """Return what a process calls itself; nothing where it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def until(reached: Callable[[], bool]) -> bool:
