@@ -35,7 +35,7 @@ from .context import ShardContext
 from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
-"""What is fetched at once: four segments, so that two connections share them. So long they stay where they are."""
+"""What is fetched at once: four segments, so that two connections share them. The source keeps them until then."""
 FETCHERS = 2
 """Threads that fetch from other shards."""
 
@@ -46,7 +46,7 @@ class Copying:
     Args:
         context: the shard's.
         admission: grants memory.
-        fetchers: threads that fetch; one that is slow to be read takes one.
+        fetchers: threads that fetch; a source that is slow occupies one.
     """
 
     def __init__(self, context: ShardContext, admission: Admission, fetchers: int = FETCHERS) -> None:
@@ -72,7 +72,7 @@ class Copying:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
         Args:
-            owner: whose the memory is meanwhile; of this, nothing is left to it afterwards.
+            owner: who owns the granted memory meanwhile; what the caller did not keep is dropped at the end.
             originals: the segments.
             address: where the bytes are that no message brought.
             timeout: seconds for all.

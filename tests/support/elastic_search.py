@@ -67,7 +67,7 @@ class Run:
         """Kill all nodes at once: the search can only go on with those that the autoscaler makes in their place.
 
         The search stands still until all nodes are there, and until their workers are gone: it is short, and could end
-        before.
+        before a death is noticed.
         """
         if not self._killed:
             self._before.add(told.outcome.worker)

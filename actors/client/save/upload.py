@@ -100,7 +100,7 @@ class Upload:
         self._answers: list[Answer[None]] = []
 
     def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
-        """Copy all tensors to where the shard can take them; the caller may change them afterwards.
+        """Bring all tensors to the shard, or to where it can take them; the caller may change them afterwards.
 
         Raises:
             StoreFullError: the shard has no room for them.
