@@ -28,6 +28,8 @@ FLOOR = "one warm memory copy of what moved"
 MOVED_GOAL = 0.6
 READ_GOAL_S = 1.0
 STEADY_S = 2.0
+STEADY_REQUESTS = 50
+"""That each process has had served before a change begins, however busy the machine is."""
 SCALE_TIMEOUT_S = 300.0
 LAYERS = 8
 
@@ -101,6 +103,7 @@ def _change(repo: Repository, refs: list[ModelRef], shards: int, theirs_s: float
     steady = threading.Event()
     start = time.monotonic()
     steady.wait(STEADY_S)
+    traffic.wait_for(STEADY_REQUESTS)
     begin = time.monotonic()
     moved = repo.scale(shards, timeout=SCALE_TIMEOUT_S)
     end = time.monotonic()

@@ -57,6 +57,17 @@ class Traffic:
         self._savers: list[Any] = [actor.remote(name, [], place) for place in range(savers)]
         ray.get([each.begin.remote() for each in (*self._readers, *self._savers)], timeout=START_S)
 
+    def wait_for(self, requests: int) -> None:
+        """Wait until each process has served so many requests.
+
+        Raises:
+            ray.exceptions.RayTaskError: one did not within START_S seconds.
+        """
+        import ray
+
+        everyone = (*self._readers, *self._savers)
+        ray.get([each.wait_for.remote(requests) for each in everyone], timeout=START_S + REQUEST_S)
+
     def stop(self) -> tuple[Served, Served]:
         """End them, and give what was read and what was saved."""
         import ray
@@ -86,7 +97,10 @@ class _Process:
 
     def begin(self) -> None:
         self._thread.start()
-        wait_until(lambda: bool(self._served[1]), "the first request")
+        self.wait_for(1)
+
+    def wait_for(self, requests: int) -> None:
+        wait_until(lambda: len(self._served[1]) >= requests, f"{requests} requests")
 
     def end(self) -> tuple[list[float], list[float], list[str]]:
         self._ended.set()

@@ -31,6 +31,18 @@ from tests.support.warm import warm_workers
 STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
 """The marker."""
+LONGEST = (
+    "test_benchmarks_online.py",
+    "test_cli.py",
+    "test_nas_resume.py",
+    "test_soak.py",
+    "test_cluster_files.py",
+    "test_failures.py",
+    "test_nas_run.py",
+    "test_benchmarks_nas.py",
+    "test_finetune.py",
+)
+"""Files with clusters of their own that begin first, so that none of them is left alone at the end."""
 os.environ.setdefault("RAY_ADDRESS", "local")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for each CPU slot, whom no actor here takes
 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
@@ -47,10 +59,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a Ray."""
+    """Mark what needs a Ray; the longest files come first."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker(OWN_CLUSTER):
             item.add_marker("ray")
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish() -> None:

@@ -18,10 +18,11 @@ from examples.nas.results import results_of
 from tests.support.marked import MARK, marked
 
 RUN = Path(__file__).parents[2] / "examples/nas/run.py"
-CANDIDATES, KILL_AFTER = 16, 12
+CANDIDATES, KILL_AFTER = 13, 10
 """The first 8 are drawn; then they descend from one another, and those that leave the population are retired."""
+LIMIT_S = 200.0
 
-pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:
@@ -63,7 +64,7 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     try:
         first = start(parts)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LIMIT_S
         while len(told(parts)) < KILL_AFTER:
             assert first.poll() is None, first.communicate()[0]
             assert time.monotonic() < deadline
@@ -71,11 +72,12 @@ def test_a_search_whose_controller_is_killed_goes_on_exactly(tmp_path: Path) -> 
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=30)
         assert KILL_AFTER <= len(told(parts)) < CANDIDATES
+        undisturbed = start(whole)
         # Ray's agents try for 60 s to tell a head that has died with them before they end
         _, alive = psutil.wait_procs(marked(str(parts)), timeout=120)
         assert not alive
-        for out, options in ((parts, ("--resume",)), (whole, ())):
-            output, _ = (process := start(out, *options)).communicate(timeout=150)
+        for process in (undisturbed, start(parts, "--resume")):
+            output, _ = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0, output
         assert facts(parts) == facts(whole)
         assert len(facts(parts)) == CANDIDATES

@@ -9,10 +9,10 @@ import pytest
 from tests.support.example_runs import check
 
 SAYS = (
-    r"1\.5e\+19 candidates in 18 decisions; 24 are evaluated",
+    r"1\.5e\+19 candidates in 18 decisions; 14 are evaluated",
     r"The best candidates, repository",
     r"\d+ of \d+ +\d+ \d\d\.\d% > \d+ \d\d\.\d%",
-    r"candidates \(of these, failed\) +24 \(0\) +24 \(0\) +24 \(0\)",
+    r"candidates \(of these, failed\) +14 \(0\) +14 \(0\) +14 \(0\)",
     r"share of time for storing +- +\d+\.\d+% +\d+\.\d+%",
 )
 """As regular expressions."""
@@ -21,4 +21,4 @@ SAYS = (
 @pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("nas", SAYS, mark, tmp_path)
+    check("nas", SAYS, mark, tmp_path, "--candidates", "14")

@@ -35,7 +35,7 @@ def start(example: str, mark: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def check(example: str, says: tuple[str, ...], mark: str, out: Path) -> None:
+def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: str) -> None:
     """Run an example to its end: it says what it must, draws its picture, and leaves no process.
 
     Args:
@@ -43,8 +43,9 @@ def check(example: str, says: tuple[str, ...], mark: str, out: Path) -> None:
         says: regular expressions of lines.
         mark: of all that it starts.
         out: where the picture goes.
+        options: of its command line, besides.
     """
-    process = start(example, mark, "--out", str(out))
+    process = start(example, mark, "--out", str(out), *options)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     for line in says:

@@ -264,7 +264,7 @@ def dask() -> Iterator[Client]:
     """Two worker processes of Dask, this process's current client."""
     with (
         DaskCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as workers,
-        dask_config.set({"distributed.comm.timeouts.connect": "2s"}),  # how long a dead worker is tried
+        dask_config.set({"distributed.comm.timeouts.connect": "10s"}),  # how long a dead worker is tried
         Client(workers, direct_to_workers=True) as client,
     ):
         yield client
