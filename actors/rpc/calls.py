@@ -115,8 +115,6 @@ def answers(
     ) -> Callable[Concatenate[_Self, _P], Coroutine[object, Never, _R]]:
         method.__doc__ = method.__doc__ or call.__doc__
         method.answers = call  # pyright: ignore[reportFunctionMemberAccess]
-        if call.by_socket:
-            method.by_socket = True  # pyright: ignore[reportFunctionMemberAccess]
         return engine_group(group or call.group)(method)
 
     return mark
@@ -182,6 +180,11 @@ def _handed_on(part: type, method: _Method) -> _Method:
     return hand_on
 
 
-def socket_methods(cls: type) -> frozenset[str]:
-    """Name the methods of an actor's class that a socket may carry calls to."""
-    return frozenset(name for name in dir(cls) if getattr(getattr(cls, name), "by_socket", False))
+def socket_methods(cls: type) -> dict[str, str]:
+    """Return the methods of an actor's class that a socket may carry calls to -> the group of their declaration."""
+    answered = {name: _declaration(method) for name, method in _answering(cls).items()}
+    return {name: call.group for name, call in answered.items() if call.by_socket}
+
+
+def _declaration(method: _Method) -> Declaration[..., object]:
+    return method.answers  # pyright: ignore[reportFunctionMemberAccess]

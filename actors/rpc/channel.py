@@ -8,9 +8,9 @@ Rules
 - A thread's call that found the actor dead has it looked up again: what was stopped and started is another actor of
   the same name. A loop does not look up again: it would stand still for as long as the cluster's head takes.
 - What a socket does not carry goes by the engine: what is too large, what needs it to travel, all calls to other
-  machines.
-- Nothing is repeated here. Whether a request may be repeated is said where it is declared, and owners of channels do it
-  (`Session`, `Resizing`).
+  machines. A call whose answer is too large is asked again by the engine, if it may be repeated.
+- Nothing else is repeated here. Whether a request may be repeated is said where it is declared, and owners of channels
+  do it (`Session`, `Resizing`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ...store.waiting import Deadline
 from ..engine.engine import Actor, Engine, Future
 from .actor_calls import ActorCalls
 from .calls import Request
 from .sockets.awaited import AwaitedConnection, connected
 from .sockets.blocking import BlockingConnections, SocketAnswer
-from .sockets.framing import SocketAddress
+from .sockets.framing import AnswerTooLargeError, SocketAddress
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,12 @@ class Channel:
         """
         connections = self._threads.connections()
         answer = connections.send(request) if connections is not None else None
-        if answer is None:
-            answer = self._engine.call(self.find(), request.remote.name, *request.arguments)
-        return Answer(self, self._engine, self._who(request), answer)
+        waiting = answer if answer is not None else self.send_by_engine(request)
+        return Answer(self, self._engine, request, waiting)
+
+    def send_by_engine(self, request: Request[object]) -> Future:
+        """Call from a thread, past the socket; errors as in `send`."""
+        return self._engine.call(self.find(), request.remote.name, *request.arguments)
 
     def post(self, request: Request[object]) -> None:
         """Call from a thread or a loop, where nobody will wait for the answer: by the engine, which drops it.
@@ -103,17 +107,22 @@ class Channel:
 
     async def ask(self, request: Request[_R], timeout: float) -> _R:
         """Call from an event loop, and await the answer; errors as in `Answer.result` and `send`."""
-        who = self._who(request)
+        deadline = Deadline.after(timeout)
+        who = self.who(request)
         connection = self._loop_connection() if self._follows else None
         answer = connection.send(request, who) if connection is not None else None
-        if answer is None:
-            future = self._engine.call(self._known(), request.remote.name, *request.arguments)
-            return await self._engine.awaitable(future, timeout, who)
-        await asyncio.wait([answer], timeout=timeout)
-        if not answer.done():
-            answer.cancel()
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
-        return answer.result()
+        if answer is not None:
+            await asyncio.wait([answer], timeout=timeout)
+            if not answer.done():
+                answer.cancel()
+                raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
+            try:
+                return answer.result()
+            except AnswerTooLargeError:
+                if not request.remote.repeatable:
+                    raise
+        future = self._engine.call(self._known(), request.remote.name, *request.arguments)
+        return await self._engine.awaitable(future, deadline.left(), who)
 
     # ---- the actor ------------------------------------------------------------------------------------
 
@@ -137,7 +146,8 @@ class Channel:
     def _known(self) -> Actor:
         return self._actor if self._actor is not None else self.find()
 
-    def _who(self, request: Request[object]) -> str:
+    def who(self, request: Request[object]) -> str:
+        """Name a call to this actor in errors."""
         return f"{self.name}: {request.remote.name}"
 
     # ---- its socket -----------------------------------------------------------------------------------
@@ -166,10 +176,13 @@ class Channel:
 class Answer(Generic[_R_co]):
     """The answer to a thread's call, to come."""
 
-    def __init__(self, channel: Channel, engine: Engine, who: str, waiting: SocketAnswer[_R_co] | Future) -> None:
+    def __init__(
+        self, channel: Channel, engine: Engine, request: Request[_R_co], waiting: SocketAnswer[_R_co] | Future
+    ) -> None:
         self._channel = channel
         self._engine = engine
-        self._who = who
+        self._request = request
+        self._who = channel.who(request)
         self._waiting = waiting
 
     def result(self, timeout: float) -> _R_co:
@@ -180,10 +193,16 @@ class Answer(Generic[_R_co]):
             ShardUnavailableError: the actor died or is restarting.
             Exception: what the method raised.
         """
+        deadline = Deadline.after(timeout)
         try:
             if isinstance(self._waiting, SocketAnswer):
-                return cast("SocketAnswer[_R_co]", self._waiting).result(timeout, self._who)
-            return self._engine.result(self._waiting, timeout, self._who)
+                try:
+                    return cast("SocketAnswer[_R_co]", self._waiting).result(timeout, self._who)
+                except AnswerTooLargeError:
+                    if not self._request.remote.repeatable:
+                        raise
+                    self._waiting = self._channel.send_by_engine(self._request)
+            return self._engine.result(self._waiting, deadline.left(), self._who)
         except ShardUnavailableError:
             self._channel.failed()
             raise

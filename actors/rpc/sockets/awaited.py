@@ -8,11 +8,24 @@ import socket
 from typing import Any, TypeVar, cast
 
 from ....store.errors import ShardUnavailableError
+from ...engine.engine import GROUPS
 from ..calls import Request
-from .framing import HEADER, WELCOME, SocketAddress, check_server, first_of, outcome_of, packed
+from .framing import (
+    ANSWER_BYTES,
+    HEADER,
+    WELCOME,
+    SocketAddress,
+    check_server,
+    check_welcome,
+    first_of,
+    outcome_of,
+    packed,
+)
 
 WELCOME_S = 5.0
 """How long a server may take to say whether it has room for a connection."""
+UNSENT_BYTES = 8 << 20
+"""Of calls that the server has not taken yet; more go by the engine meanwhile."""
 
 _R = TypeVar("_R")
 
@@ -23,21 +36,27 @@ class AwaitedConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.open = False
         """It is welcome, and has not ended."""
-        self.welcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Whether the server has room for it."""
+        self.welcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """What the server says to it first; nothing, if it has ended."""
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[asyncio.Future[Any], str]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], str, str]] = {}
+        """The number of a call -> its answer to come, what errors name, its group."""
+        self._under_way = dict.fromkeys(GROUPS, 0)
+        """By group, as the server counts them."""
         self._buffer = bytearray()
+        self._writable = True
+        self._why = "it died or is being restarted"
         self._transport: asyncio.Transport | None = None
 
     def send(self, request: Request[_R], who: str) -> asyncio.Future[_R] | None:
         """Send a call, which errors name `who`; None: it cannot be sent, and nothing has happened."""
-        message = packed(request)
-        if message is None or self._transport is None or self._transport.is_closing():
+        message, group = packed(request), request.remote.group
+        if message is None or self._transport is None or not self._takes(group) or self._transport.is_closing():
             return None
         number = next(self._numbers)
         answer: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer, who
+        self._waiting[number] = answer, who, group
+        self._under_way[group] += 1
         self._transport.write(HEADER.pack(len(message), number) + message)
         return answer
 
@@ -50,28 +69,52 @@ class AwaitedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the loop calls this."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(UNSENT_BYTES)
+
+    def pause_writing(self) -> None:
+        """Leave calls to the engine; the loop calls this."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """Take calls again; the loop calls this."""
+        self._writable = True
 
     def data_received(self, data: bytes) -> None:
         """Take answers; the loop calls this."""
         if not self.welcome.done():
-            self.open, data = data[:1] == WELCOME, data[1:]
-            self.welcome.set_result(self.open)
+            said, data = data[:1], data[1:]
+            self.open = said == WELCOME
+            self.welcome.set_result(said)
         self._buffer += data
-        while (found := first_of(self._buffer)) is not None:
-            number, message = found
-            answer, _ = self._waiting.pop(number)
-            if not answer.done():  # else nobody waits any more
-                _settle(answer, message)
+        try:
+            while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
+                self._take(*found)
+        except ConnectionAbortedError as exc:
+            self._why = f"what came is none: {exc}"
+            self._buffer.clear()
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all who wait that the actor died; the loop calls this."""
         self.open = False
         if not self.welcome.done():
-            self.welcome.set_result(False)
+            self.welcome.set_result(b"")
         waiting, self._waiting = self._waiting, {}
-        for answer, who in waiting.values():
+        for answer, who, _ in waiting.values():
             if not answer.done():
-                answer.set_exception(ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted"))
+                answer.set_exception(ShardUnavailableError(f"{who}: expected an answer; {self._why}"))
+
+    def _takes(self, group: str) -> bool:
+        """Say whether a call of this group may be sent now."""
+        return self.open and self._writable and self._under_way[group] < GROUPS[group]
+
+    def _take(self, number: int, message: bytes) -> None:
+        if number not in self._waiting:
+            raise ConnectionAbortedError(f"expected the answer to a call that was sent; found one to number {number}")
+        answer, _, group = self._waiting.pop(number)
+        self._under_way[group] -= 1
+        if not answer.done():  # else nobody waits any more
+            _settle(answer, message)
 
 
 async def connected(address: SocketAddress) -> AwaitedConnection:
@@ -85,6 +128,7 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
         end.setblocking(False)
         end.connect(f"\0{address.name}")  # on one machine it succeeds at once, or not at all
         check_server(end, address)
+        end.sendall(address.secret)  # there is room for so few bytes
     except BaseException:
         end.close()
         raise
@@ -92,9 +136,7 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=end)
     try:
         async with asyncio.timeout(WELCOME_S):  # `wait_for` loses a cancellation that comes together with the answer
-            welcome = await asyncio.shield(connection.welcome)
-        if not welcome:
-            raise ConnectionRefusedError("expected room for another connection; there is none")
+            check_welcome(await asyncio.shield(connection.welcome))
     except BaseException:
         connection.close()
         raise

@@ -14,20 +14,35 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 import weakref
 from collections import deque
 from typing import ClassVar, Generic, TypeVar
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
+from ...engine.engine import GROUPS
 from ..calls import Request
-from .framing import HEADER, WELCOME, SocketAddress, check_server, first_of, outcome_of, packed
+from .framing import (
+    ANSWER_BYTES,
+    HEADER,
+    SocketAddress,
+    check_server,
+    check_welcome,
+    first_of,
+    outcome_of,
+    packed,
+)
 
 log = logging.getLogger(__name__)
 
 SEND_S = 1.0
 """How long a server may leave a call in the socket's buffer before the engine is asked."""
 RECEIVE_BYTES = 1 << 16
+UNANSWERED = GROUPS["ctl"]
+"""Calls of one connection that nobody waited for: with one more it ends, and the next call opens another."""
+AGAIN_S = 5.0
+"""How long nothing is sent to a server that has ended a connection in the place of a welcome."""
 
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
@@ -126,14 +141,25 @@ class _Pool:
         self._all: set[_Connection] = set()
         self._idle: deque[_Connection] = deque()
         self._closed = False
+        self._again = 0.0
+        """When the server may be asked for a connection again."""
 
     def take(self, address: SocketAddress) -> _Connection:
         try:
             return self._idle.pop()  # the one used last: what one thread sends arrives in order
         except IndexError:
+            return self._opened(address)
+
+    def _opened(self, address: SocketAddress) -> _Connection:
+        if time.monotonic() < self._again:
+            raise ConnectionRefusedError("it has ended a connection in the place of a welcome just now")
+        try:
             connection = _Connection(address)
-            self._all.add(connection)
-            return connection
+        except (ConnectionResetError, BrokenPipeError):
+            self._again = time.monotonic() + AGAIN_S
+            raise
+        self._all.add(connection)
+        return connection
 
     def give(self, connection: _Connection) -> None:
         self._idle.append(connection)
@@ -161,19 +187,21 @@ class _Connection:
 
     def __init__(self, address: SocketAddress) -> None:
         self._buffer = bytearray()
-        self._sent = 0
+        self._sent = self._answered = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(SEND_S)
             self._socket.connect(f"\0{address.name}")
             check_server(self._socket, address)
-            if self._socket.recv(1) != WELCOME:
-                raise ConnectionRefusedError("expected room for another connection; there is none")
+            self._socket.sendall(address.secret)
+            check_welcome(self._socket.recv(1))
         except BaseException:
             self._socket.close()
             raise
 
     def send(self, message: bytes) -> int:
+        if self._sent - self._answered >= UNANSWERED:
+            raise ConnectionAbortedError(f"expected at most {UNANSWERED} calls without an answer")
         self._sent += 1
         self._socket.settimeout(SEND_S)
         self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
@@ -181,9 +209,12 @@ class _Connection:
 
     def receive(self, number: int, deadline: Deadline) -> bytes:
         while True:
-            while (found := first_of(self._buffer)) is not None:
+            while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
+                self._answered += 1
                 if found[0] == number:
                     return found[1]
+                if found[0] > number:
+                    raise ConnectionAbortedError(f"expected the answer to call {number}; found one to {found[0]}")
             self._socket.settimeout(deadline.left())
             try:
                 data = self._socket.recv(RECEIVE_BYTES)

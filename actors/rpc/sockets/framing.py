@@ -1,9 +1,13 @@
 """How a call and its answer stand on a socket between two processes of one machine.
 
 Rules
-- A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. Only
-  processes of the same user are answered, as the kernel tells who is at the other end.
-- Each connection begins with one byte of the server: `WELCOME`, or `FULL`.
+- A connection begins with the secret of the address, from the caller; `entrance` compares it before anything else is
+  read. The server answers with one byte: `WELCOME`, or `FULL`. Who shows another secret is not answered.
+- A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
+  unpickled only of who knows the secret, or is the process that the address names.
+- What is announced has a limit, and only what has come takes memory.
+- Both ends count the calls of a connection that are not answered: as many of each group as the engine serves of it.
+  The caller sends more than these by the engine, so a long poll stands in no short call's way.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ import os
 import pickle
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..calls import Request
 
+SECRET_BYTES = 32
 MESSAGE_BYTES = 1 << 20
-"""Of a call; a larger one goes by the engine. Answers are as long as they are."""
+"""Of a call; a larger one goes by the engine."""
+ANSWER_BYTES = 64 << 20
+"""Of an answer; in the place of a larger one comes `AnswerTooLargeError`. The tables of 100,000 tensors take 10 MiB."""
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 WELCOME, FULL = b"+", b"-"
@@ -27,12 +34,18 @@ _CREDENTIALS = struct.Struct("iII")
 
 @dataclass(frozen=True, slots=True)
 class SocketAddress:
-    """Where an actor answers calls of its machine."""
+    """Where an actor answers calls of its machine. It travels by the engine alone: who has it is trusted."""
 
     name: str
     """Of the socket, which needs no file."""
     pid: int
     """Of the actor's process, as which it must show itself."""
+    secret: bytes = field(repr=False)
+    """Of the actor's process; what callers show first."""
+
+
+class AnswerTooLargeError(OverflowError):
+    """A socket does not carry the answer to a call, which was carried out."""
 
 
 def packed(request: Request[object]) -> bytes | None:
@@ -43,11 +56,21 @@ def packed(request: Request[object]) -> bytes | None:
     return message if len(message) <= MESSAGE_BYTES else None
 
 
-def first_of(buffer: bytearray) -> tuple[int, bytes] | None:
-    """Take the first whole message out of a buffer."""
+def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
+    """Take the first whole message out of a buffer.
+
+    Args:
+        buffer: what has come.
+        most: bytes that a message may have.
+
+    Raises:
+        ConnectionAbortedError: a larger one is announced.
+    """
     if len(buffer) < HEADER.size:
         return None
     length, number = HEADER.unpack_from(buffer)
+    if length > most:
+        raise ConnectionAbortedError(f"expected a message of at most {most} bytes; one of {length} is announced")
     end = HEADER.size + length
     if len(buffer) < end:
         return None
@@ -58,7 +81,7 @@ def first_of(buffer: bytearray) -> tuple[int, bytes] | None:
 
 def outcome_of(message: bytes) -> Any:
     """Return an answer, or raise what the method raised."""
-    done, found = pickle.loads(message)  # noqa: S301  of the same user
+    done, found = pickle.loads(message)  # noqa: S301  of the process that the address names
     if not done:
         raise found
     return found
@@ -88,3 +111,19 @@ def check_server(connection: Peered, address: SocketAddress) -> None:
 def credentials(connection: Peered) -> tuple[int, int, int]:
     """Return process, user and group of who is at the other end."""
     return _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+
+
+def check_welcome(found: bytes) -> None:
+    """Make sure that the server has let this caller in.
+
+    Args:
+        found: its first byte, if there is one.
+
+    Raises:
+        ConnectionRefusedError: it has no room for another connection.
+        ConnectionResetError: it has ended the connection: the secret is not its own, or it had too many to look at.
+    """
+    if not found:
+        raise ConnectionResetError("expected a welcome; the connection was ended: the address may be an old one")
+    if found != WELCOME:
+        raise ConnectionRefusedError("expected room for another connection; there is none")

@@ -28,7 +28,7 @@ class NoteCalls:
         """Have the whole ledger, as one that has joined: from before this on, it hears of every commit."""
         ...
 
-    @remote("ctl")
+    @remote("ctl", repeatable=True)
     def account(self) -> Account:
         """Tell the planner, which starts again, how things stand here."""
         ...

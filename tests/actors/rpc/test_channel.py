@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.engine.engine import GROUPS
 from tensorvine.actors.engine.ray import RayEngine
 from tensorvine.actors.rpc.calls import Request, answers, remote, socket_methods
 from tensorvine.actors.rpc.channel import Answer, Channel
@@ -149,7 +150,7 @@ class TestCalls:
             @answers(Calls.much)
             async def much(self) -> None: ...
 
-        assert socket_methods(Actor) == {"slow"}
+        assert socket_methods(Actor) == {"slow": "watch"}
         assert Actor.slow.__doc__ == "Take long."
         groups = [getattr(method, "concurrency_group", None) for method in (Actor.slow, Actor.much)]
         assert groups == ["watch", "data"]
@@ -188,7 +189,9 @@ class TestBothFaces:
         assert face.call(channel, TargetCalls.note(7)) == 7
         channel.close()
 
-    @pytest.mark.parametrize("address", [None, ShardUnavailableError("it died"), SocketAddress("tensorvine-none", 1)])
+    @pytest.mark.parametrize(
+        "address", [None, ShardUnavailableError("it died"), SocketAddress("tensorvine-none", 1, b"")]
+    )
     def test_without_a_socket_all_goes_by_the_engine(self, serving: Serving, face: Face, address: Any) -> None:
         engine = StandInEngine(serving, serving.target, address)
         channel = channel_of(engine)
@@ -234,6 +237,23 @@ class TestBothFaces:
         assert engine.calls.count("note") == 20
         channel.close()
 
+    def test_an_answer_that_is_too_large_for_a_socket_comes_by_the_engine_if_it_may_be_asked_for_again(
+        self, serving: Serving, face: Face, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "ANSWER_BYTES", 10_000)
+        engine = StandInEngine(serving, serving.target, serving.address)
+        channel = channel_of(engine)
+        until_by_socket(face, channel, engine)
+        before, large = len(engine.calls), b"x" * 10_000
+        assert face.call(channel, TargetCalls.note(large)) == large
+        assert engine.calls[before:] == ["note"]
+        serving.run(serving.target.open("y" * 10_000))
+        with pytest.raises(OverflowError, match=r"wait: expected an answer of at most 10000 bytes by a socket; it has"):
+            face.call(channel, TargetCalls.wait("y" * 10_000))
+        assert face.call(channel, TargetCalls.note(1)) == 1
+        assert len(engine.calls) == before + 1, "and the socket goes on"
+        channel.close()
+
     def test_an_actor_that_is_not_there_is_the_error_that_was_asked_for(self, serving: Serving, face: Face) -> None:
         engine = StandInEngine(serving, serving.target, None)
         engine.there = False
@@ -260,6 +280,31 @@ def test_an_owner_that_knows_the_socket_tells_it(serving: Serving) -> None:
         channel.call(TargetCalls.note(1), WAIT_S)
         assert engine.calls == ["note"] * by_engine
     channel.close()
+
+
+def test_what_waits_long_on_a_loop_s_connection_stands_in_no_short_call_s_way(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GROUPS, "ctl", 4)
+    monkeypatch.setitem(GROUPS, "watch", 60)
+    engine = StandInEngine(serving, serving.target, serving.address)
+    channel, face = channel_of(engine), Face("loop")
+    until_by_socket(face, channel, engine)
+    before = len(engine.calls)
+    with ThreadPoolExecutor(61) as pool:
+        waiting = [pool.submit(face.call, channel, TargetCalls.wait("gate")) for _ in range(60)]
+        until(lambda: serving.target.waiting == 60)
+        assert face.call(channel, TargetCalls.note(1)) == 1
+        assert engine.calls[before:] == []
+        waiting.append(pool.submit(face.call, channel, TargetCalls.wait("gate")))
+        until(lambda: serving.target.waiting == 61)
+        assert engine.calls[before:] == ["wait"], "one too many goes by the engine"
+        face.call(channel, TargetCalls.open("gate"))
+        assert [call.result(WAIT_S) for call in waiting] == ["gate"] * 61
+        called = list(pool.map(lambda number: face.call(channel, TargetCalls.note(number)), range(200)))
+    assert called == list(range(200)), "however many at once"
+    channel.close()
+    face.close()
 
 
 def test_the_end_of_one_loop_s_connection_is_no_other_s(serving: Serving) -> None:

@@ -17,7 +17,7 @@ def test_what_is_declared_is_answered_and_nothing_else() -> None:
 
 
 def test_sockets_carry_what_the_declarations_say() -> None:
-    assert socket_methods(Shard) == {name for name, call in DECLARED.items() if call.by_socket}
+    assert socket_methods(Shard) == {name: call.group for name, call in DECLARED.items() if call.by_socket}
 
 
 def test_calls_take_what_they_are_declared_to_take() -> None:

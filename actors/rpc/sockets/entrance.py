@@ -1,0 +1,159 @@
+"""The door of an actor's socket: who comes shows the secret of its address, or does not get in.
+
+Rules
+- Nothing of who has not shown the secret is read but as many bytes as the secret has, and they are only compared.
+- Who has not shown it yet, or was refused and waits for the end of its pause, takes one of `VISITORS` places. For who
+  comes when all are taken, who was refused goes first, then who has been silent longest. So no number of silent
+  visitors keeps a caller out: it shows the secret with the first bytes that it sends.
+- Who is refused is noted in `Refusals`, and learns nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+from ..refusals import Refusals
+from .framing import SECRET_BYTES, SocketAddress, credentials
+
+GREETING_S = 5.0
+"""Within which a visitor shows the secret."""
+VISITORS = 32
+AT_ONCE = 8
+"""How many are let come before those who came are read."""
+REST_S = 0.5
+"""How long nobody comes after the machine had no descriptor for a visitor."""
+
+
+class Entrance:
+    """Opens a socket in the event loop in which it is made.
+
+    Args:
+        admit: takes the socket of who has shown the secret; called in the loop.
+        refusals: where those who are not let in are noted.
+
+    Raises:
+        OSError: no socket can be had.
+    """
+
+    def __init__(self, admit: Callable[[socket.socket], None], refusals: Refusals) -> None:
+        name, secret = f"tensorvine-{os.getpid()}-{secrets.token_hex(8)}", secrets.token_bytes(SECRET_BYTES)
+        self.address = SocketAddress(name, os.getpid(), secret)
+        self._admit = admit
+        self._refusals = refusals
+        self._listener = _listening(name)
+        self._loop = asyncio.get_running_loop()
+        self._silent: dict[socket.socket, tuple[bytearray, asyncio.TimerHandle]] = {}
+        """Who has not shown the secret yet, as they came -> what came of it, and the end of the wait."""
+        self._refused: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Who was refused -> the end of the pause."""
+        self._resting: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Let nobody in any more; may be repeated. To be called in the loop."""
+        if self._listener.fileno() < 0:
+            return
+        if self._resting is not None:
+            self._resting.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for visitor in list(self._silent):
+            self._forget(visitor)
+            visitor.close()
+        for visitor in list(self._refused):
+            self._see_off(visitor)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                visitor, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as exc:  # such as: too many open files; who waits is there still
+                self._refusals.note(f"expected to accept a connection; found {exc}")
+                self._loop.remove_reader(self._listener)
+                self._resting = self._loop.call_later(REST_S, self._loop.add_reader, self._listener, self._accept)
+                return
+            visitor.setblocking(False)
+            self._receive(visitor)
+
+    def _receive(self, visitor: socket.socket) -> None:
+        _, user, _ = credentials(visitor)
+        if user != os.geteuid():
+            self._refuse(visitor, f"expected a process of user {os.geteuid()}; found one of user {user}")
+            if self._is_full:
+                self._see_off(visitor)
+            return
+        while self._is_full:
+            self._make_room()
+        self._silent[visitor] = bytearray(), self._loop.call_later(GREETING_S, self._give_up, visitor)
+        self._loop.add_reader(visitor, self._read, visitor)
+        self._read(visitor)  # most have sent it by now
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._silent) + len(self._refused) >= VISITORS
+
+    def _make_room(self) -> None:
+        if self._refused:
+            self._see_off(next(iter(self._refused)))
+            return
+        longest = next(iter(self._silent))
+        self._read(longest)
+        if longest in self._silent:  # else it got in, or was refused
+            self._forget(longest)
+            longest.close()
+            self._refusals.note(f"{VISITORS} connections had not shown the secret when another one came")
+
+    def _read(self, visitor: socket.socket) -> None:
+        shown, _ = self._silent[visitor]
+        try:
+            data = visitor.recv(SECRET_BYTES - len(shown))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        shown += data
+        if data and len(shown) < SECRET_BYTES:
+            return
+        self._forget(visitor)
+        if not data:  # it has gone
+            visitor.close()
+        elif hmac.compare_digest(shown, self.address.secret):
+            self._admit(visitor)
+        else:
+            self._refuse(visitor, "expected the secret of this socket's address; found something else")
+
+    def _give_up(self, visitor: socket.socket) -> None:
+        came = len(self._silent[visitor][0])
+        self._forget(visitor)
+        self._refuse(visitor, f"expected {SECRET_BYTES} bytes of a secret within {GREETING_S:.0f} s; {came} came")
+
+    def _refuse(self, visitor: socket.socket, reason: str) -> None:
+        self._refused[visitor] = self._loop.call_later(self._refusals.note(reason), self._see_off, visitor)
+
+    def _see_off(self, visitor: socket.socket) -> None:
+        self._refused.pop(visitor).cancel()
+        visitor.close()
+
+    def _forget(self, visitor: socket.socket) -> None:
+        self._loop.remove_reader(visitor)
+        _, wait = self._silent.pop(visitor)
+        wait.cancel()
+
+
+def _listening(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(f"\0{name}")
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

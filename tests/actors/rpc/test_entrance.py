@@ -1,0 +1,191 @@
+"""The door of a socket: who shows the secret of the address gets in, whatever others do, and nobody else is read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorvine.actors.rpc.refusals import LINES
+from tensorvine.actors.rpc.sockets import blocking, entrance
+from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
+from tensorvine.actors.rpc.sockets.entrance import VISITORS
+from tensorvine.actors.rpc.sockets.framing import HEADER, SECRET_BYTES
+from tensorvine.actors.rpc.sockets.server import CallServer
+
+from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, until
+
+REFUSED = "an actor: its socket: refused: "
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """Of the loops that Ray runs actors in: uvloop where it is installed."""
+    made = Serving(
+        asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    )
+    yield made
+    made.close()
+
+
+class Trap:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def visitor(serving: Serving, shown: bytes = b"") -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(WAIT_S)
+    made.connect(f"\0{serving.address.name}")
+    made.sendall(shown)
+    return made
+
+
+def ended(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:  # what it sent was not read
+        return True
+
+
+def held(server: CallServer) -> int:
+    return len(server._entrance._silent) + len(server._entrance._refused)
+
+
+class TestSecret:
+    """What must be shown."""
+
+    @pytest.mark.parametrize("shown", ["nothing", "too little", "another", "all but the last"])
+    def test_nothing_is_unpickled_of_a_process_of_this_user_that_does_not_show_it(
+        self, serving: Serving, caller: BlockingConnections, tmp_path: Path, shown: str
+    ) -> None:
+        secret, call = serving.address.secret, pickle.dumps(("note", (Trap(tmp_path / "sprung"),)))
+        message = HEADER.pack(len(call), 1) + call
+        greeting = {
+            "nothing": b"",
+            "too little": secret[:-1],
+            "another": os.urandom(SECRET_BYTES),
+            "all but the last": secret[:-1] + bytes([secret[-1] ^ 1]),
+        }[shown]
+        with visitor(serving, greeting + message) as stranger:
+            assert ended(stranger)
+        assert called(caller, TargetCalls.note(1)) == 1
+        assert not (tmp_path / "sprung").exists()
+        with visitor(serving, secret + message) as friend:
+            assert friend.recv(1) == b"+"
+            until((tmp_path / "sprung").exists)
+
+    def test_it_may_come_in_pieces(self, serving: Serving) -> None:
+        with visitor(serving) as slow:
+            for byte in serving.address.secret:
+                slow.sendall(bytes([byte]))
+            assert slow.recv(1) == b"+"
+
+    def test_it_stands_in_no_text(self, serving: Serving) -> None:
+        assert "secret" not in repr(serving.address)
+        assert repr(serving.address.secret)[2:-1] not in repr(serving.address)
+
+    def test_each_server_has_its_own(self, serving: Serving) -> None:
+        other = Serving()
+        assert serving.address.secret != other.address.secret
+        assert len(other.address.secret) == SECRET_BYTES
+        other.close()
+
+    def test_who_has_an_old_one_is_led_to_the_engine_and_asks_again_later(
+        self, serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stale = BlockingConnections(replace(serving.address, secret=bytes(SECRET_BYTES)))
+        assert [stale.send(TargetCalls.note(number)) for number in range(3)] == [None] * 3
+        assert caplog.messages == [REFUSED + "expected the secret of this socket's address; found something else"]
+        stale.close()
+        monkeypatch.setattr(blocking, "AGAIN_S", 0.0)
+        later = BlockingConnections(replace(serving.address, secret=bytes(SECRET_BYTES)))
+        assert [later.send(TargetCalls.note(number)) for number in range(2)] == [None] * 2
+        assert len(caplog.messages) == 3
+        later.close()
+
+
+class TestCrowds:
+    """Many who do not show it."""
+
+    def test_silent_visitors_keep_no_caller_out(
+        self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(entrance, "GREETING_S", 10 * WAIT_S)
+        with ExitStack() as strangers:
+            for number in range(3 * VISITORS):
+                strangers.enter_context(visitor(serving))
+                if number % VISITORS == 0:
+                    caller = BlockingConnections(serving.address)
+                    assert called(caller, TargetCalls.note(number)) == number
+                    caller.close()
+            until(lambda: held(serving.server) == VISITORS)
+            caller = BlockingConnections(serving.address)
+            assert called(caller, TargetCalls.note("in")) == "in"
+            caller.close()
+        assert f"{VISITORS} connections had not shown the secret when another one came" in caplog.messages[0]
+        assert len(caplog.messages) <= LINES
+        until(lambda: held(serving.server) == 0)
+
+    def test_a_silent_visitor_is_sent_away(
+        self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(entrance, "GREETING_S", 0.02)
+        with visitor(serving, serving.address.secret[:5]) as stranger:
+            assert ended(stranger)
+        assert caplog.messages == [REFUSED + "expected 32 bytes of a secret within 0 s; 5 came"]
+
+    def test_a_flood_of_the_refused_makes_few_lines_takes_few_places_and_keeps_no_caller_out(
+        self, serving: Serving, caller: BlockingConnections, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        wrong, most = bytes(SECRET_BYTES), 0
+        for number in range(1000):
+            visitor(serving, wrong).close()
+            if number % 100 == 0:
+                other = BlockingConnections(serving.address)
+                assert called(other, TargetCalls.note(number)) == number
+                other.close()
+                most = max(most, held(serving.server))
+        assert called(caller, TargetCalls.note("in")) == "in"
+        assert len(caplog.messages) == LINES
+        assert most <= VISITORS
+
+    def test_without_descriptors_nobody_comes_for_a_while_and_then_all_who_waited(
+        self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        accept, tries = socket.socket.accept, [0]
+
+        def none_left(listener: socket.socket) -> Any:
+            tries[0] += 1
+            if tries[0] <= 3:
+                raise OSError(24, "Too many open files")
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", none_left)
+        monkeypatch.setattr(entrance, "REST_S", 0.01)
+        with visitor(serving, serving.address.secret) as patient:
+            assert patient.recv(1) == b"+"
+        assert caplog.text.count("Too many open files") == 3
+
+    def test_one_that_closes_while_visitors_wait_closes_them(self, serving: Serving) -> None:
+        with visitor(serving) as silent, visitor(serving, bytes(SECRET_BYTES)) as refused:
+            until(lambda: held(serving.server) == 2 or serving.server._entrance._silent)
+            serving.run(closed(serving.server))
+            assert ended(silent)
+            assert ended(refused)
+
+
+async def closed(server: CallServer) -> None:
+    await server.close()
