@@ -303,6 +303,10 @@ def test_what_waits_long_on_a_loop_s_connection_stands_in_no_short_call_s_way(
         assert [call.result(WAIT_S) for call in waiting] == ["gate"] * 61
         called = list(pool.map(lambda number: face.call(channel, TargetCalls.note(number)), range(200)))
     assert called == list(range(200)), "however many at once"
+    before = len(engine.calls)
+    face.call(channel, TargetCalls.note(1))
+    face.call(channel, TargetCalls.wait("gate"))
+    assert engine.calls[before:] == [], "and by the socket again when these are answered"
     channel.close()
     face.close()
 

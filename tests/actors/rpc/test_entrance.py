@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -165,19 +167,20 @@ class TestCrowds:
     def test_without_descriptors_nobody_comes_for_a_while_and_then_all_who_waited(
         self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        accept, tries = socket.socket.accept, [0]
+        accept, tries = socket.socket.accept, list[float]()
 
         def none_left(listener: socket.socket) -> Any:
-            tries[0] += 1
-            if tries[0] <= 3:
+            tries.append(time.monotonic())
+            if len(tries) <= 3:
                 raise OSError(24, "Too many open files")
             return accept(listener)
 
         monkeypatch.setattr(socket.socket, "accept", none_left)
-        monkeypatch.setattr(entrance, "REST_S", 0.01)
+        monkeypatch.setattr(entrance, "REST_S", 0.02)
         with visitor(serving, serving.address.secret) as patient:
             assert patient.recv(1) == b"+"
         assert caplog.text.count("Too many open files") == 3
+        assert all(after - before > 0.01 for before, after in itertools.pairwise(tries[:4]))
 
     def test_one_that_closes_while_visitors_wait_closes_them(self, serving: Serving) -> None:
         with visitor(serving) as silent, visitor(serving, bytes(SECRET_BYTES)) as refused:

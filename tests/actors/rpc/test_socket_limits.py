@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import socket
@@ -15,7 +16,7 @@ import pytest
 from tensorvine.actors.engine.engine import GROUPS
 from tensorvine.actors.rpc.sockets import blocking
 from tensorvine.actors.rpc.sockets import server as server_module
-from tensorvine.actors.rpc.sockets.awaited import connected
+from tensorvine.actors.rpc.sockets.awaited import UNSENT_BYTES, connected
 from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
 from tensorvine.actors.rpc.sockets.framing import (
     ANSWER_BYTES,
@@ -44,6 +45,17 @@ def friend(serving: Serving) -> Iterator[socket.socket]:
         made.sendall(serving.address.secret)
         assert made.recv(1) == b"+"
         yield made
+
+
+def pushed(end: socket.socket, data: bytes) -> int:
+    try:
+        return end.send(data)
+    except BlockingIOError:
+        return 0
+
+
+def unread(served: Any) -> int:
+    return served._transport.get_write_buffer_size()
 
 
 def until_ended(end: socket.socket) -> None:
@@ -89,23 +101,35 @@ class TestUnread:
     def test_who_does_not_read_is_not_read_from_and_costs_little(
         self, serving: Serving, caller: BlockingConnections, friend: socket.socket
     ) -> None:
-        content, calls = bytes(200_000), 0
-        friend.settimeout(0.5)
-        with pytest.raises(TimeoutError):  # noqa: PT012
-            while calls < 1000:
-                friend.sendall(message(calls, "note", content))
-                calls += 1
+        friend.setblocking(False)
+        content, calls, unsent = bytes(200_000), 0, b""
+
+        def stuck() -> bool:
+            nonlocal calls, unsent
+            if not unsent:
+                unsent, calls = message(calls, "note", content), calls + 1
+            before = len(unsent)
+            unsent = unsent[pushed(friend, unsent) :]
+            return len(unsent) == before and not all(each._transport.is_reading() for each in serving.server._served)
+
+        until(stuck)
         assert called(caller, TargetCalls.note("other")) == "other"
-        (served,) = (each for each in serving.server._served if each._transport.get_write_buffer_size())
-        assert served._transport.get_write_buffer_size() < 3 * MESSAGE_BYTES
+        (served,) = (each for each in serving.server._served if unread(each))
+        assert unread(served) < 3 * MESSAGE_BYTES
         assert sum(served._under_way.values()) <= 3
-        friend.settimeout(WAIT_S)
         found, buffer = 0, bytearray()
-        while found < calls:  # once it reads, all comes that it asked for
-            buffer += friend.recv(1 << 20)
+
+        def all_came() -> bool:  # once it reads, all comes that it asked for
+            nonlocal found, unsent
+            unsent = unsent[pushed(friend, unsent) :]
+            with contextlib.suppress(BlockingIOError):
+                buffer.extend(friend.recv(1 << 20))
             while (answer := first_of(buffer, MESSAGE_BYTES)) is not None:
                 assert answer[0] == found
                 found += 1
+            return found == calls
+
+        until(all_came)
 
     def test_with_too_much_unread_the_connection_ends(
         self,
@@ -181,6 +205,28 @@ class TestUnderWay:
         for number in range(10):
             assert called(caller, TargetCalls.note(number)) == number
         serving.run(serving.target.open("gate"))
+
+    def test_a_loop_keeps_few_calls_that_the_server_does_not_take(self, serving: Serving) -> None:
+        content, stop, stopped = bytes(MESSAGE_BYTES - 100), threading.Event(), threading.Event()
+
+        async def scene() -> tuple[int, list[bytes], bytes | None]:
+            connection = await connected(serving.address)
+            serving.loop.call_soon_threadsafe(lambda: (stopped.set(), stop.wait(WAIT_S)))
+            assert await asyncio.to_thread(stopped.wait, WAIT_S)
+            waiting = []
+            while (answer := connection.send(TargetCalls.note(content), "an actor")) is not None:
+                waiting.append(answer)
+            stop.set()
+            came = await asyncio.gather(*waiting)
+            again = connection.send(TargetCalls.note(b"again"), "an actor")
+            answered = await again if again is not None else None
+            connection.close()
+            return len(waiting), came, answered
+
+        count, came, again = asyncio.run(asyncio.wait_for(scene(), WAIT_S))
+        assert count * MESSAGE_BYTES <= UNSENT_BYTES + 2 * MESSAGE_BYTES
+        assert came == [content] * count
+        assert again == b"again", "and takes calls again when these have gone"
 
 
 class FalseServer:
