@@ -2,12 +2,13 @@
 
 Rules
 - A command connects, asks, and disconnects; what it finds running goes on running.
-- Results go to standard output, all else to standard error.
+- Results go to standard output, all else to standard error. What Ray remarks on is left out.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ def attach(address: str | None) -> None:
     """Attach to a Ray; an address that is none is wrong usage."""
     from ..actors.engine import embedded
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # Ray set it when it was imported
     try:
         embedded.attach(address)
     except ValueError as exc:

@@ -2,7 +2,7 @@
 
 Rules
 - It is one process, `ray start --head --block`, in a session of its own; Ray's daemons end with it.
-- It asks for a token where this user has one, and this process then has it, too: its address is enough to join it.
+- It listens on all interfaces, and asks who joins it for this user's token (`auth_token`), which this process presents.
 - No file says that it runs: its node carries a label, and the process has the label in its command line. What was
   started by other means has no such label, and is never ended.
 """
@@ -20,7 +20,7 @@ from typing import IO
 
 import psutil
 
-from ..actors.engine import embedded
+from ..actors.engine import auth_token, discovery
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 from ..store.waiting import Backoff, Deadline
 
@@ -49,8 +49,9 @@ def start(port: int) -> Head:
     Raises:
         ShardUnavailableError: it ended at once: the port is taken, or a library is missing. Says what Ray said.
         OperationTimeoutError: it did not come up within START_S seconds.
+        StorageError: this user's token cannot be made or read.
     """
-    embedded.take_token()
+    auth_token.guard()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
     command += [f"--ray-client-server-port={_free_port()}"]  # its default may be another Ray's: then this one ends
@@ -77,6 +78,7 @@ def stop(mark: str) -> bool:
     for process in psutil.process_iter(["cmdline"]):
         if _argument(mark) in (process.info["cmdline"] or ()):
             _end(process)
+            discovery.forget_ended()
             return True
     return False
 

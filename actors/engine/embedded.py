@@ -1,8 +1,11 @@
 """The Ray that this process uses: the running one where there is one, else one embedded in this process.
 
 Rules
-- Running means: initialised in this process, named by RAY_ADDRESS, or started on this machine with `ray start`. A Ray
-  that another process embedded ends with that process, so nothing is started on it; `Repository.connect` does find it.
+- Running means: initialised in this process, named by RAY_ADDRESS, or started on this machine with `ray start`, by this
+  user or root (`discovery`). A Ray that another process embedded ends with that process, so nothing is started on it;
+  `Repository.connect` does find it.
+- A Ray that is started here asks for this user's token (`auth_token`). The token is presented to Rays of this user and
+  root on this machine, and wherever RAY_AUTH_MODE=token says so. Of a Ray that asks for none, one warning is logged.
 - An embedded Ray ends with the process that started it, however that ends: its processes watch for that.
 - Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. It carries messages and
   what goes to other nodes; models lie in the shards' own memory (`memory`), which is preallocated there.
@@ -14,21 +17,20 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 import ray
-from ray._private import services  # the only place that knows what `ray start` left for others to find
-from ray._private.authentication import authentication_token_setup
 
 from ...store.errors import RepositoryNotFoundError
+from . import auth_token, control_service, discovery
 from .engine import Engine
 from .ray import RayEngine
 
 log = logging.getLogger(__name__)
 
-REACH_S = 5.0
-"""How long a Ray at a given address may take to accept a connection."""
+HERE = "local"
+"""What RAY_ADDRESS says to have a Ray embedded."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
 
 
@@ -39,16 +41,21 @@ def attach(address: str | None = None) -> None:
         address: HOST:PORT of its control service; None: the one that RAY_ADDRESS names, or any on this machine.
 
     Raises:
-        RepositoryNotFoundError: no Ray runs there.
+        RepositoryNotFoundError: no Ray runs there, or it refuses this process.
+        StorageError: this user's token cannot be read.
         ValueError: the address is none.
     """
     if ray.is_initialized():
         return
     try:
-        chosen = address or cast(str, _found("auto"))
-        if chosen != "local":
-            _reach(chosen)
-        ray.init(address=address or "auto", **_QUIET)  # Ray looks for its token where it finds the address itself
+        chosen = address or discovery.named() or discovery.find(embedded=True)
+        if chosen is None:
+            raise ConnectionError("nothing on this machine tells of one")
+        if chosen == HERE:
+            auth_token.guard()
+        elif "://" not in chosen:  # Ray knows what the others are
+            _introduce(chosen)
+        ray.init(address=chosen, **_QUIET)
     except ConnectionError as exc:
         raise RepositoryNotFoundError(f"expected a running Ray (`ray start --head`); {_reason(exc)}") from exc
 
@@ -56,18 +63,16 @@ def attach(address: str | None = None) -> None:
 def running() -> str | None:
     """Return the address of the Ray that RAY_ADDRESS names or `ray start` started on this machine; None: there is none.
 
-    One that a process embedded is not told: it ends with that process.
+    One that a process embedded is not told: it ends with that process. What tells of a Ray that is gone, or of another
+    user's, is warned of.
     """
-    found = _found(None)
-    if found is None or found == "local":
+    named = discovery.named()
+    if named is not None:
+        return None if named == HERE else named
+    try:
+        return discovery.find(embedded=False)
+    except ConnectionError:  # it was warned of
         return None
-    if not os.environ.get("RAY_ADDRESS"):
-        try:
-            _reach(found)
-        except ConnectionError as exc:  # what `ray start` wrote down stays when its Ray is killed
-            log.warning("the Ray that was started on this machine is gone: %s", exc)
-            return None
-    return found
 
 
 def default_engine() -> Engine:
@@ -86,13 +91,18 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
     Args:
         object_store_bytes: capacity of a new Ray's object store; None: Ray's default, 30% of the memory.
         cpus: CPU slots of a new Ray; None: all cores.
+
+    Raises:
+        RepositoryNotFoundError: the running Ray refuses this process.
+        StorageError: this user's token cannot be made or read.
     """
     if ray.is_initialized():
         return False
     found = running()
     if found is not None:
-        attach()
+        attach(found)
         return False
+    auth_token.guard()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
@@ -100,39 +110,28 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
     return True
 
 
-def take_token() -> None:
-    """Use the token of this user's Rays if there is one and RAY_AUTH_MODE says nothing: `ray start` does so.
-
-    So does `attach` where Ray finds the address itself, but not where one is given.
-    """
-    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
-def _found(address: str | None) -> str | None:
-    """Return the address that Ray finds for "auto" or for None, of the Rays that run now.
-
-    Ray looks once per process which run on this machine, and would go on naming one that has ended.
-    """
-    services.find_gcs_addresses.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
-    return cast("str | None", services.get_ray_address_from_environment(cast(Any, address), None))
-
-
-def _reach(address: str) -> None:
-    """Look whether anybody listens at HOST:PORT: Ray itself would try for minutes.
+def _introduce(address: str) -> None:
+    """See who is at HOST:PORT, and have this user's token presented to it if it is this user's or root's Ray.
 
     Raises:
-        ConnectionError: nobody does.
+        ConnectionError: nobody listens there, or it asks for a token and gets none.
         ValueError: the address is none.
     """
-    if "://" in address:
-        return  # not a plain address: Ray knows what it is
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"address of a Ray: expected HOST:PORT; found {address!r}")
-    try:
-        socket.create_connection((host, int(port)), REACH_S).close()
-    except (OSError, OverflowError) as exc:
-        raise ConnectionError(f"nobody answers at {address} ({exc})") from exc
+    asks = control_service.asks_for_token(address)
+    if asks is False:
+        _say_once(f"the Ray at {address} asks for no token: {auth_token.RISK}")
+    if discovery.doubt(address) is None:
+        auth_token.offer()
+    if asks and not auth_token.presented():
+        raise ConnectionError(
+            f"the one at {address} asks for a token, and this process presents none: set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where it is not this user's"
+        )
+
+
+@lru_cache(maxsize=64)
+def _say_once(risk: str) -> None:
+    log.warning("%s", risk)
 
 
 def _reason(exc: ConnectionError) -> str:

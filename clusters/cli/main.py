@@ -2,6 +2,7 @@
 
 Rules
 - An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
+- What TensorVine warns of is one line on standard error, too. What Ray remarks on while it connects is not told.
 - Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
 
@@ -19,6 +20,7 @@ from .lineage import lineage
 from .look import ls, show, status
 from .verify import verify
 
+_OURS = __name__.partition(".")[0]
 _HELP = "Start, look into and stop a model repository on a Ray cluster."
 
 
@@ -38,11 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the words after `tensorvine`; None: those of this process.
     """
-    logging.disable(logging.WARNING)  # what Ray remarks on while it connects; errors are told
+    told, silent, ours = logging.StreamHandler(), logging.NullHandler(), logging.getLogger(_OURS)
+    told.setLevel(logging.WARNING)
+    told.setFormatter(logging.Formatter("tensorvine: %(message)s"))
+    ours.addHandler(told)
+    logging.getLogger().addHandler(silent)  # without any, Python prints what others warn of
     try:
         application()(list(arguments) if arguments is not None else None)
     except TensorVineError as exc:
         typer.echo(f"tensorvine: {' '.join(str(exc).split())}", err=True)
         sys.exit(1)
     finally:
-        logging.disable(logging.NOTSET)
+        ours.removeHandler(told)
+        logging.getLogger().removeHandler(silent)

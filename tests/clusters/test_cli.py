@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -39,6 +38,16 @@ with Repository.connect() as repo:
     repo.save("m", {"w": np.ones(500, np.float32), "v": np.ones(3, np.float32)}, quality=0.5)
     repo.save("m", {"w": np.ones(500, np.float32), "v": np.zeros(3, np.float32)}, quality=0.75)
     print(repo.verify())
+"""
+INTRUDE = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_put(b"k", b"v", True, b"ns", timeout=20)
+    print("let in")
+except AuthenticationError:
+    print("refused")
 """
 
 
@@ -117,6 +126,22 @@ class TestNoCluster:
             main(["ls", "--address", f"127.0.0.1:{port}"])
         assert ended.value.code == 1
         assert f"nobody answers at 127.0.0.1:{port}" in capsys.readouterr().err
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write what another user wrote")
+    def test_a_ray_that_another_user_wrote_down_is_not_joined_and_that_is_told(
+        self, no_ray: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "ray" / "ray_current_cluster"
+        file.parent.mkdir()
+        file.write_text("127.0.0.1:6379")
+        os.chown(file, 65534, 65534)
+        with pytest.raises(SystemExit) as ended:
+            main(["ls"])
+        out, err = capsys.readouterr()
+        warned, said = err.splitlines()
+        assert (ended.value.code, out) == (1, "")
+        assert warned.startswith(f"tensorvine: the Ray that {file} names is not joined: the file belongs to user 65534")
+        assert said.startswith("tensorvine: expected a Ray")
 
     def test_a_codec_that_is_none_is_said_before_anything_starts(
         self, no_ray: None, capsys: pytest.CaptureFixture[str]
@@ -346,18 +371,26 @@ def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment = {**kept, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
-        environment |= {"RAY_enable_metrics_collection": "0", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-        environment |= {"RAY_prestart_worker_first_driver": "0"}
+        environment |= {"RAY_enable_metrics_collection": "0", "RAY_prestart_worker_first_driver": "0", **home}
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
     def tensorvine(*words: str) -> tuple[int, str]:
         done = run(sys.executable, "-c", "from tensorvine.clusters.cli.main import main; main()", *words)
         return done.returncode, done.stdout + done.stderr if done.returncode else done.stdout
 
-    (folder / "token").write_text(secrets.token_hex(32))  # as is left behind by any embedded Ray
+    home = {"HOME": str(folder)}
     code, said = tensorvine("up", "--port", "0", "--shards", "2", "--path", str(folder / "models"))
     assert code == 0, said
     assert "Repository default is up" in said
+    address = (folder / "ray" / "ray_current_cluster").read_text()
+    assert (folder / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    home = {"HOME": str(folder / "nobody")}
+    intruder = run(sys.executable, "-c", INTRUDE, address)
+    assert (intruder.returncode, intruder.stdout) == (0, "refused\n"), intruder.stderr
+    code, said = tensorvine("ls", "--address", address)
+    assert code == 1
+    assert "asks for a token, and this process presents none" in said
+    home = {"HOME": str(folder)}
     saved = run(sys.executable, "-c", SAVE)
     assert (saved.returncode, saved.stdout) == (0, "[]\n"), saved.stderr
     code, said = tensorvine("ls", "--json")

@@ -1,31 +1,51 @@
-"""Which Ray a process finds on its machine."""
+"""Which Ray a process joins, what it presents to it, and what it is told of it."""
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
-from ray._private import services
-from tensorvine.actors.engine import embedded
+from ray._private.authentication import authentication_token_setup
+from tensorvine.actors.engine import auth_token, control_service, discovery, embedded
 from tensorvine.store.errors import RepositoryNotFoundError
+
+from tests.support.control_service import control_service as started
+from tests.support.control_service import listener_of
+
+OTHER = 65534
+"""Another user."""
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
-    """The addresses of the Rays that run on this machine, as its processes show them: a test changes them."""
-    addresses: set[str] = set()
-
-    def shown(flag: str) -> set[str]:
-        assert flag == "--gcs-address"
-        return set(addresses)
-
+def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, bool]]:
+    """The Rays that this process joins, and whether it presents its token; it is in none, and has one."""
+    found: list[tuple[str, bool]] = []
+    for module in (auth_token, discovery, embedded):
+        module._say_once.cache_clear()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(services, "_find_address_from_flag", shown)
+    monkeypatch.setattr(ray, "init", lambda address, **_: found.append((address, auth_token.presented())))
+    monkeypatch.setattr(
+        authentication_token_setup, "_enable_token_auth", lambda: os.environ.update(RAY_AUTH_MODE="token")
+    )
+    monkeypatch.setattr(discovery, "_raylets", lambda: iter(()))
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    return addresses
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    for name in ("RAY_AUTH_MODE", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    return found
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a process of this user that listens, and does not say whether it asks for a token."""
+    monkeypatch.setattr(control_service, "REACH_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def nobody() -> str:
@@ -34,25 +54,77 @@ def nobody() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_ray_that_has_ended_is_not_found_again(runs: set[str]) -> None:
+def see(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Have raylets of this user at these addresses."""
+    monkeypatch.setattr(discovery, "_raylets", lambda: ((address, os.geteuid()) for address in addresses))
+
+
+def test_a_ray_that_has_ended_is_not_found_again(joined: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     ended = nobody()
-    runs.add(ended)
+    see(monkeypatch, ended)
     with pytest.raises(RepositoryNotFoundError, match=ended):
         embedded.attach()
-    runs.clear()
+    see(monkeypatch)
     with pytest.raises(RepositoryNotFoundError) as refused:
         embedded.attach()
     assert ended not in str(refused.value)
 
 
-def test_a_ray_that_began_since_the_last_look_is_found(runs: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.add(nobody())
+def test_a_ray_that_began_since_the_last_look_is_found(
+    joined: list[object], closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, nobody())
     assert embedded.running() is None  # nothing is written down: that one is embedded in another process
-    joined: list[str] = []
-    monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(services.find_gcs_addresses()))
-    runs.clear()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        runs.add(address)
+    see(monkeypatch, closing)
+    embedded.attach()
+    assert joined == [(closing, True)]
+
+
+class TestToken:
+    def test_it_is_presented_to_this_users_ray(self, joined: list[object], closing: str) -> None:
+        embedded.attach(closing)
+        assert joined == [(closing, True)]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+    def test_it_is_not_presented_to_another_users_unless_the_user_says_so(
+        self, joined: list[object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with listener_of(OTHER) as theirs:
+            embedded.attach(theirs)
+            monkeypatch.setenv("RAY_ADDRESS", theirs)
+            embedded.attach()
+            monkeypatch.setenv("RAY_AUTH_MODE", "token")
+            embedded.attach()
+        assert joined == [(theirs, False), (theirs, False), (theirs, True)]
+
+    def test_a_ray_that_asks_for_none_is_warned_of_once_with_its_risk(
+        self, joined: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with started(tmp_path, token=None) as address:
+            embedded.attach(address)
+            embedded.attach(address)
+        assert joined == [(address, True)] * 2
+        (warning,) = caplog.messages
+        assert f"the Ray at {address} asks for no token" in warning
+        assert "runs code as the user who started it" in warning
+
+    def test_a_ray_that_asks_for_one_refuses_at_once_who_has_none(
+        self, joined: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with started(tmp_path, token="b" * 64) as address:
+            embedded.attach(address)
+            monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+            with pytest.raises(RepositoryNotFoundError, match=f"{address} asks for a token.*RAY_AUTH_MODE=token"):
+                embedded.attach(address)
+        assert joined == [(address, True)]
+        assert caplog.messages == []
+
+    def test_a_ray_that_is_started_here_asks_for_it(
+        self, joined: list[object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert embedded.attach_or_start()
+        assert joined == [("local", True)]
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        monkeypatch.setenv("RAY_ADDRESS", "local")
         embedded.attach()
-    assert joined == [{address}]
+        assert joined == [("local", True)] * 2
