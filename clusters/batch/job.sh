@@ -12,7 +12,9 @@ export TENSORVINE_HEAD=${TENSORVINE_HEAD:-$(hostname -I | cut -d' ' -f1)}
 export TENSORVINE_PORT=${TENSORVINE_PORT:-6379}
 export TENSORVINE_START_S=${TENSORVINE_START_S:-120}
 export RAY_ADDRESS=$TENSORVINE_HEAD:$TENSORVINE_PORT
-# A token of this job's own: other users of the machine cannot join its Ray.
+# A token of this job's own: other users of the machine cannot join its Ray. It is not encrypted on its way, nor is what
+# is saved: TENSORVINE_PORT, 10001-19999 and the ports that the system gives (32768-60999) of the nodes must be closed to
+# all but the nodes of the job, or to all outside of the cluster's own network.
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 

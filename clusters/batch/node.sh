@@ -6,6 +6,11 @@ if [ -z "$rank" ]; then
     echo "node.sh on $(hostname): expected a rank from srun or mpiexec; found none" >&2
     exit 2
 fi
+if [ -z "${RAY_AUTH_TOKEN:-}" ]; then
+    echo "node.sh on $(hostname): expected the job's RAY_AUTH_TOKEN; found none: the launcher must pass the environment on" >&2
+    exit 2
+fi
+export RAY_AUTH_MODE=token
 unset RAY_ADDRESS # it is for the programs of the job
 ulimit -n "$(ulimit -H -n)"
 

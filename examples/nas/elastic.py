@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import psutil
 import ray
+from tensorvine.actors.engine import auth_token
 
 MARK = "TENSORVINE_ELASTIC"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
@@ -82,6 +83,7 @@ class ElasticCluster:
         Raises:
             RuntimeError: Ray does not start; says what it wrote.
         """
+        auth_token.guard()  # this process, and all that is started here
         config = Path(self._folder.name) / "autoscaler.json"
         config.write_text(json.dumps(self._config))
         port = self.address.rpartition(":")[2]
@@ -136,8 +138,6 @@ class ElasticCluster:
             "AUTOSCALER_HEARTBEAT_TIMEOUT_S": LOST_S,
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             "RAY_FAKE_CLUSTER": "1",
-            # As this process: where one side wants a token and the other has none, all that it starts is refused.
-            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
             "RAY_worker_niceness": "0",  # as in an embedded Ray
         }
         without = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

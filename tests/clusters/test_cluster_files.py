@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import psutil
 import pytest
 import yaml
 from click import Command
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "clusters"
@@ -30,8 +34,11 @@ import os, signal, sys
 import numpy as np
 import ray
 from tensorvine.actors import Repository
+from tensorvine.actors.engine import control_service
 with Repository.connect() as repo:
     repo.save("m", {"w": np.ones(5, np.float32)}, quality=0.5)
+    asks = control_service.asks_for_token(ray.get_runtime_context().gcs_address)
+    print("asks for a token" if asks else "lets everybody in", flush=True)
     print("nodes", sum(node["Alive"] for node in ray.nodes()), "shards", len(repo.stats().shards), flush=True)
 if sys.argv[1] == "wait":
     signal.pause()
@@ -78,6 +85,21 @@ class TestRayUp:
         assert worker["resources"]["GPU"] >= 1
         assert worker["min_workers"] < worker["max_workers"]
 
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_every_node_has_the_token_and_starts_ray_with_it(self, path: Path) -> None:
+        (config,) = read(path)
+        assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+        for kind in ("head", "worker"):
+            (start,) = [line for line in config[f"{kind}_start_ray_commands"] if "ray start" in line]
+            assert start.startswith("chmod 600 ~/.ray/auth_token; ")
+            assert "; RAY_AUTH_MODE=token ray start " in start
+
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_it_says_which_ports_must_be_closed(self, path: Path) -> None:
+        said = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        for port in ("6379", "8076", "8265", "10001", "10002-19999", "32768-60999"):
+            assert any(port in line for line in said), port
+
     def test_a_wrong_one_is_refused(self) -> None:
         import jsonschema
         from ray.autoscaler._private.util import prepare_config, validate_config
@@ -96,10 +118,19 @@ def options_of_ray_start() -> set[str]:
 
 class TestKubeRay:
     @pytest.fixture
-    def manifest(self) -> dict[str, Any]:
-        claim, manifest = read(FILES / "kuberay" / "raycluster.yaml")
-        assert claim["kind"] == "PersistentVolumeClaim"
-        return manifest
+    def documents(self) -> dict[str, dict[str, Any]]:
+        found = {document["kind"]: document for document in read(FILES / "kuberay" / "raycluster.yaml")}
+        assert set(found) == {"PersistentVolumeClaim", "NetworkPolicy", "RayCluster"}
+        return found
+
+    @pytest.fixture
+    def manifest(self, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        return documents["RayCluster"]
+
+    @pytest.fixture
+    def pods(self, manifest: dict[str, Any]) -> list[dict[str, Any]]:
+        groups = (manifest["spec"]["headGroupSpec"], *manifest["spec"]["workerGroupSpecs"])
+        return [group["template"]["spec"] for group in groups]
 
     def test_rays_autoscaler_derives_its_own_configuration_from_it(self, manifest: dict[str, Any]) -> None:
         from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
@@ -124,8 +155,58 @@ class TestKubeRay:
             volumes = {volume["name"] for volume in pod["volumes"]}
             for container in pod["containers"]:
                 assert container["image"]
-                assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+                assert {mount["name"] for mount in container["volumeMounts"]} == volumes - {"kubernetes"}
                 assert "/models" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+    def test_ray_asks_for_a_token(self, manifest: dict[str, Any]) -> None:
+        assert manifest["spec"]["authOptions"] == {"mode": "token"}
+        major, minor, _ = map(int, manifest["spec"]["rayVersion"].split("."))
+        assert (major, minor) >= (2, 52)  # the operator refuses an older one
+
+    def test_only_the_clusters_own_pods_are_let_in(
+        self, documents: dict[str, dict[str, Any]], manifest: dict[str, Any]
+    ) -> None:
+        policy = documents["NetworkPolicy"]["spec"]
+        own = {"matchLabels": {"ray.io/cluster": manifest["metadata"]["name"]}}
+        assert policy == {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+
+    def test_its_pods_satisfy_the_restricted_standard(
+        self, manifest: dict[str, Any], pods: list[dict[str, Any]]
+    ) -> None:
+        contexts = [container["securityContext"] for pod in pods for container in pod["containers"]]
+        for context in [*contexts, manifest["spec"]["autoscalerOptions"]["securityContext"]]:
+            assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        for pod in pods:
+            context = pod["securityContext"]
+            assert context["runAsNonRoot"] is True
+            assert context["runAsUser"] > 0
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+    def test_code_on_ray_finds_no_token_of_kubernetes(
+        self, manifest: dict[str, Any], pods: list[dict[str, Any]]
+    ) -> None:
+        head, *workers = pods
+        assert all(pod["automountServiceAccountToken"] is False for pod in pods)
+        (volume,) = [one for one in head["volumes"] if "projected" in one]
+        (mount,) = manifest["spec"]["autoscalerOptions"]["volumeMounts"]
+        assert mount == {
+            "name": volume["name"],
+            "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+            "readOnly": True,
+        }
+        files = {
+            entry.get("path") or entry["items"][0]["path"]
+            for source in volume["projected"]["sources"]
+            for entry in source.values()
+        }
+        assert files == {"token", "ca.crt", "namespace"}
+        mounted = {mount["name"] for pod in pods for one in pod["containers"] for mount in one["volumeMounts"]}
+        assert volume["name"] not in mounted
+        assert not any("projected" in one for pod in workers for one in pod["volumes"])
+
+    def test_its_images_are_named_in_full(self, manifest: dict[str, Any], pods: list[dict[str, Any]]) -> None:
+        for image in [container["image"] for pod in pods for container in pod["containers"]]:
+            assert re.fullmatch(rf"[\w./-]+:[\d.]+-ray{manifest['spec']['rayVersion']}", image)
 
 
 class TestScripts:
@@ -139,8 +220,16 @@ class TestScripts:
         assert done.returncode == 2
         assert "expected a rank" in done.stderr
 
+    @pytest.mark.parametrize("rank", ["0", "1"])
+    def test_a_node_without_the_jobs_token_starts_no_ray(self, rank: str) -> None:
+        settings = {"SLURM_PROCID": rank, "TENSORVINE_HEAD": "127.0.0.1", "TENSORVINE_PORT": str(free_port())}
+        done = run_script([str(FILES / "batch" / "node.sh")], {**settings, "TENSORVINE_START_S": "2"})
+        assert done.returncode == 2
+        assert "expected the job's RAY_AUTH_TOKEN" in done.stderr
+
     def test_a_worker_without_a_head_gives_up_in_time(self) -> None:
-        settings = {"SLURM_PROCID": "1", "TENSORVINE_HEAD": "127.0.0.1", "TENSORVINE_PORT": str(free_port())}
+        settings = {"SLURM_PROCID": "1", "RAY_AUTH_TOKEN": "a" * 64, "TENSORVINE_HEAD": "127.0.0.1"}
+        settings |= {"TENSORVINE_PORT": str(free_port())}
         done = run_script([str(FILES / "batch" / "node.sh")], {**settings, "TENSORVINE_START_S": "2"})
         assert done.returncode == 1
         assert "nobody answers there" in done.stderr
@@ -185,6 +274,7 @@ class TestJobs:
         done = run_script([str(FILES / "batch" / "pbs.sh")], {**job_settings(here, here / "bin"), "PROGRAM": program})
         assert done.returncode == 3, done.stderr
         assert "nodes 2 shards 2" in done.stdout
+        assert "asks for a token" in done.stdout
         assert "Repository default is down" in done.stdout
         assert list((here / "models" / "manifests").glob("m*"))
         assert not left(here)
@@ -215,6 +305,17 @@ def job_settings(folder: Path, commands: Path) -> dict[str, str]:
         "PBS_NODEFILE": str(folder / "nodes"),
         "PBS_O_WORKDIR": str(folder),
     }
+
+
+def test_every_requirement_of_ray_is_of_one_that_knows_tokens() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    found = [Requirement(text) for text in itertools.chain(*lists)]
+    rays = [requirement for requirement in found if requirement.name == "ray"]
+    assert len(rays) >= 5
+    for requirement in rays:
+        assert "2.58.9" not in requirement.specifier
+        assert "2.59.0" in requirement.specifier
 
 
 def run_script(command: list[str], settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
