@@ -221,9 +221,11 @@ class TestScripts:
         assert "expected a rank" in done.stderr
 
     @pytest.mark.parametrize("rank", ["0", "1"])
-    def test_a_node_without_the_jobs_token_starts_no_ray(self, rank: str) -> None:
-        settings = {"SLURM_PROCID": rank, "TENSORVINE_HEAD": "127.0.0.1", "TENSORVINE_PORT": str(free_port())}
-        done = run_script([str(FILES / "batch" / "node.sh")], {**settings, "TENSORVINE_START_S": "2"})
+    def test_a_node_without_the_jobs_token_starts_no_ray(self, tmp_path: Path, rank: str) -> None:
+        (tmp_path / "ray").write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / "ray").chmod(0o755)
+        settings = {"SLURM_PROCID": rank, "TENSORVINE_HEAD": "127.0.0.1", "TENSORVINE_START_S": "2"}
+        done = run_script([str(FILES / "batch" / "node.sh")], {**job_settings(tmp_path, tmp_path), **settings})
         assert done.returncode == 2
         assert "expected the job's RAY_AUTH_TOKEN" in done.stderr
 
