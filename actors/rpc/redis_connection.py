@@ -133,6 +133,8 @@ class Subscription:
 def where_is(url: str, who: str) -> str:
     """Return a Redis URL as messages may show it: without user, password and options.
 
+    One whose password has a `/`, `?` or `#` that is not percent-encoded is refused: it would end elsewhere.
+
     Raises:
         ValueError: it is none; the message does not show it, for it may hold a password.
 
@@ -147,7 +149,7 @@ def where_is(url: str, who: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise ValueError(f"{expected}; found one that cannot be read") from None
-    if parts.scheme == "unix" and parts.path:
+    if parts.scheme == "unix" and parts.path and parts.netloc[-1:] in ("", "@"):  # else a secret goes on in the path
         return f"unix://{unquote(parts.path)}"
     database = parts.path.strip("/")
     if parts.scheme not in ("redis", "rediss") or not host or (database and not database.isdigit()):

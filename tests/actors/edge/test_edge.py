@@ -313,7 +313,7 @@ class TestLoading:
 class TestBadInput:
     def test_a_server_that_does_not_answer_is_named(self, server: RedisServer) -> None:
         server.kill()
-        with pytest.raises(StorageError, match=rf"Redis at redis://127.0.0.1:{server.port}/0"):
+        with pytest.raises(StorageError, match=f"Redis at {server.where}"):
             EdgeConsumer(server.url, "m")
 
     def test_a_wrong_url_is_refused(self) -> None:

@@ -1,0 +1,108 @@
+"""The connection to a Redis server by a Unix socket, and that the servers of this repository have no other."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tensorvine.actors.rpc.redis_connection import RedisConnection, where_is
+from tensorvine.store.errors import StorageError
+
+from benchmarks.redis_queries import RedisServer as BenchmarkServer
+from examples.edge_consumer.server import Server as ExampleServer
+from tests.support.other_user import as_other_user, needs_root
+from tests.support.redis_server import PASSWORD, RedisServer
+
+ROOT = Path(__file__).parents[3]
+STARTERS = ("benchmarks/redis_queries.py", "examples/edge_consumer/server.py", "tests/support/redis_server.py")
+"""Every file that starts a Redis."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: ExampleServer(),
+        lambda _: BenchmarkServer(),
+        RedisServer,
+        lambda folder: RedisServer(folder, password=True),
+    ],
+    ids=["examples", "benchmarks", "tests", "tests-password"],
+)
+class TestServers:
+    def test_none_listens_on_a_port_and_only_its_user_enters_its_folder(
+        self, make: Callable[[Path], AbstractContextManager[Any]], tmp_path: Path
+    ) -> None:
+        with make(tmp_path) as server:
+            process = psutil.Process(server._process.pid)
+            assert process.net_connections("inet") == []
+            (path,) = {Path(one.laddr) for one in process.net_connections("unix") if one.laddr}
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+            assert path.stat().st_uid == os.geteuid()
+
+    @needs_root
+    def test_another_user_does_not_reach_it(
+        self, make: Callable[[Path], AbstractContextManager[Any]], tmp_path: Path
+    ) -> None:
+        with make(tmp_path) as server:
+            (path,) = {one.laddr for one in psutil.Process(server._process.pid).net_connections("unix") if one.laddr}
+            code = "print(tried(lambda: socket.socket(socket.AF_UNIX).connect(arguments[0])))"
+            assert as_other_user(code, str(path)) == "EACCES"
+
+
+def test_these_are_all_the_servers_that_are_started() -> None:
+    folders = ("actors", "benchmarks", "clusters", "examples", "planner", "scripts", "store", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    words = (b"__redis_executable" + b"__", b"redis-" + b"server")
+    starters = [path for path in files if path.suffix != ".pyc" and any(word in path.read_bytes() for word in words)]
+    assert sorted(path.relative_to(ROOT).as_posix() for path in starters) == sorted(STARTERS)
+
+
+class TestConnection:
+    @pytest.mark.parametrize("password", [False, True])
+    def test_a_unix_socket_is_a_server_like_others(self, tmp_path: Path, password: bool) -> None:
+        with RedisServer(tmp_path, password) as server, RedisConnection(server.url, "test") as connection:
+            assert connection.where == f"unix://{server.socket}"
+            assert connection.run([("SET", "key", "value"), ("GET", "key")])[1] == b"value"
+            heard = connection.subscribe("channel")
+            assert heard.heard(60.0)
+            connection.run([("PUBLISH", "channel", "")])
+            assert heard.heard(60.0)
+            heard.close()
+            server.kill()
+            with pytest.raises(StorageError, match=f"Redis at unix://{server.socket}") as caught:
+                connection.run([("GET", "key")])
+            assert PASSWORD not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+            ("unix:///run/a%20folder/redis.sock?db=3", "unix:///run/a folder/redis.sock"),
+            ("unix://user:hid%2Fden%40%3A@/run/redis.sock", "unix:///run/redis.sock"),
+            ("unix://user@/run/redis.sock?password=hidden", "unix:///run/redis.sock"),
+        ],
+    )
+    def test_messages_show_the_socket_only(self, url: str, shown: str) -> None:
+        assert where_is(url, "test") == shown
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "unix://:hid/den@/run/redis.sock",
+            "unix://user:hid/d@en@/run/redis.sock",
+            "unix://hid:7/den@/run/redis.sock",
+            "unix://user:hid@x/den@/run/redis.sock",
+        ],
+    )
+    def test_a_password_that_is_not_percent_encoded_is_not_shown(self, url: str) -> None:
+        with pytest.raises(ValueError, match="test: redis: expected a URL") as caught:
+            where_is(url, "test")
+        assert "hid" not in str(caught.value)
+        assert "den" not in str(caught.value)
