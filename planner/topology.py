@@ -40,8 +40,8 @@ class Topology:
     shards: tuple[int, ...]
     started_by: str
     """Chosen by whoever started it: of two starters at once, one finds its own word here."""
-    path: str | None = None
-    """Where its history is; None: in memory only."""
+    path: str | None = field(default=None, repr=False)
+    """Where its history is, perhaps a URI with a secret; None: in memory only."""
     replicas: int = 1
     """Nodes that must have a version's bytes before it is committed."""
     version: int = 0

@@ -13,7 +13,7 @@ import numpy as np
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import Archive
-from ...store.archive.directory import without_credentials
+from ...store.archive.uris import without_credentials
 from ...store.codecs.codec import Codec
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
 from ...store.versions.retention import Retention

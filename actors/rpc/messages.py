@@ -1,9 +1,13 @@
-"""What shards are told and what they answer, and what actors are called."""
+"""What shards are told and what they answer, and what actors are called.
+
+Rules
+- Logs and errors show messages as they are: no `repr` has a secret, nor a URI or URL that may hold one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...planner.topology import Topology
 from ...store.archive.segmentfile import Slot
@@ -16,6 +20,7 @@ from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
 from ..engine.engine import Node
+from .redis_keys import Address
 from .sockets.framing import SocketAddress
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
@@ -29,7 +34,8 @@ PEER_TIMEOUT_S = 30.0
 class Disk:
     """How a repository keeps its history."""
 
-    uri: str
+    uri: str = field(repr=False)
+    """May hold a secret."""
     codec: str | None
     """What `store.codecs.codec.from_spec` reads; None: bytes as they are."""
     bytes_behind: int | None
@@ -53,8 +59,8 @@ class ShardConfig:
     """How long a client's session lasts without a sign of life."""
     disk: Disk | None = None
     """None: memory only."""
-    redis: str | None = None
-    """URL of the Redis server that consumers outside the cluster look at; None: there are none."""
+    redis: str | None = field(default=None, repr=False)
+    """URL, perhaps with a password, of the Redis server for consumers outside the cluster; None: there are none."""
     start: str = ""
     """Id of this start of the repository."""
     replicas: int = 1
@@ -73,7 +79,8 @@ class ShardPlan:
     """How much of it each touches at the start; None: 256 MiB, or its capacity where that is less."""
     session_s: float
     disk: Disk | None
-    redis: str | None
+    redis: str | None = field(repr=False)
+    """As of `ShardConfig`."""
 
     def config(self, topology: Topology, index: int, node: Node, neighbours: int) -> ShardConfig:
         """Say how a shard is started on a node that has so many, itself included."""
@@ -188,8 +195,8 @@ class Hello:
     memory_fd: int
     capacity: int
     """Bytes of memory for segments."""
-    tcp_address: tuple[str, int, str] | None = None
-    """(host, port, token) of its TCP server; None: it has none."""
+    tcp_address: Address | None = None
+    """Of its TCP server; None: it has none."""
     socket: SocketAddress | None = None
     """For short calls; None: it has none, or the client is on another node."""
 

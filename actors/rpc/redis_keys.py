@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...store.errors import CorruptDataError
 from ...store.refs import ModelRef
@@ -67,14 +68,20 @@ class StartKeys:
         return f"{self.prefix}:graphs:{home}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a shard's TCP server is."""
+class Address(NamedTuple):
+    """Where a TCP server is.
+
+    >>> Address("node-7", 4321, "secret")
+    Address(host='node-7', port=4321)
+    """
 
     host: str
     port: int
     token: str
-    """What it asks for; whoever can read Redis can read the models."""
+    """What it asks for; whoever can read Redis can read the models. Messages do not show it."""
+
+    def __repr__(self) -> str:
+        return f"Address(host={self.host!r}, port={self.port})"
 
     def to_json(self) -> str:
         """Write it as JSON text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tensorvine.actors import Repository
@@ -28,7 +28,7 @@ class Access:
 
     repository: str | None = None
     """Name of a running repository."""
-    redis: str | None = None
+    redis: str | None = field(default=None, repr=False)
     """URL of the Redis server with the baseline's catalogue; None, as the repository: nothing is stored."""
     folder: Path = Path()
     """Of the baseline's files."""

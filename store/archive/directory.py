@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -163,15 +162,6 @@ class OpenFile(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let the file go; mapped parts stay readable for as long as they are used."""
-
-
-def without_credentials(uri: str) -> str:
-    """Return a URI as messages may show it: without user, password and options.
-
-    >>> without_credentials("s3://key:secret@bucket/prefix?region=us-east-1")
-    's3://bucket/prefix'
-    """
-    return re.sub(r"(?<=://)[^/]*@", "", uri.partition("?")[0])
 
 
 @contextlib.contextmanager

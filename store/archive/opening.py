@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import StorageError
-from .directory import Directory, fs, pa, without_credentials
+from .directory import Directory, fs, pa
 from .local import LocalDirectory
 from .remote import RemoteDirectory
+from .uris import check_credentials, without_credentials
 
 
 def open_directory(uri: str, create: bool = True) -> Directory:
@@ -18,7 +19,8 @@ def open_directory(uri: str, create: bool = True) -> Directory:
         create: make it where there is none.
 
     Raises:
-        StorageError: it cannot be made or reached, or it is no directory.
+        StorageError: it cannot be made or reached, it is no directory, or its URI has a secret that is not
+            percent-encoded.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,6 +29,7 @@ def open_directory(uri: str, create: bool = True) -> Directory:
     ...     length, directory.list("a"), directory.read("a/b").to_pybytes()
     (3, {'a/b': 3}, b'abc')
     """
+    check_credentials(uri)
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as exc:

@@ -24,8 +24,8 @@ from .directory import (
     fs,
     naming,
     pa,
-    without_credentials,
 )
+from .uris import without_credentials
 
 
 class RemoteDirectory(Directory):

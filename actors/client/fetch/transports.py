@@ -25,6 +25,7 @@ from ....store.waiting import NEVER, Deadline
 from ...memory.buffers import Buffers
 from ...memory.copying import copy_all
 from ...rpc.channel import Answer
+from ...rpc.redis_keys import Address
 from ...shard.calls import ShardCalls
 from ...transport.backends import BACKENDS
 from ...transport.files_transport import FilesTransport
@@ -157,7 +158,7 @@ class SocketTransport:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._target = NewMemory(Buffers())
-        self._clients: dict[int, tuple[tuple[str, int, str], TcpClient]] = {}
+        self._clients: dict[int, tuple[Address, TcpClient]] = {}
         self._lock = threading.Lock()
 
     def brings(self, shard: int, deadline: Deadline) -> bool:
@@ -186,13 +187,13 @@ class SocketTransport:
         for client in clients:
             client.close()
 
-    def _address(self, shard: int, deadline: Deadline, what: str) -> tuple[str, int, str]:
+    def _address(self, shard: int, deadline: Deadline, what: str) -> Address:
         tcp_address = self._session.connection(shard, deadline).hello.tcp_address
         if tcp_address is None:
             raise ShardUnavailableError(f"{what}: expected shard {shard} to have a TCP server; it has none")
         return tcp_address
 
-    def _client(self, shard: int, address: tuple[str, int, str]) -> TcpClient:
+    def _client(self, shard: int, address: Address) -> TcpClient:
         with self._lock:
             known = self._clients.get(shard)
             if known is not None and known[0] == address:

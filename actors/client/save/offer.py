@@ -36,8 +36,7 @@ class Offer:
         self._what = what
         self._arrays = arrays
         self._server = TcpServer(self._answer, host)
-        self.address: Address = (*self._server.address, self._server.token)
-        """(host, port, token)."""
+        self.address = Address(*self._server.address, self._server.token)
 
     def close(self) -> None:
         """End the connections, also in the middle of an answer."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Address = tuple[str, int, str]
-"""(host, port, token) of a TCP server."""
+from ...rpc.redis_keys import Address
+
+__all__ = ["Address", "Original"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class ReplicaStore:
             if self._server is None:
                 self._server = TcpServer(self._serve, self._host)
             originals = {segment: Original(copy.sizes, copy.slots, None) for segment, copy in replica.copies.items()}
-            address = (*self._server.address, self._server.token)
+            address = Address(*self._server.address, self._server.token)
             return Offer(originals, dict(replica.records), address)
 
     # ---- within ---------------------------------------------------------------------------------------

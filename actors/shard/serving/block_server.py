@@ -17,6 +17,7 @@ import numpy as np
 from ....store.errors import ModelLostError, OperationTimeoutError
 from ....store.segments.segment import GONE, Segment, SegmentId
 from ....store.waiting import Deadline
+from ...rpc.redis_keys import Address
 from ...transport.frames import Digests, Served, Slots
 from ...transport.tcp import TcpServer
 from ..calls import ShardCalls
@@ -41,8 +42,8 @@ class BlockServer:
         self._segment_memory = context.segment_memory
         self._peers = context.peers
         self._server = TcpServer(self._answer, context.engine.address())
-        self.address = (*self._server.address, self._server.token)
-        """(host, port, token): where it listens, as long as the process lives."""
+        self.address = Address(*self._server.address, self._server.token)
+        """Where it listens, as long as the process lives."""
 
     def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
         """Return slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
