@@ -13,9 +13,9 @@ import numpy as np
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import Archive
-from ...store.archive.uris import without_credentials
 from ...store.codecs.codec import Codec
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
+from ...store.uris import without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
 from ..engine import embedded

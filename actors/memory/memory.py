@@ -2,7 +2,8 @@
 
 Rules
 - M1. The memory is a memfd: it has no name in any file system, so nothing is left behind however its processes end.
-  Clients open it through the shard's `/proc/PID/fd`; where they cannot, blocks are carried (`transports`).
+  Clients open it through the shard's `/proc/PID/fd`; where they cannot, blocks are carried (`transports`). Other users
+  cannot, by the mode of the memory and by that of the process.
 - M2. Its first page is the version page, which the shard alone writes: `epoch` counts whatever changes an answer. A
   client that finds there what its last answer said knows, without a message, that the answer still holds.
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
@@ -61,6 +62,7 @@ class SharedMemory:
         self.size = size_for(capacity)
         self.fd = os.memfd_create("tensorvine")
         weakref.finalize(self, os.close, self.fd)
+        os.fchmod(self.fd, 0o600)
         os.ftruncate(self.fd, PAGE_BYTES + self.size)
         try:
             is_locked(self.fd, 0)

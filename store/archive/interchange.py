@@ -2,7 +2,8 @@
 
 Rules
 - The suffix says the format. A file is written under another name beside it, synced and renamed (`LocalDirectory`):
-  what stood there before stays whole until then, and nothing half-written is left.
+  what stood there before stays whole until then, and nothing half-written is left. It is for others: who may read it
+  says the process's umask, as of any file.
 - Values are stored as they are, without codecs. A dtype that a format has no name for is refused, never converted.
 - What is read was read whole and does not depend on the file any more. Arrow has a checksum per tensor; the other
   formats have none, so their parsers find damage to the structure of a file, not to its values.
@@ -181,4 +182,4 @@ def _content(path: Path) -> bytes:
 def _replace(path: Path, fill: Fill) -> None:
     if not os.path.isdir(path.parent):
         raise StorageError(f"{path}: expected a folder to write it to; found none at {path.parent}")
-    LocalDirectory(path.parent, create=False).write(path.name, fill)
+    LocalDirectory(path.parent, create=False, private=False).write(path.name, fill)

@@ -25,6 +25,7 @@ import numpy as np
 
 from ..errors import StorageError
 from .directory import TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
+from .sharing import make_folder, open_file
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,11 +37,18 @@ _ADVISED = 2 << 20
 
 
 class LocalDirectory(Directory):
-    """A directory of this machine's file systems, parallel ones that are mounted included."""
+    """A directory of this machine's file systems, parallel ones that are mounted included.
 
-    def __init__(self, path: Path, create: bool = True) -> None:
+    Args:
+        path: where it is.
+        create: make it where there is none.
+        private: files that are written have the rights that `sharing` says; False: those of the process's umask.
+    """
+
+    def __init__(self, path: Path, create: bool = True, private: bool = True) -> None:
         self.uri = str(path)
         self._path = path
+        self._opener = open_file if private else None
         with naming(path, "find a directory at"):
             if create:
                 self._make_folder(path)
@@ -53,7 +61,7 @@ class LocalDirectory(Directory):
         with naming(path, "write"):
             self._make_folder(path.parent, self._path)
             try:
-                with open(temporary, "xb", buffering=0) as file:
+                with open(temporary, "xb", buffering=0, opener=self._opener) as file:
                     with contextlib.suppress(OSError):  # a file system without locks
                         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
                     fill(_Whole(file))
@@ -72,7 +80,7 @@ class LocalDirectory(Directory):
         path = self._path / name
         with naming(path, "append to"):
             self._make_folder(path.parent, self._path)
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 written = os.write(descriptor, data)
             finally:
@@ -110,7 +118,7 @@ class LocalDirectory(Directory):
         """Lock a file; the kernel lets go of it when this process ends, however that is."""
         path = self._path / name
         with naming(path, "lock"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
@@ -161,7 +169,7 @@ class LocalDirectory(Directory):
         parts = (folder, *folder.parents)
         missing = [part for part in parts[: parts.index(below) if below else None] if not part.exists()]
         for part in reversed(missing):
-            part.mkdir(exist_ok=True)
+            make_folder(part)
             _sync_folder(part.parent)
 
 

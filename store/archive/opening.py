@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import StorageError
+from ..uris import check_credentials, without_credentials
 from .directory import Directory, fs, pa
 from .local import LocalDirectory
 from .remote import RemoteDirectory
-from .uris import check_credentials, without_credentials
 
 
 def open_directory(uri: str, create: bool = True) -> Directory:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import StorageError
+from ..uris import without_credentials
 from .directory import (
     TEMPORARY,
     Bytes,
@@ -25,7 +26,6 @@ from .directory import (
     naming,
     pa,
 )
-from .uris import without_credentials
 
 
 class RemoteDirectory(Directory):

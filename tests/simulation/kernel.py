@@ -98,6 +98,10 @@ class Os:
         return _enter(Opened(Memory()))
 
     @staticmethod
+    def fchmod(number: int, mode: int) -> None:
+        """Nothing: all processes are of one user."""
+
+    @staticmethod
     def ftruncate(number: int, length: int) -> None:
         memory = _descriptor(number).memory
         if memory is not None:

@@ -120,11 +120,11 @@ def scripted(folder: Path, call: str | None, number: int, event: int) -> Iterato
         script.step(kind, os.readlink(f"/proc/self/fd/{descriptor}"))
         real["fsync"](descriptor)
 
-    def open_file(path: Any, mode: str, buffering: int = -1) -> Any:
+    def open_file(path: Any, mode: str, buffering: int = -1, opener: Any = None) -> Any:
         if "r" in mode:
             return open(path, mode, buffering)
         script.step("open", os.fspath(path))
-        return File(path, mode)
+        return File(path, mode, opener=opener)
 
     with contextlib.ExitStack() as patches:
         for name in ("mkdir", "rename", "unlink", "open"):

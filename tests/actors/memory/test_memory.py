@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gc
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,8 @@ from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
 from tensorvine.store.segments.segment import SegmentId, Stored, layout
 from tensorvine.store.shard import ShardState
 
+from tests.support.other_user import as_other_user, needs_root
+
 PART = Part(HEADER_BYTES, 4096)
 HEADER = header_of((0, 7), 1)
 
@@ -41,6 +44,16 @@ def memory() -> SharedMemory:
 @pytest.fixture
 def view(memory: SharedMemory) -> MemoryView:
     return MemoryView(os.getpid(), memory.fd, 1 << 20)
+
+
+class TestUsers:
+    def test_the_memory_is_of_its_user_only(self, memory: SharedMemory) -> None:
+        assert stat.S_IMODE(os.fstat(memory.fd).st_mode) == 0o600
+
+    @needs_root
+    def test_another_user_cannot_open_it(self, memory: SharedMemory) -> None:
+        code = "print([tried(lambda: os.open(arguments[0], flag)) for flag in (os.O_RDONLY, os.O_RDWR)])"
+        assert as_other_user(code, f"/proc/{os.getpid()}/fd/{memory.fd}") == "['EACCES', 'EACCES']"
 
 
 class TestHeaders:

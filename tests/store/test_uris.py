@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.opening import open_directory
-from tensorvine.store.archive.uris import check_credentials, without_credentials
 from tensorvine.store.errors import StorageError
+from tensorvine.store.uris import check_credentials, without_credentials
 
 HARD = "/@:?#%&=+ "
 """What a secret may hold that means something in a URI."""

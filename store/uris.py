@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import StorageError
+from .errors import StorageError
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _SHOWN = re.compile(r"[^:/]*(:\d+)?(/.*)?", re.DOTALL)
