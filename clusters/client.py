@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from ..actors.client.repository import Repository
 
-Name = Annotated[str, typer.Option("--name", "-n", help="The repository's name.")]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        "-n",
+        help="The repository's name. Without it: default, unless that is another user's.",
+        show_default=False,
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -39,11 +47,12 @@ WIDTH = 160
 
 
 @contextmanager
-def connected(name: str, address: str | None) -> Generator[Repository]:
+def connected(name: str | None, address: str | None) -> Generator[Repository]:
     """Connect to a repository for one command.
 
     Raises:
         RepositoryNotFoundError: no Ray runs there, or no repository of that name on it.
+        ForeignRepositoryError: no name is given, and the repository is another user's.
         typer.BadParameter: the address is none.
     """
     from ..actors.client.repository import Repository

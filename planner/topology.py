@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ..store.segments.segment import SegmentId
+from .owner import Owner
 from .placement import home_of, keeper_of
 
 SERIAL_BITS = 60
@@ -55,6 +56,8 @@ class Topology:
     """The shards before, while names are on their way from them."""
     leaving: tuple[int, ...] = ()
     """Shards that are about to drain: nothing new should be put there."""
+    owner: Owner | None = None
+    """Who started it; None: it is not known."""
 
     @property
     def next(self) -> int:
@@ -146,10 +149,11 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote, that of earlier versions as well."""
         found = json.loads(text)
         found |= {name: tuple(found[name]) for name in ("shards", "former", "leaving")}
         found["tags"] = {int(shard): tag for shard, tag in found["tags"].items()}
+        found["owner"] = Owner(**found["owner"]) if found.get("owner") is not None else None
         found["gone"] = {int(shard): tuple(successors) for shard, successors in found["gone"].items()}
         return cls(**found)
 

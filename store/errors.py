@@ -19,6 +19,7 @@ and where.
     │   └── EngineStoppedError             the engine, such as Ray, was shut down in this process
     ├── ModelLostError(LookupError)            was held only by a shard that died
     ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
+    ├── ForeignRepositoryError(PermissionError) another user's, and not asked for by name
     ├── PeerLostError(ConnectionError)         a member of a collective group died or left
     ├── ForkError(RuntimeError)                a fork of a training did not come about
     ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
@@ -103,6 +104,10 @@ class ModelLostError(TensorVineError, LookupError):
 
 class RepositoryNotFoundError(TensorVineError, LookupError):
     """No repository of that name runs in this cluster."""
+
+
+class ForeignRepositoryError(TensorVineError, PermissionError):
+    """The repository is another user's, and was not asked for by name; the message says whose, and how to ask."""
 
 
 class PeerLostError(TensorVineError, ConnectionError):

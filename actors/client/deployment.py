@@ -2,6 +2,7 @@
 
 Rules
 - Who started it stops it with `close`; who joined it, or connected to it, only disconnects.
+- Another user's repository is joined, or connected to, only by its name.
 - What waits for the path is written before the repository is stopped.
 """
 
@@ -14,9 +15,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
-from ...store.errors import ShardUnavailableError, TensorVineError
+from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
 from ...store.refs import check_name
 from ...store.versions.retention import Retention
 from ..engine.embedded import default_engine
@@ -31,6 +33,8 @@ from .session import CONTROL_TIMEOUT_S, Session
 
 log = logging.getLogger(__name__)
 
+DEFAULT_NAME = "default"
+"""Of a repository that is started or connected to without a name."""
 GRACE_S = 5.0
 """How much longer than the planner a client waits for it: it knows what is late."""
 FLUSH_TIMEOUT_S = 600.0
@@ -58,7 +62,7 @@ class Deployment:
     @classmethod
     def start(
         cls,
-        name: str = "default",
+        name: str | None = None,
         *,
         shards: int | None = None,
         path: str | os.PathLike[str] | None = None,
@@ -76,7 +80,8 @@ class Deployment:
         Joins the repository when one of that name already runs; `close` then only disconnects.
 
         Args:
-            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`.
+            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`. None: it
+                is `"default"`, and must not be another user's, who is joined only when asked for by name.
             shards: how many; None: one per node.
             path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
                 reach it. What is there is brought back. None: nothing outlives the shards.
@@ -101,6 +106,7 @@ class Deployment:
                 `scale` is called.
 
         Raises:
+            ForeignRepositoryError: no name is given, and the one that runs is another user's.
             ValueError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
                 these, `path` or `redis` differs from the running repository's, an option
                 that only means something with `path` is given without, or `redis` is no such URL.
@@ -108,10 +114,11 @@ class Deployment:
             CorruptDataError: `path` holds a repository of a newer format.
             CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
         """
-        check_name(name)
+        known = check_name(name if name is not None else DEFAULT_NAME)
         engine, launched = launch(
-            name,
+            known,
             shards,
+            asked=name is not None,
             store_bytes=store_bytes,
             preallocate_bytes=preallocate_bytes,
             disk=disk_options(path, codec, keep, lag_bytes),
@@ -120,19 +127,30 @@ class Deployment:
             scaling=scaling,
         )
         try:
-            return cls(engine, name, launched)
+            return cls(engine, known, launched)
         except BaseException:
             launched.stop()
             raise
 
     @classmethod
-    def connect(cls, name: str = "default") -> Self:
+    def connect(cls, name: str | None = None) -> Self:
         """Connect to a running repository, from any process of the cluster.
+
+        Args:
+            name: its name; None: `"default"`, as of `start`.
 
         Raises:
             RepositoryNotFoundError: no Ray runs, or no repository of that name.
+            ForeignRepositoryError: no name is given, and it is another user's.
         """
-        return cls(default_engine(), check_name(name))
+        made = cls(default_engine(), check_name(name if name is not None else DEFAULT_NAME))
+        if name is None:
+            try:
+                check_own(made.name, made._session.topology.owner, Owner.here())
+            except ForeignRepositoryError:
+                made.close()
+                raise
+        return made
 
     def close(self) -> None:
         """Finish pending saves and disconnect; stops what `start` started. A second call is no error.

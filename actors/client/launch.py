@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import Archive
@@ -83,6 +84,7 @@ def launch(
     repository: str,
     shards: int | None,
     *,
+    asked: bool = True,
     store_bytes: int | None,
     preallocate_bytes: int | None,
     disk: Disk | None = None,
@@ -92,7 +94,14 @@ def launch(
 ) -> tuple[Engine, Launched]:
     """Start planner and shards, spread over the nodes, or join those that run.
 
+    Args:
+        repository: its name.
+        shards: how many; None: one per node.
+        asked: the repository was asked for by name, so it may be another user's.
+        store_bytes, preallocate_bytes, disk, redis, replicas, scaling: as of `Repository.start`.
+
     Raises:
+        ForeignRepositoryError: it runs already, is another user's, and was not asked for by name.
         ValueError: `shards` or `replicas` is not positive, `scaling` allows fewer shards than replicas, there are
             fewer nodes or shards than that, or one of these, the path or Redis differs from the running repository's.
         StorageError, CorruptDataError: the path, or Redis, cannot be used.
@@ -116,6 +125,8 @@ def launch(
             _claim(planner, found, redis)
             _start_shards(launched, found, nodes, plan)
         else:
+            if not asked:
+                check_own(repository, found.owner, Owner.here())
             _check_joined(found, wanted, shards)
             log.info("joined the running repository %r", repository)
         _await_shards(engine, found)
@@ -155,7 +166,7 @@ def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, 
     uri = disk.uri if disk is not None else None
     if uri is not None:
         Archive(uri, count)  # what is wrong with it is said here, and not in an actor that cannot start
-    return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas)
+    return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas, owner=Owner.here())
 
 
 def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:

@@ -21,7 +21,7 @@ NODES_S = 300.0
 
 
 def up(
-    name: Name = "default",
+    name: Name = None,
     shards: Annotated[
         int | None, typer.Option(help="How many shards. Without it: one per node.", show_default=False)
     ] = None,
@@ -62,7 +62,7 @@ def up(
         attach(started.address if started is not None else address)
         with out.status(f"waiting for {words.count(nodes, 'node')}"):
             await_nodes(nodes, NODES_S)
-        with out.status(f"starting repository {name}"):
+        with out.status("starting the repository"):
             repository = Repository.start(name, shards=shards, path=path, codec=chosen, replicas=replicas)
     except BaseException as exc:
         if started is not None:
@@ -74,13 +74,13 @@ def up(
     repository.leave()
     embedded.stop()
     out.print(
-        f"Repository {name} is up on Ray at {running}: {words.count(len(stats.shards), 'shard')}, "
+        f"Repository {repository.name} is up on Ray at {running}: {words.count(len(stats.shards), 'shard')}, "
         f"{words.count(stats.models, 'model')}",
     )
 
 
 def down(
-    name: Name = "default",
+    name: Name = None,
     address: Address = None,
     force: Annotated[bool, typer.Option("--force", help="Also when not all of it can be written to its path.")] = False,
 ) -> None:
@@ -96,7 +96,7 @@ def down(
         if repository.has_path:
             _flush(repository, force)
         repository.stop()
-        out.print(f"Repository {name} is down")
+        out.print(f"Repository {repository.name} is down")
         found, others = machines(), repositories()
     mine = next((machine for machine in found if head.LABEL in machine.labels), None)
     if mine is None:

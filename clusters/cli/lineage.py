@@ -17,7 +17,7 @@ def lineage(
         Path | None, typer.Option(help="Also draw it, into this file.", dir_okay=False, show_default=False)
     ] = None,
     as_json: AsJson = False,
-    name: Name = "default",
+    name: Name = None,
     address: Address = None,
 ) -> None:
     """Show who a version derives from, who wrote which of its layers, the quality along the way, and its descendants.

@@ -25,22 +25,22 @@ CONFIG_WIDTH = 48
 """Characters for a layer's config in a line."""
 
 
-def status(name: Name = "default", address: Address = None, as_json: AsJson = False) -> None:
+def status(name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
     """Show the cluster's nodes and what each shard of a repository holds."""
     from ..nodes import machines, places
 
     with connected(name, address) as repository:
-        stats, found, where = repository.stats(), machines(), places()
-    here = {shard.shard: where.get(f"{name}/shard-{shard.shard}", "") for shard in stats.shards}
+        stats, found, where, known = repository.stats(), machines(), places(), repository.name
+    here = {shard.shard: where.get(f"{known}/shard-{shard.shard}", "") for shard in stats.shards}
     if as_json:
         nodes = [
             {**asdict(machine), "shards": [s for s, node in here.items() if node == machine.id]} for machine in found
         ]
-        print_json({"repository": name, "nodes": nodes, **asdict(stats)})
+        print_json({"repository": known, "nodes": nodes, **asdict(stats)})
         return
     out = console()
     out.print(_nodes(found, here))
-    out.print(_shards(name, stats, {machine.id: machine.address for machine in found}, here))
+    out.print(_shards(known, stats, {machine.id: machine.address for machine in found}, here))
     for s in stats.shards:
         if s.manifests_unread or s.files_orphaned:
             unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "file")
@@ -49,7 +49,7 @@ def status(name: Name = "default", address: Address = None, as_json: AsJson = Fa
 
 def ls(
     prefix: Annotated[str, typer.Argument(help="Only names that begin so.", show_default=False)] = "",
-    name: Name = "default",
+    name: Name = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def ls(
 
 def show(
     model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
-    name: Name = "default",
+    name: Name = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ def verify(
     model: Annotated[
         str | None, typer.Argument(help="NAME or NAME@VERSION. Without it: all versions.", show_default=False)
     ] = None,
-    name: Name = "default",
+    name: Name = None,
     address: Address = None,
 ) -> None:
     """Check checksums, in memory and on disk, and owners; exit code 1 when something is wrong."""

@@ -18,6 +18,7 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.clusters.cli import life as cli_life
 from tensorvine.clusters.cli.main import application, main
+from tensorvine.planner.owner import Owner
 from tensorvine.store import Layer, ModelGraph
 from tensorvine.store.errors import RepositoryNotFoundError, StorageError
 from typer.testing import CliRunner
@@ -172,6 +173,23 @@ def filled(looked_at: Repository, monkeypatch: pytest.MonkeyPatch) -> Repository
     return looked_at
 
 
+@pytest.fixture(scope="module")
+def adas(cluster: object) -> Iterator[None]:
+    """The repository of the default name, of another user, until it is stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Owner, "here", classmethod(lambda _: Owner("ada", 12345, "elsewhere")))
+        started = Repository.start(shards=1, preallocate_bytes=0)
+    with started:
+        started.save("m", {"w": np.ones(3)})
+        yield
+
+
+@pytest.fixture
+def foreign(filled: Repository, adas: None) -> Repository:
+    """That repository, and that of another user beside it."""
+    return filled
+
+
 class TestLooking:
     """Commands on a repository in this process's Ray."""
 
@@ -293,6 +311,26 @@ class TestLooking:
         assert (code, out.strip()) == (0, "Repository standing is down")
         assert command("down", "--name", "standing", *address)[0] == 1
         assert filled.models("other")
+
+    @pytest.mark.parametrize(
+        "words", [["ls"], ["status"], ["show", "m"], ["verify"], ["lineage", "m"], ["up"], ["down"]]
+    )
+    def test_another_users_repository_must_be_named(
+        self, foreign: Repository, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import ray
+
+        address = ["--address", ray.get_runtime_context().gcs_address]
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *address])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (1, "")
+        assert "found that of ada (user 12345) on elsewhere" in err
+        assert "--name default" in err
+        assert err.count("\n") == 1
+        code, out, _ = command(*words, "--name", "default", *address)
+        assert code == 0
+        assert out
 
     def test_up_on_a_path_that_cannot_be_used_starts_nothing(
         self, filled: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,113 @@
+"""Two users on one Ray: who starts or connects without a name never gets into the other one's repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import ray
+from tensorvine.actors import Repository
+from tensorvine.actors.planner.calls import PlannerCalls
+from tensorvine.planner.owner import Owner
+from tensorvine.planner.topology import Topology
+from tensorvine.store.errors import ForeignRepositoryError
+
+from tests.support.other_user import OTHER, needs_root
+
+ADA = Owner("ada", 12345, "elsewhere")
+BOB = """
+import ctypes, json, os, sys
+from tensorvine.actors import Repository
+from tensorvine.actors.engine import embedded
+from tensorvine.store.errors import ForeignRepositoryError
+
+def tried(call, *arguments, **options):
+    try:
+        with call(*arguments, **options) as repo:
+            return [str(ref) for ref in repo.models()]
+    except ForeignRepositoryError as exc:
+        return str(exc)
+
+embedded.attach()
+os.seteuid(int(sys.argv[1]))
+ctypes.CDLL(None).setfsuid(0)  # the packages may lie where only root reads them
+told = [tried(Repository.start), tried(Repository.start, shards=1), tried(Repository.connect)]
+told += [tried(call, "default") for call in (Repository.start, Repository.connect)]
+told += [tried(Repository.connect, name="default")]
+with Repository.connect("default") as repo:
+    repo.retire("m@1")
+with Repository.start("bobs", shards=1, preallocate_bytes=0):
+    told.append(tried(Repository.start, "bobs"))
+os.seteuid(0)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture
+def default(cluster: object) -> Iterator[Repository]:
+    """The repository of the default name, with one model."""
+    with Repository.start(shards=1, preallocate_bytes=0) as started:
+        started.save("m", {"w": np.ones(3)})
+        yield started
+
+
+@pytest.fixture
+def foreign(cluster: object) -> Iterator[Repository]:
+    """The same, of another user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Owner, "here", classmethod(lambda _: ADA))
+        started = Repository.start(shards=1, preallocate_bytes=0)
+    with started:
+        started.save("m", {"w": np.ones(3)})
+        yield started
+
+
+def topology(repository: Repository) -> Topology:
+    return repository._session.planner.call(PlannerCalls.topology(), 60.0)
+
+
+@needs_root
+def test_another_user_gets_in_only_by_name(default: Repository) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    command = [sys.executable, "-c", BOB, str(OTHER)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    for refused in told[:3]:
+        assert refused.startswith("repository 'default': expected one of nobody (user 65534)")
+        assert str(Owner.here()) in refused
+    assert told[3:] == [["m@1"], ["m@1"], ["m@1"], []]
+    assert default.models() == []
+
+
+def test_the_same_user_joins_as_before(default: Repository) -> None:
+    assert topology(default).owner == Owner.here()
+    with Repository.start() as joined, Repository.connect() as connected, Repository.connect("default") as named:
+        for repo in (joined, connected, named):
+            assert (repo.name, repo.load("m")["w"].sum()) == ("default", 3)
+    assert topology(default).started_by == joined._session.topology.started_by
+
+
+def test_who_is_refused_leaves_it_as_it_was(foreign: Repository) -> None:
+    assert topology(foreign).owner == ADA
+    for call in (Repository.start, Repository.connect):
+        with pytest.raises(ForeignRepositoryError, match=r"found that of ada \(user 12345\) on elsewhere"):
+            call()
+    assert [str(ref) for ref in foreign.models()] == ["m@1"]
+    with Repository.start("default") as joined:
+        assert topology(joined).owner == ADA
+    foreign.scale(2)
+    assert topology(foreign).owner == ADA
+
+
+def test_an_unknown_owner_is_joined_as_before(cluster: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Owner, "here", classmethod(lambda _: None))  # as what an earlier version has written down
+        started = Repository.start(shards=1, preallocate_bytes=0)
+    with started, Repository.start() as joined, Repository.connect() as connected:
+        assert joined._session.topology.owner is connected._session.topology.owner is None
