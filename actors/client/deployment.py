@@ -180,7 +180,7 @@ class Deployment:
         Other clients' calls raise `ShardUnavailableError` from then on.
         """
         if self._launched is None or not self._launched.names:
-            self._launched = running(self._session.engine, self.name, self._session.shards)
+            self._launched = running(self._session.engine, self._session.topology)
         self.close()
 
     def __enter__(self) -> Self:

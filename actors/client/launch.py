@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +44,8 @@ class Launched:
 
     engine: Engine
     repository: str
+    started_by: str = ""
+    """The start's id, as of `Topology`."""
     names: list[str] = field(default_factory=list[str])
     """Actors that were started here, in the order in which to stop them."""
     owns_cluster: bool = False
@@ -57,17 +58,20 @@ class Launched:
     def stop(self) -> None:
         """Stop what was started; a second call does nothing."""
         names, self.names = self.names, []
-        for name in [*self._joined(names), *names]:
+        for name in self._running(names):
             self.engine.kill(name)
         if self.owns_cluster:
             self.owns_cluster = False
             embedded.stop()
 
-    def _joined(self, names: list[str]) -> list[str]:
-        """Name the shards that joined since the start."""
+    def _running(self, names: list[str]) -> list[str]:
+        """Name what is to be stopped, shards that joined since the start first.
+
+        Nothing, where the repository was stopped before and another one has its name by now.
+        """
         planner = planner_name(self.repository)
         if planner not in names:
-            return []
+            return names
         try:
             topology = Channel(self.engine, planner).call(PlannerCalls.topology(), STOP_TIMEOUT_S)
         except TensorVineError as exc:
@@ -76,8 +80,12 @@ class Launched:
                 self.repository,
                 exc,
             )
+            return names
+        if topology.started_by != self.started_by:
+            log.warning("repository %r: it was stopped before; another one of this name goes on", self.repository)
             return []
-        return [name for shard in topology.alive if (name := actor_name(self.repository, shard)) not in names]
+        joined = [name for shard in topology.alive if (name := actor_name(self.repository, shard)) not in names]
+        return [*joined, *names]
 
 
 def launch(
@@ -115,6 +123,7 @@ def launch(
     try:
         nodes = engine.nodes()
         wanted = _wanted(repository, shards, len(nodes), disk, replicas)
+        launched.started_by = wanted.started_by
         plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling}
         actor = engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
@@ -138,11 +147,11 @@ def launch(
     return engine, launched
 
 
-def running(engine: Engine, repository: str, shards: Sequence[int]) -> Launched:
+def running(engine: Engine, topology: Topology) -> Launched:
     """Return what a running repository consists of, to stop it although another process started it."""
-    return Launched(
-        engine, repository, [*(actor_name(repository, shard) for shard in shards), planner_name(repository)]
-    )
+    repository = topology.repository
+    names = [*(actor_name(repository, shard) for shard in topology.shards), planner_name(repository)]
+    return Launched(engine, repository, topology.started_by, names)
 
 
 def _check_numbers(shards: int | None, replicas: int, scaling: ScalePolicy | None) -> None:

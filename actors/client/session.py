@@ -166,7 +166,8 @@ class Session:
             return
         with self._lock:
             self._heard = True
-            if newest.version <= self.topology.version:
+            known = self.topology
+            if newest.version <= known.version or newest.started_by != known.started_by:  # another one has its name now
                 return
             self.topology = newest
             self._refused.clear()

@@ -105,6 +105,28 @@ def test_who_is_refused_leaves_it_as_it_was(foreign: Repository) -> None:
     assert topology(foreign).owner == ADA
 
 
+@pytest.mark.parametrize("way", ["close", "stop"])
+def test_who_ends_a_repository_that_was_stopped_leaves_the_next_ones_of_its_name_alone(
+    cluster: object, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Repository.start(shards=1, preallocate_bytes=0)
+    client = Repository.connect()
+    with Repository.connect() as other:
+        other.stop()
+    with Repository.start(shards=1, preallocate_bytes=0) as second:
+        second.save("m", {"w": np.ones(3)})
+        second.scale(2)
+        client._session.refresh()
+        assert client.shards == (0,)
+        first.close() if way == "close" else client.stop()
+        assert "another one of this name goes on" in caplog.text
+        assert [str(ref) for ref in second.models()] == ["m@1"]
+        with Repository.connect() as found:
+            assert found._session.topology.started_by == second._session.topology.started_by
+    for one in (first, client):
+        one.close()
+
+
 def test_an_unknown_owner_is_joined_as_before(cluster: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Owner, "here", classmethod(lambda _: None))  # as what an earlier version has written down
