@@ -3,7 +3,9 @@
 Rules
 - M1. The memory is a memfd: it has no name in any file system, so nothing is left behind however its processes end.
   Clients open it through the shard's `/proc/PID/fd`; where they cannot, blocks are carried (`transports`). Other users
-  cannot, by the mode of the memory and by that of the process.
+  cannot, by the mode of the memory and by that of the process. Its size is sealed: a client that could cut it would end
+  the shard and all readers by a signal. Ids of processes and numbers of descriptors are used again, so a client maps
+  only the file, by device and inode, that the shard named.
 - M2. Its first page is the version page, which the shard alone writes: `epoch` counts whatever changes an answer. A
   client that finds there what its last answer said knows, without a message, that the answer still holds.
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
@@ -20,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -40,6 +43,10 @@ log = logging.getLogger(__name__)
 SMALLEST_BYTES = 64 << 10
 """Blocks of fewer bytes stay out of this memory, so that headers take less than a thousandth of it."""
 
+FileId = tuple[int, int]
+"""Device and inode of a file."""
+_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4  # builds of Python against old headers lack the names
+
 
 def size_for(capacity: int) -> int:
     """Return the bytes of memory that hold blocks of `capacity` bytes together, each with its header."""
@@ -54,13 +61,14 @@ class SharedMemory:
         touch: bytes at the low end whose pages are made now.
 
     Raises:
-        ShardUnavailableError: this kernel has no locks that tell the shard who reads (Linux before 3.15, gVisor).
+        ShardUnavailableError: this kernel has no locks that tell the shard who reads (Linux before 3.15, gVisor), or
+            cannot seal the memory's size (Linux before 3.17).
     """
 
     def __init__(self, capacity: int, touch: int = 0) -> None:
         self.capacity = capacity
         self.size = size_for(capacity)
-        self.fd = os.memfd_create("tensorvine")
+        self.fd = os.memfd_create("tensorvine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self.fd)
         os.fchmod(self.fd, 0o600)
         os.ftruncate(self.fd, PAGE_BYTES + self.size)
@@ -70,6 +78,8 @@ class SharedMemory:
             raise ShardUnavailableError(
                 f"shared memory: expected a kernel with open file description locks (Linux 3.15 or later): {exc}"
             ) from exc
+        _seal_size(self.fd)
+        self.file = _file_id(self.fd)
         self._map = mmap.mmap(self.fd, PAGE_BYTES + self.size)
         whole = np.frombuffer(self._map, np.uint8)
         self._page = whole[:8].view(np.uint64)
@@ -117,14 +127,20 @@ class MemoryView:
     Args:
         pid: the shard's process.
         fd: its descriptor of the memory.
+        file: the file behind that descriptor.
         capacity: its capacity in bytes.
 
     Raises:
         OSError: it cannot be opened: another node, container or user.
+        ShardUnavailableError: the descriptor is of another file: the shard has ended and another process has its id,
+            or ids of processes mean others here than there.
     """
 
-    def __init__(self, pid: int, fd: int, capacity: int) -> None:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    def __init__(self, pid: int, fd: int, file: FileId, capacity: int) -> None:
+        pidfd = os.pidfd_open(pid)  # before the memory is opened: if that is the shard's, so is this
+        self._close_pidfd = weakref.finalize(self, os.close, pidfd)
+        self._alive = process_watch(pidfd)
+        own = _opened(pid, fd, file)
         weakref.finalize(self, os.close, own)
         is_locked(own, 0)  # else it would be found out in the middle of a read
         length = PAGE_BYTES + size_for(capacity)
@@ -134,8 +150,6 @@ class MemoryView:
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
         self._pages = Pages(own, writable[PAGE_BYTES:])
         self._page = np.frombuffer(self._readable[:8], np.uint64)
-        self._pidfd = os.pidfd_open(pid)
-        self._alive = process_watch(self._pidfd)
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its process has ended."""
@@ -157,10 +171,8 @@ class MemoryView:
 
     def close(self) -> None:
         """Let the shard's process go. The memory is unmapped when the last array on it goes."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-            self._alive = _never
+        self._alive = _never
+        self._close_pidfd()
 
 
 def process_watch(pidfd: int) -> Callable[[], bool]:
@@ -172,6 +184,36 @@ def process_watch(pidfd: int) -> Callable[[], bool]:
         return not poll.poll(0)
 
     return alive
+
+
+def _seal_size(fd: int) -> None:
+    """Have the kernel refuse to cut or lengthen the memory, whoever asks, and to take that back."""
+    try:
+        fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+    except OSError as exc:
+        raise ShardUnavailableError(
+            f"shared memory: expected a kernel that seals its size (Linux 3.17 or later): {exc}"
+        ) from exc
+
+
+def _file_id(fd: int) -> FileId:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _opened(pid: int, fd: int, file: FileId) -> int:
+    """Open a process's descriptor if it is of this file. What else it may be, a pipe or a device, is only looked at."""
+    looked_at = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH)
+    try:
+        found = _file_id(looked_at)
+        if found != file:
+            raise ShardUnavailableError(
+                f"shared memory: expected descriptor {fd} of process {pid} to be of device and inode {file}; found "
+                f"{found}: the shard has ended, or process ids mean others here"
+            )
+        return os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR)
+    finally:
+        os.close(looked_at)
 
 
 def _never() -> bool:

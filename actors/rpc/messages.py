@@ -193,6 +193,8 @@ class Hello:
     node: str
     pid: int
     memory_fd: int
+    memory_file: tuple[int, int]
+    """Device and inode of what is behind that descriptor."""
     capacity: int
     """Bytes of memory for segments."""
     tcp_address: Address | None = None

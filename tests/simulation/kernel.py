@@ -5,7 +5,7 @@ Rules
   finds its descriptor whichever process's turn it is when the collector comes to it.
 - Locks are of the open file description, as `F_OFD_SETLK`'s: two readers share, a writer excludes, closing the last
   descriptor lets go. A lock is a list of ranges with what each owner has on it.
-- The bytes of a memfd are one NumPy array that all who mapped it see.
+- The bytes of a memfd are one NumPy array that all who mapped it see. Its size can be sealed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mmap as real_mmap
 import os as real_os
 import select as real_select
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from .scheduler import Process
 from .threads import world
 
+ADD_SEALS, SEAL_SHRINK, SEAL_GROW = 1033, 2, 4
 GETLK, SETLK, SETLKW = 36, 37, 38
 """The OFD commands of `fcntl`."""
 _FLOCK = "hhqqi4x"
@@ -33,6 +35,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.bytes = np.zeros(0, np.uint8)
+        self.number = world().number()
+        self.seals = 0
         self.locks: list[tuple[int, int, int, Opened]] = []
         """(kind, start, end, who)."""
 
@@ -105,7 +109,15 @@ class Os:
     def ftruncate(number: int, length: int) -> None:
         memory = _descriptor(number).memory
         if memory is not None:
+            more = length > memory.bytes.nbytes
+            if memory.seals & (SEAL_GROW if more else SEAL_SHRINK):
+                raise PermissionError(errno.EPERM, "Operation not permitted")
             memory.bytes = np.zeros(length, np.uint8)
+
+    @staticmethod
+    def fstat(number: int) -> Any:
+        memory = _descriptor(number).memory
+        return SimpleNamespace(st_dev=1, st_ino=memory.number if memory is not None else 0)
 
     @staticmethod
     def open(path: Any, flags: int, mode: int = 0o777) -> int:
@@ -153,6 +165,9 @@ class Fcntl:
         w = world()
         if w.over:
             return argument
+        if command == ADD_SEALS and (sealed := _descriptor(number).memory) is not None:
+            sealed.seals |= argument
+            return 0
         if command not in (GETLK, SETLK, SETLKW):
             return real_fcntl.fcntl(number, command, argument)
         w.point()

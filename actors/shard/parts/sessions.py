@@ -63,7 +63,8 @@ class Sessions:
             if node == here:
                 self._local.watch(client, pid)
         memory, socket = self._segment_memory.memory, await self.socket_address(node)
-        return Hello(self._index, here, os.getpid(), memory.fd, memory.capacity, self._tcp_address, socket)
+        place = (os.getpid(), memory.fd, memory.file, memory.capacity)
+        return Hello(self._index, here, *place, self._tcp_address, socket)
 
     @answers(SessionCalls.socket_address)
     async def socket_address(self, node: str) -> SocketAddress | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from tensorvine.actors.client import connections as module
 from tensorvine.actors.client.session import Session
+from tensorvine.actors.memory.memory import SharedMemory
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
@@ -21,7 +24,7 @@ class View:
 
     made: list[View]
 
-    def __init__(self, pid: int, fd: int, capacity: int) -> None:
+    def __init__(self, pid: int, fd: int, file: tuple[int, int], capacity: int) -> None:
         self.pid, self.alive, self.closes = pid, True, 0
         self.made.append(self)
 
@@ -36,7 +39,7 @@ class Engine:
     """One shard, whose process id is `pid`; its answers are called with what `meanwhile` does first."""
 
     def __init__(self) -> None:
-        self.pid = 1
+        self.pid, self.fd = 1, 3
         self.meanwhile: Callable[[], object] = lambda: None
         self.is_gone = False
         self.calls: list[str] = []
@@ -59,7 +62,7 @@ class Engine:
         if future == "hello":
             pid = self.pid
             self.meanwhile()
-            return Hello(0, "here", pid, 3, 1 << 20)
+            return Hello(0, "here", pid, self.fd, (1, 1), 1 << 20)
         return None
 
 
@@ -87,6 +90,21 @@ def test_a_connection_to_a_life_that_has_ended_is_closed_when_the_next_one_takes
     assert [view.closes for view in View.made] == [1, 1, 0]
     session.close()
     assert [view.closes for view in View.made] == [1, 1, 1]
+
+
+def test_the_blocks_of_a_shard_are_carried_where_its_id_and_descriptor_are_another_process_s(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = SharedMemory(1 << 20)
+    made: Any = engine
+    engine.pid, engine.fd = os.getpid(), memory.fd
+    session = Session(made, "stand-in")
+    with caplog.at_level(logging.WARNING):
+        assert session.connection(0).view is None
+        assert session.connection(0).epoch() is None
+    assert len(caplog.records) == 1
+    assert "its blocks are carried: shared memory: expected descriptor" in caplog.text
+    session.close()
 
 
 def test_of_connections_that_threads_make_at_once_one_is_kept(session: Session, engine: Engine) -> None:

@@ -64,7 +64,7 @@ class TestTheShardThatAnswered:
         memories = [SharedMemory(1 << 20) for _ in range(2)]
         session: Any = SimpleNamespace(
             connection=lambda shard, deadline=0.0: SimpleNamespace(
-                view=MemoryView(os.getpid(), memories[shard].fd, 1 << 20)
+                view=MemoryView(os.getpid(), memories[shard].fd, memories[shard].file, 1 << 20)
             )
         )
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
@@ -80,7 +80,9 @@ class TestTheShardThatAnswered:
     def test_a_block_of_an_earlier_life_of_a_shard_is_not_taken_for_one_of_this(self) -> None:
         memory = SharedMemory(1 << 20)
         session: Any = SimpleNamespace(
-            connection=lambda shard, deadline=0.0: SimpleNamespace(view=MemoryView(os.getpid(), memory.fd, 1 << 20))
+            connection=lambda shard, deadline=0.0: SimpleNamespace(
+                view=MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
+            )
         )
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
         memory.label(part, header_of(segment, 4))

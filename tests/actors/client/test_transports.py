@@ -256,6 +256,20 @@ class TestFarReader:
         with pytest.raises(ShardUnavailableError, match=f"load of {name}: expected a transport to shard .*'shared'"):
             far.load(name, transport="shared")
 
+    def test_memory_that_is_not_the_shard_s_is_not_mapped_but_carried(
+        self, repo: Repository, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with closing(Repository.connect(repo.name)) as client:
+            for shard in client._session.topology.alive:
+                hello = client._session.connection(shard).hello
+                client._session.connections.drop(shard)
+                client._session.connections.add(replace(hello, memory_file=(0, 0)), near=True)
+            client.save(name, TENSORS)
+            loaded = client._reader.fetch(name)
+        assert equal(loaded.arrays, TENSORS)
+        assert set(loaded.transports) <= set(CARRYING)
+        assert caplog.text.count("its blocks are carried: shared memory: expected descriptor") == 2
+
     def test_what_is_in_use_here_is_not_carried_again(self, repo: Repository, far: Repository, name: str) -> None:
         repo.save(name, TENSORS)
         first = far._reader.fetch(name)

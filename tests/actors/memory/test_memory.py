@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -12,11 +13,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tensorvine.actors.memory import locks as locks_module
+from tensorvine.actors.memory import memory as memory_module
 from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.memory.pages import CHUNK_BYTES
@@ -43,7 +46,7 @@ def memory() -> SharedMemory:
 
 @pytest.fixture
 def view(memory: SharedMemory) -> MemoryView:
-    return MemoryView(os.getpid(), memory.fd, 1 << 20)
+    return MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
 
 
 class TestUsers:
@@ -82,6 +85,56 @@ class TestHeaders:
         assert memory.is_read(PART)
         del found
         assert not memory.is_read(PART)
+
+
+class TestTheFile:
+    """Which file a client maps, and what it can do to it."""
+
+    @pytest.mark.parametrize("length", [0, 4096, 1 << 30], ids=["to nothing", "to a page", "to more"])
+    def test_nobody_changes_its_size(self, memory: SharedMemory, length: int) -> None:
+        code = f"import os; os.ftruncate(os.open('/proc/{os.getpid()}/fd/{memory.fd}', os.O_RDWR), {length})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert "PermissionError: [Errno 1]" in done.stderr
+        memory.part(Part(memory.capacity - 4096, 4096))[:] = 5  # had it been cut, this process would end here
+
+    def test_nobody_takes_the_seals_off_or_adds_one(self, memory: SharedMemory) -> None:
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(memory.fd, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
+
+    def test_a_kernel_that_does_not_seal_is_refused_at_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_module, "_ADD_SEALS", 0x7FFF)
+        with pytest.raises(ShardUnavailableError, match=r"expected a kernel that seals its size \(Linux 3.17"):
+            SharedMemory(1 << 20)
+
+    @pytest.mark.parametrize("kind", ["another memory", "a file", "a pipe", "a device"])
+    def test_another_file_behind_the_number_is_refused_and_not_opened(
+        self, memory: SharedMemory, kind: str, tmp_path: Path
+    ) -> None:
+        """The shard has ended, and its process id and the number of its descriptor are another process's."""
+        gone = memory.file
+        with contextlib.ExitStack() as stack:
+            if kind == "another memory":
+                fd = SharedMemory(1 << 20).fd
+            else:
+                path = tmp_path / "file" if kind == "a file" else Path("/dev/null")
+                fd = os.pipe()[0] if kind == "a pipe" else os.open(path, os.O_RDWR | os.O_CREAT)
+                stack.callback(os.close, fd)
+            before = os.listdir("/proc/self/fd")
+            with pytest.raises(ShardUnavailableError, match=rf"expected descriptor {fd} of process {os.getpid()} to"):
+                MemoryView(os.getpid(), fd, gone, 1 << 20)
+            gc.collect()
+            assert os.listdir("/proc/self/fd") == before
+
+    def test_a_view_that_is_closed_or_dropped_leaves_no_descriptor(self, memory: SharedMemory) -> None:
+        before = os.listdir("/proc/self/fd")
+        for closes in (True, False):
+            view = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
+            if closes:
+                view.close()
+                assert view.epoch() is None
+            del view
+            gc.collect()
+            assert os.listdir("/proc/self/fd") == before
 
 
 class TestLocks:
@@ -199,7 +252,7 @@ class TestForks:
 
     def test_what_the_child_lets_go_the_parent_keeps(self) -> None:
         self.play("""
-            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            held = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20).read(part, header)
             def child():
                 global held
                 assert (held == 5).all()
@@ -213,7 +266,7 @@ class TestForks:
 
     def test_what_the_parent_lets_go_the_child_keeps_until_it_ends(self) -> None:
         self.play("""
-            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            held = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20).read(part, header)
             wait, go = turn()
             pid = forked(wait)
             del held
@@ -228,7 +281,7 @@ class TestForks:
         self.play("""
             (up, tell_up), (wait, go) = turn(), turn()
             def reader():
-                held = MemoryView(os.getppid(), memory.fd, 1 << 20).read(part, header)
+                held = MemoryView(os.getppid(), memory.fd, memory.file, 1 << 20).read(part, header)
                 def worker():
                     nonlocal held
                     del held
@@ -249,7 +302,7 @@ class TestForks:
     def test_threads_that_fork_at_one_time_have_children_with_locks(self) -> None:
         self.play("""
             import threading
-            views = [MemoryView(os.getpid(), memory.fd, 1 << 20) for _ in range(20)]
+            views = [MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20) for _ in range(20)]
             held = [view.read(part, header) for view in views]
             sys.setswitchinterval(1e-6)
             def many():
@@ -269,7 +322,7 @@ class TestForks:
     def test_a_child_for_which_there_are_no_descriptors_cannot_read(self) -> None:
         self.play("""
             import resource
-            held = MemoryView(os.getpid(), memory.fd, 1 << 20).read(part, header)
+            held = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20).read(part, header)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             assert ended(forked(lambda: held.sum())) == -signal.SIGSEGV
             assert (held == 5).all()
@@ -295,7 +348,7 @@ class TestOldKernels:
         memory = SharedMemory(2 * CHUNK_BYTES)
         there = Part(HEADER_BYTES, 64 << 10)
         memory.part(there)[:] = 7
-        other = MemoryView(os.getpid(), memory.fd, 2 * CHUNK_BYTES)
+        other = MemoryView(os.getpid(), memory.fd, memory.file, 2 * CHUNK_BYTES)
         other.part(Part(there.offset + there.length + HEADER_BYTES, 64 << 10))[:] = 9
         assert (memory.part(there) == 7).all()
 
@@ -380,7 +433,7 @@ class TestSegmentMemory:
         segment = state.segment((0, 1))
         assert segment is not None
         header = header_of(segment.id, segment.generation)
-        reader = MemoryView(os.getpid(), held.memory.fd, held.memory.capacity)
+        reader = MemoryView(os.getpid(), held.memory.fd, held.memory.file, held.memory.capacity)
         found = reader.read(part, header)
         assert found is not None
         state.release(Save("c", 1))

@@ -229,6 +229,21 @@ class TestShardKilled:
         assert all(np.array_equal(held[k], v) for k, v in BIG.items())
 
 
+def test_a_client_that_cuts_the_memory_is_refused_and_the_shard_goes_on(repository: Repository) -> None:
+    repository.save("m", {"w": np.ones(1 << 18)})
+    hello = repository._session.connection(0).hello
+    memory = os.open(f"/proc/{hello.pid}/fd/{hello.memory_fd}", os.O_RDWR)
+    try:
+        for length in (1 << 40, 0):  # to lengthen it comes first: it does no harm where it is not refused
+            with pytest.raises(PermissionError):
+                os.ftruncate(memory, length)
+    finally:
+        os.close(memory)
+    repository.save("m", {"w": np.full(1 << 18, 2.0)})
+    assert (repository.load("m")["w"] == 2).all()
+    assert shard_process(repository, 0).pid == hello.pid
+
+
 class TestPlannerKilled:
     def test_its_version_facts_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
         name = name_at(repo, 0)
