@@ -2,30 +2,34 @@
 
 Rules
 - Within one machine it is a Unix-domain socket of an abstract name, which ends with it; otherwise TCP.
-- It takes whoever knows the token of its endpoint, and the group's label; others are sent away.
+- It takes whoever knows the token of its endpoint, and the group's label; others are sent away. All who connect are
+  heard at once (`rpc.greetings`), so that strangers keep no member waiting.
 - A machine that vanished is noticed by keep-alive probes of TCP.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import hmac
+import math
 import os
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
+from ..rpc.greetings import SILENT, Greetings, Welcome, credential
+from ..rpc.refusals import Refusals
 from .links import Link
 from .standing import ranks
 from .timeouts import TIMEOUTS
 
 _BACKLOG = 1024
-_HELLO = struct.Struct("<I32s32s")
-"""Who connects: its rank, the token, and what the group is called, hashed."""
+_WHO = struct.Struct("<I32s")
+"""Who connects, behind its credential: its rank, and what the group is called, hashed."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
@@ -56,7 +60,7 @@ class Listener:
     """
 
     def __init__(self, host: str | None = None) -> None:
-        token = secrets.token_hex(16)
+        self._token = token = secrets.token_hex(16)
         self.endpoint: dict[str, Any]
         """What the others need to connect."""
         if host is None:
@@ -77,42 +81,44 @@ class Listener:
             PeerLostError: one of them is not there any more; names it.
         """
         met: dict[int, socket.socket] = {}
+        missing = set(range(rank + 1, len(endpoints)))
+        refusals = Refusals(f"{label}: rank {rank}")
+
+        def welcome(connection: socket.socket, address: object, who: bytes) -> None:
+            peer, called = _WHO.unpack(who)
+            if peer in missing and called == _hashed(label):
+                met[peer] = connection
+                missing.remove(peer)
+            else:
+                connection.close()
+                refusals.note(f"{address}: expected a member of this group that has not come yet; found rank {peer}")
+
         try:
             for peer in range(rank):
                 met[peer] = _connected(label, rank, peer, endpoints[peer], deadline)
-            while missing := [peer for peer in range(rank + 1, len(endpoints)) if peer not in met]:
-                self._server.settimeout(max(deadline.left(), 1e-3))
-                try:
-                    connection, _ = self._server.accept()
-                except TimeoutError as exc:
-                    text = f"{label}: expected {ranks(missing)} to connect in time; found none"
-                    raise OperationTimeoutError(text) from exc
-                peer = self._welcomed(connection, label, deadline.sooner(TIMEOUTS.hello))
-                if peer in missing:
-                    met[peer] = connection
-                else:
-                    connection.close()
+            if missing:
+                self._greet(welcome, refusals, missing, deadline)
+            if missing:
+                text = f"{label}: expected {ranks(sorted(missing))} to connect in time; found none"
+                raise OperationTimeoutError(text)
         except BaseException:
             for connection in met.values():
                 connection.close()
             raise
         return {peer: Link(_kept_alive(one), endpoints[peer].get("process")) for peer, one in met.items()}
 
-    def _welcomed(self, connection: socket.socket, label: str, deadline: Deadline) -> int | None:
-        """Read who has connected; None: a stranger."""
-        hello = b""
-        try:
-            while len(hello) < _HELLO.size:
-                connection.settimeout(max(deadline.left(), 1e-3))
-                part = connection.recv(_HELLO.size - len(hello))
-                if not part:
-                    return None
-                hello += part
-        except OSError:
-            return None
-        rank, token, called = _HELLO.unpack(hello)
-        known = hmac.compare_digest(token, str(self.endpoint["token"]).encode())
-        return rank if known and called == _hashed(label) else None
+    def _greet(self, welcome: Welcome, refusals: Refusals, missing: Sized, deadline: Deadline) -> None:
+        """Hear those who connect until nobody is missing, or the time is over and all that has come was heard."""
+        # Members may come all at once, and not get to say a word for a while: they are no strangers too many.
+        silent, silent_s = SILENT + len(missing), TIMEOUTS.hello
+        greetings = Greetings(
+            self._server, self._token, welcome, refusals, more=_WHO.size, silent=silent, silent_s=silent_s
+        )
+        with contextlib.closing(greetings):
+            left = math.inf
+            while missing and left:
+                left = deadline.left()
+                greetings.attend(left)
 
     def close(self) -> None:
         """Listen no more; a second call does nothing."""
@@ -121,7 +127,7 @@ class Listener:
 
 def hello_of(label: str, rank: int, endpoint: Mapping[str, Any]) -> bytes:
     """Write what a member says first to a listener of this endpoint."""
-    return _HELLO.pack(rank, str(endpoint["token"]).encode(), _hashed(label))
+    return credential(str(endpoint["token"])) + _WHO.pack(rank, _hashed(label))
 
 
 def _connected(label: str, rank: int, peer: int, endpoint: Mapping[str, Any], deadline: Deadline) -> socket.socket:

@@ -6,7 +6,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensorvine.actors.collective import listener as listening
 from tensorvine.actors.collective.connections import Connections
 from tensorvine.actors.collective.links import OWN, PAYLOAD_BYTES, Frame, Link
 from tensorvine.actors.collective.listener import Listener
+from tensorvine.actors.collective.timeouts import TIMEOUTS
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError
 from tensorvine.store.waiting import Deadline
 
@@ -140,6 +142,41 @@ def test_strangers_are_sent_away(host: str | None) -> None:
         for link in links.values():
             link.close()
     for one in listeners:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(20, b""), (20, b"x" * 67), (3, b"[" * 60_000)], ids=["silent", "slow", "["]
+)
+def test_strangers_keep_no_member_waiting(
+    host: str | None, count: int, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited for one of them would not meet the others within its time."""
+    monkeypatch.setattr(listening, "TIMEOUTS", replace(TIMEOUTS, hello=3600.0))
+    listeners = [Listener(host) for _ in range(3)]
+    endpoints: list[Any] = [one.endpoint for one in listeners]
+    with ExitStack() as stack:
+        for endpoint in endpoints[:2]:
+            for _ in range(count):
+                stranger = stack.enter_context(socket.socket(socket.AF_INET if host else socket.AF_UNIX))
+                stranger.connect((host, endpoint["port"]) if host else f"\0{endpoint['socket']}")
+                stranger.setblocking(False)
+                with suppress(BlockingIOError):  # of what nobody may ever read
+                    stranger.send(said)
+        found = at_once([partial(one.meet, "g", rank, endpoints, SOON(60)) for rank, one in enumerate(listeners)])
+        assert [sorted(links) for links in found] == [[1, 2], [0, 2], [0, 1]]
+        for one in [*listeners, *(link for links in found for link in links.values())]:
+            one.close()
+
+
+def test_who_has_come_when_the_time_is_over_is_met(host: str | None) -> None:
+    """The member was not given the processor until then."""
+    listeners = [Listener(host), Listener(host)]
+    endpoints = [one.endpoint for one in listeners]
+    links = listeners[1].meet("g", 1, endpoints, SOON(60))
+    found = listeners[0].meet("g", 0, endpoints, SOON(0))
+    assert list(found) == [1]
+    for one in [*listeners, *links.values(), *found.values()]:
         one.close()
 
 
