@@ -2,7 +2,7 @@
 
 Rules
 - A message is a length (4 bytes, big-endian) and so much JSON, an object; nothing is pickled.
-- The first message of a connection is the token; `{}` answers it. Then requests follow one another:
+- A connection begins with the credential of the token (`rpc.greetings`), which `{}` answers. Then requests follow:
   `{"read": [[segment, slots], ...], "timeout": seconds, "digests": bool}`, answered by
   `{"rows": [[segment, slots, sizes], ...]}` and the bytes of these slots, each slot padded to 64. With `digests` comes
   last `{"digests": [[hash, ...], ...]}`, in the order of the rows.

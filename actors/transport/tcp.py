@@ -2,53 +2,38 @@
 
 Rules
 - Needs `store/`, the standard library and NumPy: an edge consumer imports it without any engine.
-- One verb: read slots of segments; `frames` says how. Bytes are sent straight from the memory where they lie, which
-  stays locked until they are sent, and received straight into the memory where they stay, which the client's `Target`
-  names. So a client that stalls, or takes them at less than `frames.LEAST_RATE`, is let go.
+- One verb: read slots of segments; `frames` says how, and `tcp_server` is the other side. Bytes are received straight
+  into the memory where they stay, which the client's `Target` names.
 - No thread of a read is at work when it has returned or raised: the memory may be somebody else's then.
-- Content hashes, where they are asked for, are computed by the server while it sends.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
   `ShardUnavailableError`: another transport may work. The first is `UnreachableError`.
-- A forked child serves nothing, and holds no socket of its parent's servers: who waits for one hears when it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
-import os
-import secrets
 import socket
 import threading
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import digest_of
 from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
+from ..rpc.greetings import credential
 from .frames import (
     MESSAGE_BYTES,
-    Digests,
-    Gathered,
-    Pace,
     Received,
-    Served,
     Slots,
     accepted,
-    digest_facts,
     digests_of,
-    error_facts,
     fill,
     message,
     receive,
-    request_of,
     rows_of,
     send,
 )
@@ -56,141 +41,13 @@ from .targets import NewMemory, Target, received
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 512
-"""Connections that one server serves at once, a thread for each."""
-GREETING_BYTES = 1024
-GREETING_S = 10.0
-IDLE_S = 60.0
-"""How long a connection may wait for its next request."""
-STALL_S = 30.0
-"""How long a client may take no byte, and be behind the least rate at which it must take an answer."""
 CONNECT_S = 5.0
 LANES_FROM = 4
 """From so many segments on, two connections share a read: each end has a core for each."""
 
-Answer = Callable[
-    [Slots, float, bool], tuple[Mapping[SegmentId, Served] | Mapping[SegmentId, Gathered], Callable[[], Digests] | None]
-]
-"""(slots, seconds, hashes too?) -> what has them, and what waits for the hashes. Called in a connection's thread."""
-
 
 class UnreachableError(ShardUnavailableError):
     """No connection to a server could be made: it is not there, or does not greet who asks."""
-
-
-class TcpServer:
-    """Serves reads until it is closed. Its threads are daemons, one per connection.
-
-    Args:
-        answer: gives what is asked for, or raises an error of the tree.
-        host: address of an interface of this machine.
-        clock: gives the seconds by which clients must keep pace.
-
-    Raises:
-        OSError: nothing can listen there.
-    """
-
-    def __init__(self, answer: Answer, host: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._answer = answer
-        self._clock = clock
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
-        bound = self._listener.getsockname()
-        self.address: tuple[str, int] = (bound[0], bound[1])
-        """(host, port)."""
-        self.token = secrets.token_hex(16)
-        """Whoever shows it may read."""
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="tensorvine-tcp", daemon=True)
-        _forking.watch(self)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End all connections, also in the middle of an answer."""
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._thread.join(STALL_S)
-        self._listener.close()
-        with self._lock:
-            left = dict(self._connections)
-        for connection, thread in left.items():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            thread.join(STALL_S)
-
-    def forsake(self) -> None:
-        """Let go of the sockets in a child that was forked, where no thread serves them. Takes no lock."""
-        for held in (self._listener, *self._connections):
-            held.close()
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection, peer = self._listener.accept()
-            except OSError as exc:
-                if not self._closing.wait(0.1):  # such as: too many open files, just now
-                    log.warning("TCP server %s: a connection could not be accepted: %s", self.address, exc)
-                continue
-            with self._lock:
-                full = self._closing.is_set() or len(self._connections) >= CONNECTIONS
-                if not full:
-                    serve = threading.Thread(target=self._serve, args=(connection, peer), daemon=True)
-                    self._connections[connection] = serve
-                    serve.start()
-            if full:
-                log.warning("TCP server %s: %s is refused: %d connections are served", self.address, peer, CONNECTIONS)
-                connection.close()
-
-    def _serve(self, connection: socket.socket, peer: Any) -> None:
-        try:
-            with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._greet(connection, peer)
-                while True:
-                    request = receive(connection, MESSAGE_BYTES, Deadline.after(IDLE_S))
-                    connection.settimeout(STALL_S)
-                    self._respond(connection, request)
-        except OSError as exc:  # the errors of the tree that can occur here are such, too
-            log.debug("TCP server %s: the connection of %s ended: %s", self.address, peer, exc)
-        finally:
-            with self._lock:
-                self._connections.pop(connection, None)
-
-    def _greet(self, connection: socket.socket, peer: Any) -> None:
-        greeting = receive(connection, GREETING_BYTES, Deadline.after(GREETING_S))
-        connection.settimeout(STALL_S)
-        if hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), self.token.encode()):
-            send(connection, [message({})])
-            return
-        log.warning("TCP server %s: %s is refused: it showed another token", self.address, peer)
-        refused = ShardUnavailableError(f"TCP server {self.address}: expected its token; found another")
-        send(connection, [message(error_facts(refused))])
-        raise refused
-
-    def _respond(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        try:
-            slots, timeout, hashed = request_of(request)
-            served, hashes = self._answer(slots, timeout, hashed)
-        except TensorVineError as exc:
-            send(connection, [message(error_facts(exc))])
-            return
-        except Exception as exc:
-            log.exception("TCP server %s: an answer failed", self.address)
-            failed = ShardUnavailableError(f"TCP server {self.address}: expected an answer; it failed: {exc!r}")
-            send(connection, [message(error_facts(failed))])
-            return
-        rows = [found.row(segment) for segment, found in served.items()]
-        parts = [part for row in rows for part in served[row.segment].pieces(row)]
-        send(connection, [message({"rows": rows}), *parts], Pace(STALL_S, self._clock))
-        if hashes is not None:
-            try:
-                facts = digest_facts(hashes(), rows)
-            except TensorVineError as exc:
-                facts = error_facts(exc)
-            send(connection, [message(facts)])
 
 
 class TcpClient:
@@ -203,6 +60,8 @@ class TcpClient:
         target: where what arrives is put; None: in new memory.
 
     >>> import numpy as np
+    >>> from .frames import Served
+    >>> from .tcp_server import TcpServer
     >>> block = np.arange(100, dtype=np.uint8)
     >>> server = TcpServer(lambda slots, timeout, hashed: ({(0, 7): Served(block, {2: (64, 3)})}, None), "127.0.0.1")
     >>> client = TcpClient(server.address, server.token)
@@ -290,7 +149,7 @@ class TcpClient:
         try:
             with self._breaking(connection, what):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                send(connection, [message({"token": self._token})])
+                send(connection, [credential(self._token)])
                 accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
         except (CorruptDataError, OperationTimeoutError, ShardUnavailableError) as exc:  # its own limit: time is left
             raise UnreachableError(str(exc)) from exc
@@ -359,27 +218,6 @@ def check_content(
             raise CorruptDataError(
                 f"tensor {name!r} by {by} from shard {segment[0]}: expected content {expected}; found {content}"
             )
-
-
-class _Forking:
-    """Tells the servers of a process that its child is not to have them."""
-
-    def __init__(self) -> None:
-        self._all: weakref.WeakSet[TcpServer] = weakref.WeakSet()
-        self._registered = False
-
-    def watch(self, server: TcpServer) -> None:
-        self._all.add(server)
-        if not self._registered:
-            self._registered = True
-            os.register_at_fork(after_in_child=self._in_child)
-
-    def _in_child(self) -> None:
-        for server in list(self._all):
-            server.forsake()
-
-
-_forking = _Forking()
 
 
 class _StaleError(ShardUnavailableError):

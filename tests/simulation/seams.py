@@ -29,7 +29,7 @@ from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
 from tensorvine.actors.shard import sweep
-from tensorvine.actors.transport import tcp
+from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
 
 from . import cluster, disk, kernel, threads
@@ -87,7 +87,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (ctypes, kernel.Ctypes()),
         (os, kernel.Os()),
         (opening.open_directory, disk.open_directory),
-        (tcp.TcpServer, cluster.SimulatedTcpServer),
+        (tcp_server.TcpServer, cluster.SimulatedTcpServer),
         (tcp.TcpClient, cluster.SimulatedTcpClient),
         (server.LazyServer, _NoServer),
         (engine_ray.RayEngine, cluster.SimulatedEngine),

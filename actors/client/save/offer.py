@@ -17,7 +17,7 @@ from ....store.errors import ModelLostError
 from ....store.segments.segment import SegmentId
 from ...shard.calls.copies import Address
 from ...transport.frames import Gathered, Slots
-from ...transport.tcp import TcpServer
+from ...transport.tcp_server import TcpServer
 
 
 class Offer:

@@ -24,7 +24,7 @@ from ....store.segments.segment import SegmentId, layout
 from ....store.versions.replica import Copy, Kept, Replica, SequenceNumber
 from ...rpc.calls import answers
 from ...transport.frames import Served, Slots
-from ...transport.tcp import TcpServer
+from ...transport.tcp_server import TcpServer
 from ..calls.copies import Address, Original
 from ..calls.replicas import Offer, Opened, ReplicaCalls, ReplicaOf
 from ..context import ShardContext

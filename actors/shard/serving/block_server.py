@@ -19,7 +19,7 @@ from ....store.segments.segment import GONE, Segment, SegmentId
 from ....store.waiting import Deadline
 from ...rpc.redis_keys import Address
 from ...transport.frames import Digests, Served, Slots
-from ...transport.tcp import TcpServer
+from ...transport.tcp_server import TcpServer
 from ..calls import ShardCalls
 from ..context import ShardContext
 from ..segment_memory import READ_ROUNDS

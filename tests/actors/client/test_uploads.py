@@ -22,7 +22,7 @@ from tensorvine.actors.client.save.offer import Offer
 from tensorvine.actors.client.save.upload import Upload
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Gathered, Row
-from tensorvine.actors.transport.tcp import TcpServer
+from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.holders import Save
 from tensorvine.store.waiting import Backoff, Deadline

@@ -22,7 +22,8 @@ from tensorvine.actors.edge.listener import COMPARE_S
 from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.redis_connection import enter_start
 from tensorvine.actors.shard.serving.redis_index import RedisIndex
-from tensorvine.actors.transport.tcp import Served, TcpServer
+from tensorvine.actors.transport.frames import Served
+from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     CorruptDataError,
