@@ -43,7 +43,7 @@ def address() -> str:
         return str(probe.getsockname()[0])
 
 
-def listen(host: str) -> socket.socket:
+def _listen(host: str) -> socket.socket:
     """Listen on a port of this machine that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
@@ -68,7 +68,7 @@ class Listener:
             self._server = _listen_here(name)
             self.endpoint = {"socket": name, "process": os.getpid(), "token": token}
         else:
-            self._server = listen(host)
+            self._server = _listen(host)
             self.endpoint = {"host": host, "port": self._server.getsockname()[1], "token": token}
 
     def meet(

@@ -8,14 +8,14 @@ from typing import ClassVar
 from ....store.waiting import Deadline
 from ..backend import Backend, Endpoint, Offer
 from ..links import Link
-from ..listener import Listener, address, listen
+from ..listener import Listener, address
 from ..member import Seat
 from . import library as gloo_library
 from .member import GlooGroup
 
 
 class GlooOffer(Offer):
-    """What a member has opened, and the socket at which PyTorch's store will answer if this is rank 0.
+    """What a member has opened.
 
     Args:
         host: address of this machine.
@@ -23,13 +23,7 @@ class GlooOffer(Offer):
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.store = listen(host)
-        super().__init__(Listener(host), {"store": list(self.store.getsockname()[:2])})
-
-    def close(self) -> None:
-        """Close what is not in use; a second call does nothing."""
-        super().close()
-        self.store.close()
+        super().__init__(Listener(host), {})
 
 
 class GlooBackend(Backend[GlooOffer, GlooGroup]):
@@ -55,4 +49,4 @@ class GlooBackend(Backend[GlooOffer, GlooGroup]):
         return GlooGroup(seat, timeout, links)
 
     def _attach(self, group: GlooGroup, offer: GlooOffer, endpoints: Sequence[Endpoint], deadline: Deadline) -> None:
-        group.attach(offer.host, offer.store, endpoints[0]["store"], deadline)
+        group.attach(offer.host, deadline)

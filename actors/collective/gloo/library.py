@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from ....store.waiting import Deadline
 from ..member import TimedOutError
+from .store import Values, store_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,32 +63,27 @@ def load() -> None:
         _c10d()
 
 
-def connected(
-    label: str, rank: int, size: int, host: str, listener: socket.socket, store: Sequence[str | int], deadline: Deadline
-) -> Library:
-    """Connect the members, who find each other in rank 0's store.
+def connected(rank: int, size: int, host: str, values: Values, deadline: Deadline) -> Library:
+    """Connect the members.
 
     Args:
-        label: names the group in the store.
         rank: this member.
         size: how many there are.
         host: address of this machine.
-        listener: what the store answers at; used on rank 0 only, and then no more the caller's.
-        store: host and port of rank 0's.
+        values: where they tell each other how their ends are reached.
         deadline: until when all must be there.
 
     Raises:
         RuntimeError: PyTorch's, also where the deadline has passed.
+        TimedOutError: a member did not tell in time.
+        ConnectionError: a member was lost, or the group broke.
     """
-    c10d = _c10d()
-    limit = _limit(deadline)
-    first = {"master_listen_fd": listener.detach()} if rank == 0 else {}
-    server = c10d.TCPStore(store[0], store[1], is_master=rank == 0, wait_for_workers=False, timeout=limit, **first)
-    gloo = c10d.ProcessGroupGloo
+    gloo = _c10d().ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = limit
+    options._timeout = _limit(deadline)
     options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
-    return gloo(c10d.PrefixStore(label, server), rank, size, options)
+    store = store_of(values, deadline)
+    return gloo(store, rank, size, options)
 
 
 def send(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE) -> Handle:
@@ -155,7 +150,7 @@ def wait(handle: Handle, deadline: Deadline) -> None:
         raise
 
 
-def late(error: RuntimeError) -> bool:
+def late(error: Exception) -> bool:
     """Tell whether PyTorch means a timeout of this process's own."""
     return _LATE.search(str(error)) is not None
 

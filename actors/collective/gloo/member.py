@@ -15,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -26,12 +25,13 @@ import numpy as np
 from ....store.arrays import Array
 from ....store.waiting import Deadline
 from ..buffers import Bytes, flat, typed
-from ..links import Link
-from ..member import Member, Seat
+from ..links import Frame, Link
+from ..member import Member, Seat, TimedOutError
 from ..operation import Operation
 from ..reduction import Numbers, Reduction
 from . import library as gloo_library
 from .library import NATIVE, Handle, Library
+from .store import VALUE, Values
 from .transfer import Kept, Transfer
 
 Start = Callable[[Library, int], list[Handle]]
@@ -46,29 +46,34 @@ class GlooGroup(Member[Array]):
     def __init__(self, seat: Seat, timeout: float, links: Mapping[int, Link]) -> None:
         super().__init__(seat, timeout, links)
         self._library: Library | None = None
+        self._values: Values | None = Values(self.standing, self.others, self._connections.post_all)
+        """What Gloo's ends must know of each other, until they are connected."""
         self._posting = threading.Lock()
         """Keeps the order of the calls; what is done under it waits for nobody."""
         self._lanes: dict[tuple[bool, int], Kept] = {}
         """(Sends, peer) -> messages."""
         self._collectives = Kept(ordered=False)
 
-    def attach(self, host: str, listener: socket.socket, store: Sequence[str | int], deadline: Deadline) -> None:
+    def attach(self, host: str, deadline: Deadline) -> None:
         """Make Gloo connect the members; arguments as of `library.connected`.
 
         Raises:
             OperationTimeoutError: some did not come in time.
             PeerLostError: one died meanwhile.
         """
-        if not self.others:
+        values = self._values
+        if not self.others or values is None:
             return
         try:
-            self._library = gloo_library.connected(self.label, self.rank, self.size, host, listener, store, deadline)
-        except RuntimeError as exc:
+            self._library = gloo_library.connected(self.rank, self.size, host, values, deadline)
+        except (RuntimeError, ConnectionError, TimedOutError) as exc:
             joining = Operation(self, "connect", self.others, deadline.left())
-            if not gloo_library.late(exc):
+            if not isinstance(exc, TimedOutError) and not gloo_library.late(exc):
                 raise self.fail(joining, exc) from exc
             self.late(joining)
             self.standing.check()
+        finally:
+            self._values = None
 
     def _memory(self, array: object, where: str, *, writes: bool) -> Array:
         return typed(array, where) if writes else flat(array, where)
@@ -172,6 +177,11 @@ class GlooGroup(Member[Array]):
             except RuntimeError as exc:
                 cause = exc
         raise self.fail(transfer, cause) from cause
+
+    def _take(self, peer: int, frame: Frame) -> None:
+        values = self._values
+        if values is not None and frame.kind == VALUE:
+            values.take(peer, frame)
 
     # ---- the end --------------------------------------------------------------------------------------------
 

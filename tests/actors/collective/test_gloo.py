@@ -9,28 +9,35 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import psutil
 import pytest
 from tensorvine.actors.collective.gloo import library as gloo_library
 from tensorvine.actors.collective.gloo.backend import GlooBackend, GlooGroup
+from tensorvine.actors.collective.gloo.store import Values
+from tensorvine.actors.collective.links import PAYLOAD_BYTES, Frame
+from tensorvine.actors.collective.member import TimedOutError
+from tensorvine.actors.collective.standing import Standing
 from tensorvine.store.errors import (
     OperationTimeoutError,
     PeerLostError,
     TensorMismatchError,
     TensorVineError,
 )
+from tensorvine.store.waiting import Deadline
 
 HOST = "127.0.0.1"
 _serial = count()
@@ -455,6 +462,85 @@ def test_a_death_reaches_those_who_wait_for_others(mortal: Callable[..., tuple[l
     with pytest.raises(PeerLostError, match=r"rank 3 died \(told by rank 0\)"):
         waiting.wait()
     assert time.monotonic() - begun < 10
+
+
+# ---- what it opens, and what members tell each other to connect ---------------------------------------
+
+
+def test_nothing_listens_but_gloo_s_own_end_of_each_member() -> None:
+    """PyTorch's store would tell and do whatever a stranger asks, at a port, for as long as the group lives."""
+
+    def ports() -> set[int]:
+        here = psutil.Process().net_connections("tcp")
+        return {one.laddr.port for one in here if one.status == psutil.CONN_LISTEN}
+
+    before = ports()
+    with groups(3) as members, ExitStack() as stack:
+        opened = ports() - before
+        assert len(opened) == len(members)
+        for port in opened:
+            stack.enter_context(socket.create_connection((HOST, port), 60)).sendall(b"x" * 4)
+        array = np.ones(3, np.float32)
+        assert each(members, lambda group: group.all_reduce(array.copy())) == [None] * 3
+
+
+def test_who_fails_while_gloo_connects_is_named_at_once() -> None:
+    """The others do not wait for it until their time is over."""
+
+    class Failing(GlooBackend):
+        def _attach(self, *_: Any) -> None:
+            raise OSError("no device")
+
+    backends = [GlooBackend(HOST), GlooBackend(HOST), Failing(HOST)]
+    offers = [backend.offer() for backend in backends]
+    endpoints = [offer.endpoint for offer in offers]
+
+    def join(rank: int) -> Exception:
+        with pytest.raises((PeerLostError, OSError)) as caught:
+            backends[rank].join(offers[rank], "f", epoch=0, rank=rank, size=3, endpoints=endpoints, timeout=600.0)
+        return caught.value
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [str(error) for error in pool.map(join, range(3))]
+    assert found[2] == "no device"
+    assert all("connect: rank 2 left" in text for text in found[:2]), found
+
+
+class TestValues:
+    def pair(self) -> tuple[Values, Values, list[Frame]]:
+        sent: list[Frame] = []
+        return Values(Standing("g"), [1], sent.append), Values(Standing("g"), [0], ignore), sent
+
+    def test_long_ones_come_in_pieces_one_after_another(self) -> None:
+        here, there, sent = self.pair()
+        long = os.urandom(3 * PAYLOAD_BYTES)
+        here.set("0/0", long)
+        here.set("0/1", b"")
+        assert all(len(frame.payload) <= PAYLOAD_BYTES for frame in sent)
+        for frame in sent:
+            there.take(0, frame)
+        for one in (here, there):
+            assert one.get("0/0", Deadline.after(0)) == long
+            assert one.get("0/1", Deadline.after(0)) == b""
+
+    def test_who_waits_for_one_is_told_when_it_comes_when_its_setter_is_lost_and_when_the_time_is_over(self) -> None:
+        here, there, sent = self.pair()
+        with ThreadPoolExecutor(2) as pool:
+            coming, lost = (pool.submit(there.get, key, Deadline.after(600)) for key in ("a", "b"))
+            here.set("a", b"1")
+            there.take(0, sent[0])
+            assert coming.result(60) == b"1"
+            assert not lost.done()
+            with there._standing.changed:
+                there._standing.lose(0, "died")
+            with pytest.raises(ConnectionError, match="'b'"):
+                lost.result(60)
+        with pytest.raises(TimedOutError, match="'c'"):
+            here.get("c", Deadline.after(0))
+
+
+def ignore(_: Frame) -> None:
+    pass
 
 
 def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
