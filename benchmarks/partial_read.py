@@ -54,7 +54,7 @@ class SegmentFiles:
     def __init__(self, path: Path, ref: ModelRef) -> None:
         self._archive = Archive(str(path), shards=1, create=False)
         self.manifest_s, manifest = timed(lambda: self._archive.read_manifest(ref))
-        self._places = {name: (entry.segment, entry.slot) for name, entry in manifest.entries.items()}
+        self._places = {name: ((entry.segment, entry.slot), entry.nbytes) for name, entry in manifest.entries.items()}
         self._files = {segment: files[0] for segment, files in self._archive.segments().items()}
 
     def load(self, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -66,12 +66,12 @@ class SegmentFiles:
                 return stack.enter_context(closing(self._archive.open_segment(self._files[segment])))
 
             wanted = self._places if names is None else names
-            return {name: decode_slot(self._places[name], opened) for name in wanted}
+            return {name: decode_slot(*self._places[name], opened) for name in wanted}
 
     def one_of_each(self) -> list[str]:
         """Name one tensor of each segment: the middle one."""
         groups: dict[SegmentId, list[str]] = {}
-        for name, (segment, _) in self._places.items():
+        for name, ((segment, _), _) in self._places.items():
             groups.setdefault(segment, []).append(name)
         return [names[len(names) // 2] for names in groups.values()]
 

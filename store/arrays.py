@@ -25,6 +25,8 @@ from .errors import TensorMismatchError, TensorNotFoundError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+MOST_AXES = 64
+"""Of an array of NumPy."""
 _NUMERIC_KINDS = "biufc"
 _EXTENDED: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(cast(Any, item))
@@ -142,6 +144,24 @@ def as_bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def nbytes_of(name: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor, as a Python integer: it may be more than there can be.
+
+    Raises:
+        TensorMismatchError: no dtype has that name, or an axis no such length.
+
+    >>> nbytes_of("float32", (2, 3)), nbytes_of("int8", (1 << 40, 1 << 40)) == 1 << 80
+    (24, True)
+    """
+    itemsize = dtype_of(name).itemsize
+    if shape and (len(shape) > MOST_AXES or min(shape) < 0):
+        found = f"{len(shape)}: {tuple(shape[:8])}"
+        raise TensorMismatchError(
+            f"array of {name}: expected at most {MOST_AXES} axes of lengths from 0; found {found}"
+        )
+    return math.prod(shape) * itemsize
+
+
 def from_bytes(buffer: NDArray[np.uint8], name: str, shape: Sequence[int]) -> Array:
     """View bytes as the array that they were; a read-only buffer gives a read-only array.
 
@@ -156,13 +176,15 @@ def from_bytes(buffer: NDArray[np.uint8], name: str, shape: Sequence[int]) -> Ar
     >>> from_bytes(np.zeros(8, np.uint8), "float32", (2, 1)).tolist()
     [[0.0], [0.0]]
     """
-    dtype = dtype_of(name)
-    expected = math.prod(shape) * dtype.itemsize
-    if buffer.nbytes != expected or any(length < 0 for length in shape):
+    expected = nbytes_of(name, shape)
+    if buffer.nbytes != expected:
         raise TensorMismatchError(
             f"array of {name} of shape {tuple(shape)}: expected {expected} bytes; found {buffer.nbytes}"
         )
-    return buffer.view(dtype).reshape(tuple(shape))
+    try:
+        return buffer.view(dtype_of(name)).reshape(tuple(shape))
+    except (ValueError, OverflowError) as exc:  # without elements, but with axes that are too long
+        raise TensorMismatchError(f"array of {name}: expected the shape of an array; found {tuple(shape)}") from exc
 
 
 def checked(tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:

@@ -19,8 +19,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..bounds import jsontext
 from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
 from ..refs import ModelRef
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 LOCK_NAME = "lock"
 """Locked by the repository that runs on the path."""
 _MARK = "repository.json"
-_SEGMENT_NAME = re.compile(r"segments/([0-9a-f]+)\.(\d+)\.arrow", re.ASCII)
+_SEGMENT_NAME = re.compile(r"segments/([0-9a-f]{1,16})\.(\d{1,18})\.arrow", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +177,7 @@ class Archive:
                 raise StorageError(f"{self.directory.uri}: expected a repository; found an empty directory")
             self.directory.write(_MARK, lambda sink: sink.write(json.dumps({"format": FORMAT}).encode()))
             return
-        try:
-            mark: Any = json.loads(self.directory.read(_MARK).to_pybytes())
-            version = mark["format"]
-        except (ValueError, KeyError, TypeError, RecursionError) as exc:
-            raise CorruptDataError(f"{where}: expected a format version; found {exc}") from exc
+        version = jsontext.mapping(self.directory.read(_MARK).to_pybytes(), where).get("format")
         if version != FORMAT:
             raise CorruptDataError(f"{where}: expected format {FORMAT}; found {version!r}: a newer TensorVine wrote it")
 

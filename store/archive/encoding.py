@@ -4,7 +4,8 @@ Rules
 - Each tensor is encoded alone, so that each can be read alone.
 - A tensor may be encoded against its parent version's. The chain of such bases ends, after at most `DENSE_EVERY`
   tensors, with one that stands alone: that many reads at most give any tensor.
-- What decoding gives is checked against the tensor's content hash wherever that is known.
+- What decoding gives is checked against the tensor's content hash wherever that is known. How long it is is checked
+  before it is decoded: a base is as long as what is encoded against it.
 """
 
 from __future__ import annotations
@@ -83,29 +84,30 @@ def block_of(parts: Sequence[Encoded]) -> Bytes:
     return whole[begin : begin + length]
 
 
-def decode_slot(place: Slot, open_segment: Callable[[SegmentId], SegmentFile]) -> Array:
+def decode_slot(place: Slot, nbytes: int, open_segment: Callable[[SegmentId], SegmentFile]) -> Array:
     """Read a tensor, and the ones that it is encoded against.
 
     Args:
         place: where it is.
+        nbytes: its length as the manifest says it, in bytes: no file has another one decoded.
         open_segment: gives the file of a segment.
 
     Raises:
         CorruptDataError: a file does not hold what was written; names it.
         CodecUnavailableError: decoding needs a package that is not installed; names the file.
     """
-    file = open_segment(place[0])
-    encoded = file.encoded(place[1])
-    row = file.rows[place[1]]
-    chain: list[tuple[SegmentFile, Row, Encoded]] = [(file, row, encoded)]
-    while row.base is not None:
+    chain: list[tuple[SegmentFile, Row, Encoded]] = []
+    following: Slot | None = place
+    while following is not None:
         if len(chain) >= DENSE_EVERY:
-            raise CorruptDataError(
-                f"{file.where}: tensor {row.name!r}: expected a chain of at most {DENSE_EVERY} tensors"
-            )
-        file = open_segment(row.base[0])
-        encoded, row = file.encoded(row.base[1]), file.rows[row.base[1]]
+            where = f"{chain[-1][0].where}: tensor {chain[-1][1].name!r}"
+            raise CorruptDataError(f"{where}: expected a chain of at most {DENSE_EVERY} tensors")
+        file = open_segment(following[0])
+        encoded, row = file.encoded(following[1]), file.rows[following[1]]
+        if row.nbytes != nbytes:
+            raise CorruptDataError(f"{file.where}: tensor {row.name!r}: expected {nbytes} bytes; found {row.nbytes}")
         chain.append((file, row, encoded))
+        following = row.base
     array = _decoded(*chain.pop(), None)
     while chain:
         array = _decoded(*chain.pop(), array)
@@ -118,7 +120,7 @@ def _decoded(file: SegmentFile, row: Row, encoded: Encoded, base: Array | None) 
         array = decode(encoded, base)
     except CodecUnavailableError as exc:
         raise CodecUnavailableError(f"{where}: {exc}") from exc
-    except (CorruptDataError, CodecError) as exc:
+    except (CorruptDataError, CodecError, MemoryError) as exc:
         raise CorruptDataError(f"{where}: {exc}") from exc
     if row.codec and row.digest and digest_of(as_bytes(array)) != row.digest:
         raise CorruptDataError(f"{where}: expected content {row.digest}; it decodes to other")

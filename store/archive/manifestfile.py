@@ -7,6 +7,8 @@ Rules
   computed: any bit that flips is found.
 - A retired version's manifest is replaced by a header without rows, so that its number is never used again and its
   descendants can still name it.
+- What a manifest says is believed after it was compared with the bytes that there are (`store.bounds`): its
+  architecture is unpacked so far, and its segments have slots that lists have room for. What is written keeps to that.
 """
 
 from __future__ import annotations
@@ -18,16 +20,32 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
+from ..bounds import jsontext
+from ..bounds.allowance import FACTOR, SPARE_BYTES, allowed
+from ..bounds.inflate import inflated
 from ..errors import CorruptDataError, InvalidNameError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from ..versions.manifest import Header, TensorEntry
-from .segmentfile import FORMAT, METADATA_KEY, Makers, Slot, read_arrow, segment_of, segment_text, slot_of, slot_text
+from .segmentfile import (
+    FORMAT,
+    METADATA_KEY,
+    Makers,
+    Slot,
+    check_nbytes,
+    check_slot,
+    read_arrow,
+    segment_of,
+    segment_text,
+    slot_of,
+    slot_text,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -35,6 +53,8 @@ if TYPE_CHECKING:
 pa: Any = pyarrow  # it has no types
 _NAME = re.compile(r"manifests/(.+)@([1-9][0-9]{0,17})\.arrow", re.ASCII)
 _NO_CHECKSUM = "0" * 32
+_SLOT_BYTES = 24
+"""What a slot takes in a segment's lists."""
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{32})"')
 _SCHEMA: Any = pa.schema(
     [
@@ -98,7 +118,7 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
         layers: tensor -> the layer that it belongs to, for those who read the file with other tools.
     """
     header = manifest.header
-    packed = base64.b64encode(zlib.compress(json.dumps(manifest.architecture).encode(), 1)).decode()
+    packed = _packed(manifest.architecture)
     facts = {
         "format": FORMAT,
         "kind": "manifest",
@@ -137,11 +157,50 @@ def decode_manifest(content: Buffer, where: str, shards: Makers) -> Manifest:
         CorruptDataError: it is not what `encode_manifest` wrote, or of a format that this version does not know.
     """
     plain = _checked(bytes(content), where)
-    facts, batch = read_arrow(pa.BufferReader(plain), where, "manifest")
+    facts, batch = _read(plain, where)
     try:
-        return _manifest(facts, batch, shards)
-    except (CorruptDataError, KeyError, TypeError, ValueError, RecursionError, zlib.error) as exc:
+        manifest = _manifest(facts, batch, shards)
+        SlotLists().add(manifest, len(plain))
+    except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"{where}: expected a manifest; found {exc}") from exc
+    return manifest
+
+
+class SlotLists:
+    """The lists that segments become in memory: as long as the largest slot that a manifest names.
+
+    Most lists are short for what was read; those that are not share `SPARE_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: dict[SegmentId, int] = {}
+        self._left = SPARE_BYTES
+
+    def add(self, manifest: Manifest, nbytes: int) -> None:
+        """Count the lists that a manifest makes longer.
+
+        Args:
+            manifest: what is read.
+            nbytes: of its file.
+
+        Raises:
+            CorruptDataError: they are too long; nothing is counted.
+        """
+        longer: dict[SegmentId, int] = {}
+        for segment, slot in chain(((e.segment, e.slot) for e in manifest.entries.values()), *manifest.bases.values()):
+            if slot >= longer.get(segment, 0):
+                longer[segment] = slot + 1
+        more = sum(max(0, length - self._lengths.get(segment, 0)) for segment, length in longer.items())
+        beyond = max(0, _SLOT_BYTES * more - FACTOR * nbytes)
+        if beyond > self._left:
+            where = f"manifest of {manifest.header.ref}"
+            raise CorruptDataError(f"{where}: expected slots that follow one another; found {more} in {nbytes} bytes")
+        self._left -= beyond
+        self._lengths.update({s: max(length, self._lengths.get(s, 0)) for s, length in longer.items()})
+
+
+def _read(plain: bytes, where: str) -> tuple[dict[str, Any], Any]:
+    return read_arrow(pa.BufferReader(plain), where, "manifest", _SCHEMA, len(_SCHEMA))
 
 
 def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
@@ -157,26 +216,61 @@ def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
         bytes_total=facts["bytes_total"],
         codec=facts["codec"],
     )
+    _check_header(facts)
     if facts["state"] == "retired":
         return Manifest(header, ("", None), {}, {}, retired=True)
     text, recipe = _architecture(facts["architecture"])
-    columns = [column.to_pylist() for column in batch.columns]
+    columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
+    for dtype, shape, nbytes in set(zip(columns[2], [tuple(shape) for shape in columns[3]], columns[4], strict=True)):
+        check_nbytes(f"of {dtype}", dtype, shape, nbytes)
     owners = {text: ModelRef.parse(text) if text != str(ref) else None for text in set(columns[5])}
     segments: dict[str, SegmentId] = {text: segment_of(text, shards) for text in set(columns[6])}
     entries: dict[str, TensorEntry] = {}
     bases: dict[Slot, tuple[Slot, ...]] = {}
-    for name, _, dtype, shape, nbytes, owner, segment, slot, chain in zip(*columns, strict=True):
+    for name, _, dtype, shape, nbytes, owner, segment, slot, against in zip(*columns, strict=True):
+        check_slot(slot, name)
         entries[name] = TensorEntry(dtype, tuple(shape), nbytes, owners[owner], segments[segment], slot)
-        if chain:
-            bases[(segments[segment], slot)] = tuple(slot_of(base, shards) for base in chain)
+        if against:
+            bases[(segments[segment], slot)] = tuple(slot_of(base, shards) for base in against)
+    if len(entries) < batch.num_rows:
+        raise CorruptDataError(f"{batch.num_rows} rows with {len(entries)} names")
     return Manifest(header, (text, recipe), entries, bases)
+
+
+def _check_header(facts: Mapping[str, Any]) -> None:
+    numbers = [facts[fact] for fact in ("created_ns", "bytes_owned", "bytes_total")]
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+        raise CorruptDataError(f"a time and numbers of bytes that are {numbers}")
+    if not isinstance(facts["quality"], float | int | None) or not isinstance(facts["codec"], str | None):
+        raise CorruptDataError(f"a quality that is {facts['quality']!r}, and the codec {facts['codec']!r}")
+    jsontext.mapping(facts["metadata"], "metadata")
+
+
+def _packed(architecture: tuple[str, str | None]) -> str:
+    """Pack an architecture; one that would not be believed, as it becomes so short, stays as long as it is."""
+    plain = json.dumps(architecture).encode()
+    packed = zlib.compress(plain, 1)
+    if len(plain) > _unpacked_limit(packed) or jsontext.memory_of(architecture[0]) > allowed(len(packed)):
+        packed = zlib.compress(plain, 0)
+    return base64.b64encode(packed).decode()
 
 
 @lru_cache(maxsize=256)
 def _architecture(packed: str) -> tuple[str, str | None]:
     """Unpack an architecture; many versions have the same."""
-    text, recipe = json.loads(zlib.decompress(base64.b64decode(packed)))
+    content = base64.b64decode(packed)
+    plain = inflated(content, _unpacked_limit(content), "architecture")
+    pair = jsontext.parsed(plain, "architecture", allowed(len(content)))
+    text, recipe = cast("list[Any]", pair) if isinstance(pair, list) else (None, None)
+    if not isinstance(text, str) or not (recipe is None or isinstance(recipe, str)):
+        raise CorruptDataError("architecture: expected two texts; found others")
+    jsontext.check(text, "graph", allowed(len(content)))
     return text, recipe
+
+
+def _unpacked_limit(packed: bytes) -> int:
+    """Return how long an architecture may be: there are three of it while it is read."""
+    return allowed(len(packed)) // 3
 
 
 def _checked(content: bytes, where: str) -> bytes:
@@ -190,7 +284,7 @@ def _checked(content: bytes, where: str) -> bytes:
     plain = content.replace(b'"checksum": "' + checksum + b'"', f'"checksum": "{_NO_CHECKSUM}"'.encode())
     found = xxhash.xxh3_128_hexdigest(plain)
     if found.encode() != checksum:
-        read_arrow(pa.BufferReader(content), where, "manifest")  # one of another kind or format says so
+        _read(content, where)  # one of another kind or format says so
         raise CorruptDataError(f"{where}: expected content of checksum {checksum.decode()}; found {found}")
     return plain
 

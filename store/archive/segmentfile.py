@@ -8,12 +8,13 @@ Rules
 - The schema's metadata says where `data` starts and has a checksum of all other columns; each row has a checksum of
   its stored bytes. So a reader takes bytes by position, and believes nothing that was not checked.
 - A row may be encoded against another tensor, its base; `base` names that one's segment and slot.
+- What a file says of itself is believed after it was compared with the bytes that there are (`store.bounds`).
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,10 +23,12 @@ import numpy as np
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
-from ..arrays import dtype_of
+from ..arrays import nbytes_of
+from ..bounds import arrow, jsontext
+from ..bounds.allowance import allowed
 from ..codecs.blocks import Encoded
-from ..errors import CorruptDataError
-from ..segments.segment import SegmentId, layout
+from ..errors import CorruptDataError, TensorMismatchError
+from ..segments.segment import SEGMENT_SLOTS, SegmentId, layout
 from ..versions.manifest import digest_of
 from .directory import Bytes, Directory, OpenFile
 
@@ -36,6 +39,8 @@ METADATA_KEY = b"tensorvine"
 Slot = tuple[SegmentId, int]
 """A tensor's place: segment and slot."""
 
+ROW_BYTES = 1 << 10
+"""What a row of one of our files takes as Python's objects, at most, beside its texts."""
 _FILLER = "filler"
 _SCHEMA: Any = pa.schema(
     [
@@ -103,10 +108,9 @@ def segment_of(text: str, shards: Makers) -> SegmentId:
     >>> segment_of("ff", shards=2)
     (1, 255)
     """
-    try:
-        serial = int(text, 16)
-    except ValueError as exc:
-        raise CorruptDataError(f"expected a segment's number in hexadecimal; found {text!r}") from exc
+    if re.fullmatch(r"[0-9a-f]{1,16}", text) is None:
+        raise CorruptDataError(f"expected a segment's number in hexadecimal; found {text[:100]!r}")
+    serial = int(text, 16)
     return shards(serial) if callable(shards) else serial % shards, serial
 
 
@@ -122,8 +126,9 @@ def slot_text(slot: Slot) -> str:
 def slot_of(text: str, shards: Makers) -> Slot:
     """Read what `slot_text` wrote; errors as in `segment_of`."""
     segment, _, slot = text.partition("/")
-    if not slot.isdecimal():
+    if re.fullmatch(r"[0-9]{1,9}", slot) is None:
         raise CorruptDataError(f"expected a tensor's place such as 'ff/7'; found {text!r}")
+    check_slot(int(slot), text)
     return segment_of(segment, shards), int(slot)
 
 
@@ -147,7 +152,7 @@ def row_of(slot: int, name: str, layer: str | None, encoded: Encoded, digest: st
         layer=layer,
         dtype=encoded.dtype,
         shape=encoded.shape,
-        nbytes=math.prod(encoded.shape) * dtype_of(encoded.dtype).itemsize,
+        nbytes=nbytes_of(encoded.dtype, encoded.shape),
         codec=encoded.codec,
         stored=encoded.nbytes,
         checksum=checksum,
@@ -253,56 +258,91 @@ def pack(encoded: Sequence[Encoded]) -> Bytes:
     return block
 
 
-def read_arrow(
-    opened: object, where: str, kind: str, columns: Sequence[int] | None = None
-) -> tuple[dict[str, Any], Any]:
+def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) -> tuple[dict[str, Any], Any]:
     """Read an Arrow file of ours: its header, and its only batch.
 
     Args:
         opened: what PyArrow reads through.
         where: names the file.
         kind: what the header must say the file is.
-        columns: numbers of those to read; None: all.
+        schema: the columns that such a file has.
+        columns: how many of them to read.
 
     Raises:
         CorruptDataError: it is no such file, or of a format that this version does not know.
     """
-    options: Any = pa.ipc.IpcReadOptions(included_fields=list(columns)) if columns is not None else None
+    options: Any = pa.ipc.IpcReadOptions(included_fields=list(range(columns)))
     try:
+        stated = arrow.stated(opened, where)
         reader: Any = pa.ipc.open_file(opened, options=options)
         metadata: dict[bytes, bytes] = reader.schema.metadata or {}
-        header: Any = json.loads(metadata.get(METADATA_KEY, b"{}"))
-        found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
-        if found.get("kind") != kind:
+        found = jsontext.parsed(metadata.get(METADATA_KEY, b"{}"), where)
+        if not isinstance(found, dict) or cast("dict[str, Any]", found).get("kind") != kind:
             raise CorruptDataError(f"{where}: expected a {kind} of a TensorVine repository; found another Arrow file")
-        if found.get("format") != FORMAT:
-            raise CorruptDataError(f"{where}: expected format {FORMAT}; found {found.get('format')!r}")
+        header = cast("dict[str, Any]", found)
+        if header.get("format") != FORMAT:
+            raise CorruptDataError(f"{where}: expected format {FORMAT}; found {header.get('format')!r}")
+        if (stated.batches, stated.dictionaries, stated.compressed) != (1, 0, False):
+            raise CorruptDataError(f"{where}: expected a whole Arrow file of one batch, not compressed; found {stated}")
+        if [(f.name, f.type) for f in reader.schema] != [(f.name, f.type) for f in list(schema)[:columns]]:
+            raise CorruptDataError(f"{where}: expected the columns of a {kind}; found {reader.schema.names}")
         batch = reader.get_batch(0)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError, RecursionError) as exc:
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
         raise CorruptDataError(f"{where}: expected a whole Arrow file; {exc}") from exc
-    return found, batch
+    if ROW_BYTES * batch.num_rows > allowed(opened.size()):
+        raise CorruptDataError(f"{where}: expected rows of tensors in {opened.size()} bytes; found {batch.num_rows}")
+    return header, batch
 
 
 def _read_rows(file: OpenFile, where: str, shards: Makers) -> tuple[SegmentId, int, list[Row]]:
-    header, batch = read_arrow(file.arrow(), where, "segment", range(len(_SCHEMA) - 1))
+    header, batch = read_arrow(file.arrow(), where, "segment", _SCHEMA, len(_SCHEMA) - 1)
     try:
-        rows = [_row(row, shards) for row in batch.to_pylist()]
+        rows = [_row(row, where, shards) for row in batch.to_pylist()]
         segment, at = segment_of(header["segment"], shards), int(header["data_at"])
         checksum = _rows_checksum(rows)
     except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"{where}: expected the header and columns of a segment file; found {exc}") from exc
-    if at < 0 or checksum != header.get("rows"):
+    if at < 0 or checksum != header.get("rows") or len({row.slot for row in rows}) != len(rows):
         raise CorruptDataError(f"{where}: expected rows of checksum {header.get('rows')}; found {checksum}")
     return segment, at, rows
 
 
-def _row(values: dict[str, Any], shards: Makers) -> Row:
+def _row(values: dict[str, Any], where: str, shards: Makers) -> Row:
     base = values.pop("base")
     place = slot_of(base, shards) if base is not None else None
-    return Row(shape=tuple(values.pop("shape")), base=place, **values)
+    row = Row(shape=tuple(values.pop("shape")), base=place, **values)
+    if any(values[column] is None for column in values.keys() - {"layer"}) or row.stored < 0:
+        raise CorruptDataError(f"{where}: expected whole rows; found {row}")
+    check_slot(row.slot, where)
+    check_nbytes(row.name, row.dtype, row.shape, row.nbytes)
+    return row
+
+
+def check_slot(slot: int, where: str) -> None:
+    """Refuse a slot that no segment has: lists are as long as the largest one.
+
+    Raises:
+        CorruptDataError: it is such a one.
+    """
+    if not 0 <= slot < SEGMENT_SLOTS:
+        raise CorruptDataError(f"{where}: expected a slot below {SEGMENT_SLOTS}; found {slot}")
+
+
+def check_nbytes(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
+    """Hold the length of a tensor against its dtype and shape.
+
+    Raises:
+        CorruptDataError: they do not fit.
+    """
+    try:
+        expected = nbytes_of(dtype, shape)
+    except TensorMismatchError as exc:
+        raise CorruptDataError(f"tensor {name!r}: {exc}") from exc
+    if nbytes != expected:
+        raise CorruptDataError(f"tensor {name!r}: expected {expected} bytes of {dtype} {tuple(shape)}; found {nbytes}")
 
 
 def _columns(rows: Sequence[Row]) -> list[Any]:

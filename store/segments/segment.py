@@ -3,7 +3,8 @@
 Rules
 - A segment is the unit of placing, moving, freeing and persisting; its slots are its tensors, in topological
   order, so that a prefix of a model is a run of segments.
-- A new segment is closed when it reaches `SEGMENT_BYTES`; only a larger tensor makes a larger segment.
+- A new segment is closed when it reaches `SEGMENT_BYTES`, or has `SEGMENT_SLOTS` tensors; only a larger tensor makes a
+  larger segment.
 - A slot is freed when no holder names it. A segment whose slots are all free goes; one that is mostly free is
   compacted: it keeps its id and its slot numbers, and gets a smaller block and new offsets.
 - Counts are derived from the holders at any time (`Segment.check`).
@@ -26,6 +27,8 @@ from ..holders import FileOf, FileTaking, Holder
 
 ALIGNMENT = 64
 SEGMENT_BYTES = 32 << 20
+SEGMENT_SLOTS = SEGMENT_BYTES // ALIGNMENT
+"""Slots of a segment at most: as many as there can be of the smallest tensors; empty ones count, too."""
 COMPACT_WHEN_DEAD = 0.25
 """A segment is compacted when more than this share of its bytes is dead."""
 REWRITE_WHEN_DEAD = 0.5
@@ -98,7 +101,7 @@ def split(sizes: Sequence[int], limit: int = SEGMENT_BYTES) -> list[range]:
     runs: list[range] = []
     start, filled = 0, 0
     for position, size in enumerate(sizes):
-        if filled and filled + padded(size) > limit:
+        if (filled and filled + padded(size) > limit) or position - start >= SEGMENT_SLOTS:
             runs.append(range(start, position))
             start, filled = position, 0
         filled += padded(size)

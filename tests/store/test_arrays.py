@@ -180,7 +180,7 @@ def test_a_read_only_buffer_gives_a_read_only_array() -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (-1, -2), ()])
 def test_bytes_of_another_length_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(TensorMismatchError, match=r"expected .* bytes; found 8"):
+    with pytest.raises(TensorMismatchError, match=r"array of float32.*: expected .* found (8|2: \(-1, -2\))"):
         from_bytes(np.zeros(8, np.uint8), "float32", shape)
 
 

@@ -15,7 +15,9 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from ....store.arrays import as_bytes, as_numpy, dtype_name
-from ....store.errors import GraphError, TensorMismatchError
+from ....store.bounds import jsontext
+from ....store.bounds.allowance import allowed
+from ....store.errors import CorruptDataError, GraphError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
 from ....store.refs import ModelRef, check_name, split_ref
@@ -160,11 +162,13 @@ def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
     """Write the user's metadata as JSON.
 
     Raises:
-        TensorMismatchError: it is no mapping of JSON values.
+        TensorMismatchError: it is no mapping of JSON values, or takes too much memory.
     """
     try:
-        return json.dumps(dict(metadata or {}))
-    except (TypeError, ValueError) as exc:
+        text = json.dumps(dict(metadata or {}))
+        jsontext.check(text, "metadata", allowed(len(text)))  # else nobody could read it again
+        return text
+    except (CorruptDataError, RecursionError, TypeError, ValueError) as exc:
         raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ....planner.topology import Topology
 from ....store.archive.archive import Archive
-from ....store.archive.manifestfile import Manifest, version_of
+from ....store.archive.manifestfile import Manifest, SlotLists, version_of
 from ....store.archive.numbers import given
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, without_frames
 from ....store.holders import Reason
@@ -179,6 +179,7 @@ class Recovery:
         Several would only wait for one another's turn with the interpreter.
         """
         read: list[Manifest] = []
+        lists = SlotLists()
         unread: dict[ModelRef, Unreadable] = {}
         for start in range(0, len(names), READ_AT_ONCE):
             some = names[start : start + READ_AT_ONCE]
@@ -188,7 +189,9 @@ class Recovery:
                         continue
                     if isinstance(content, StorageError):
                         raise content
-                    read.append(self._archive.manifest_of(name, content))
+                    manifest = self._archive.manifest_of(name, content)
+                    lists.add(manifest, content.size)
+                    read.append(manifest)
                 except (CorruptDataError, StorageError) as exc:
                     ref = version_of(name)
                     if ref is not None:  # else it is no version's

@@ -275,15 +275,10 @@ class Tiers:
             if view is not None and isinstance(start, int):
                 target[:] = view[start : start + sizes[slot]]
             else:
-                array = self._read((segment_id, slot))
+                array = self._read((segment_id, slot), sizes[slot])
                 if array is None:
                     return None
-                found = as_bytes(array)
-                if found.nbytes != sizes[slot]:
-                    raise CorruptDataError(
-                        f"segment {segment_id}: slot {slot}: expected {sizes[slot]} bytes; found {found.nbytes}"
-                    )
-                target[:] = found
+                target[:] = as_bytes(array)
         handle = part if part is not None else block.tobytes()
         with self._lock:
             if not self._state.residents.move(segment_id, generation, handle, offsets, length):
@@ -331,7 +326,7 @@ class Tiers:
         resident = view[offset : offset + size] if view is not None and isinstance(offset, int) else None
         if stored is None or slot not in stored.slots:
             return []
-        array = self._read((segment_id, slot))
+        array = self._read((segment_id, slot), size)
         file = self._unless_replaced(lambda opened: opened(segment_id))
         if resident is None or array is None or file is None or slot not in file.rows:
             return []
@@ -368,13 +363,16 @@ class Tiers:
             for name in names:
                 self._open.pop(name, None)
 
-    def _read(self, place: Slot) -> np.ndarray | None:
-        """Read a tensor, and the ones that it is encoded against; None when it moved to another file meanwhile."""
+    def _read(self, place: Slot, nbytes: int) -> np.ndarray | None:
+        """Read a tensor of so many bytes, and the ones that it is encoded against.
+
+        None when it moved to another file meanwhile.
+        """
 
         def read(opened: Callable[[SegmentId], SegmentFile]) -> np.ndarray | None:
             if place[1] not in self._stored(place[0]).slots:
                 return None  # its last holder let it go, and a file without it came
-            return decode_slot(place, opened)
+            return decode_slot(place, nbytes, opened)
 
         return self._unless_replaced(read)
 

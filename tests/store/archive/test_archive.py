@@ -64,7 +64,7 @@ def check_versions(archive: Archive, state: ShardState) -> None:
         entries = archive.read_manifest(ref).entries
         assert {name: (entry.segment, entry.slot) for name, entry in entries.items()} == TABLES[ref]
         for name, place in TABLES[ref].items():
-            array = decode_slot(place, open_segment)
+            array = decode_slot(place, ARRAYS[place].nbytes, open_segment)
             assert np.array_equal(array, ARRAYS[place])
             assert (dtype_name(array.dtype), array.shape) == (entries[name].dtype, entries[name].shape)
     needed = {place[0] for ref in state.models() for place in TABLES[ref].values()}
@@ -189,7 +189,7 @@ class TestPaths:
     @pytest.mark.parametrize("mark", [b"", b"{", b"[]", b"3", b"{}", b'{"format": 2}', b"\xff", b"[" * 100_000])
     def test_another_format_is_refused_by_name(self, tmp_path: Path, mark: bytes) -> None:
         (tmp_path / "repository.json").write_bytes(mark)
-        with pytest.raises(CorruptDataError, match=r"repository.json: expected (a )?format"):
+        with pytest.raises(CorruptDataError, match=r"repository.json: expected (format|JSON|a JSON object)"):
             Archive(str(tmp_path), shards=1)
         assert (tmp_path / "repository.json").read_bytes() == mark
 

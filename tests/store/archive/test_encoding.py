@@ -63,7 +63,7 @@ class TestChains:
         relative = codec is not None and codec.needs_base
         assert [row.base for row in rows] == [None, *[((0, i), 0) if relative else None for i in range(7)]]
         for serial, array in enumerate(versions):
-            found = decode_slot(((0, serial), 0), opener(archive))
+            found = decode_slot(((0, serial), 0), array.nbytes, opener(archive))
             assert found.dtype == array.dtype
             assert np.array_equal(found, array)
 
@@ -77,14 +77,14 @@ class TestChains:
         ]
         chain_of(archive, codec, versions)
         for serial, array in enumerate(versions):
-            assert decode_slot(((0, serial), 0), opener(archive)).tobytes() == array.tobytes()
+            assert decode_slot(((0, serial), 0), array.nbytes, opener(archive)).tobytes() == array.tobytes()
 
     def test_a_chain_that_is_too_long_is_refused(self, tmp_path: Path) -> None:
         archive = Archive(str(tmp_path), shards=1)
         chain_of(archive, Delta(), drift(np.zeros(1000), DENSE_EVERY + 1))
-        decode_slot(((0, DENSE_EVERY - 1), 0), opener(archive))
+        decode_slot(((0, DENSE_EVERY - 1), 0), 8000, opener(archive))
         with pytest.raises(CorruptDataError, match=r"segments/1.0.arrow: tensor 'w': expected a chain of at most 8"):
-            decode_slot(((0, DENSE_EVERY), 0), opener(archive))
+            decode_slot(((0, DENSE_EVERY), 0), 8000, opener(archive))
 
     def test_a_chain_that_ends_in_itself_is_refused(self, tmp_path: Path) -> None:
         archive = Archive(str(tmp_path), shards=1)
@@ -93,7 +93,7 @@ class TestChains:
             rows, parts = encode_tensors(Delta(), [tensor_of(0, "w", new, (((0, other), 0), old))])
             archive.write_segment((0, serial), 0, rows, parts)
         with pytest.raises(CorruptDataError, match="expected a chain of at most 8"):
-            decode_slot(((0, 0), 0), opener(archive))
+            decode_slot(((0, 0), 0), 8000, opener(archive))
 
 
 class TestRows:
@@ -144,19 +144,19 @@ class TestBrokenChains:
     def test_a_base_with_other_content_is_found_by_the_digest(self, archive: Archive) -> None:
         self.rewrite(archive, 0, np.arange(1000.0) + 1)
         with pytest.raises(CorruptDataError, match=r"segments/1.0.arrow: tensor 'w': expected content .* other"):
-            decode_slot(((0, 2), 0), opener(archive))
+            decode_slot(((0, 2), 0), 8000, opener(archive))
 
     @pytest.mark.parametrize("array", [np.zeros(999), np.zeros(1000, np.float32), np.zeros((10, 100))], ids=str)
     def test_a_base_of_another_kind_is_named(self, archive: Archive, array: Array) -> None:
         self.rewrite(archive, 0, array)
-        with pytest.raises(CorruptDataError, match=r"segments/1.0.arrow: tensor 'w': "):
-            decode_slot(((0, 1), 0), opener(archive))
+        with pytest.raises(CorruptDataError, match=r"segments/(1.0.arrow: tensor 'w'|0.1.arrow: tensor 'other'): "):
+            decode_slot(((0, 1), 0), 8000, opener(archive))
 
     def test_a_missing_file_is_named(self, archive: Archive) -> None:
         files = archive.segments()
         archive.delete_segments(["segments/0.0.arrow"])
         with pytest.raises(StorageError, match=r"segments/0.0.arrow: expected to map it"):
-            decode_slot(((0, 2), 0), lambda segment: archive.open_segment(files[segment][0]))
+            decode_slot(((0, 2), 0), 8000, lambda segment: archive.open_segment(files[segment][0]))
 
     @pytest.mark.parametrize("codec", ["no-codec", "zstd(3)", "delta", "quantize(8)", "zstd(3", "gzip(6)|zstd(99)"])
     @pytest.mark.parametrize("content", [b"", b"\0" * 17, bytes(range(256))])
@@ -169,7 +169,7 @@ class TestBrokenChains:
         forged = replace(row, codec=codec, stored=data.nbytes, checksum=other.checksum)
         archive.write_segment((0, 0), 0, [forged], [Encoded(codec, "float32", (64,), data)])
         with pytest.raises(CorruptDataError, match=r"segments/0.0.arrow: tensor 'w': "):
-            decode_slot(((0, 0), 0), opener(archive))
+            decode_slot(((0, 0), 0), 256, opener(archive))
 
     def test_a_package_that_is_missing_is_named_with_the_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +179,7 @@ class TestBrokenChains:
         archive.write_segment((0, 0), 0, rows, parts)
         monkeypatch.setitem(sys.modules, "zstandard", None)
         with pytest.raises(CodecUnavailableError, match=r"segments/0.0.arrow: tensor 'w': .*zstandard"):
-            decode_slot(((0, 0), 0), opener(archive))
+            decode_slot(((0, 0), 0), 8000, opener(archive))
 
 
 def test_places_of_other_segments_are_asked_for_by_their_id(tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_places_of_other_segments_are_asked_for_by_their_id(tmp_path: Path) -> N
         return archive.open_segment(files[segment])
 
     wanted: Slot = ((0, 6), 9)
-    assert np.array_equal(decode_slot(wanted, open_segment), new)
+    assert np.array_equal(decode_slot(wanted, new.nbytes, open_segment), new)
     assert asked == [(0, 6), (1, 5)]

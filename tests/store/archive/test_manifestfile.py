@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorvine.store.archive.manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name
 from tensorvine.store.archive.segmentfile import METADATA_KEY, Slot
+from tensorvine.store.arrays import nbytes_of
 from tensorvine.store.errors import CorruptDataError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
@@ -26,7 +27,8 @@ names |= st.text("az-_AZ09./", min_size=190, max_size=200).map(lambda n: n.strip
 refs = st.builds(ModelRef, names, st.integers(1, 10**18 - 1))
 sizes = st.integers(0, 1 << 61)
 serials = st.integers(0, 1 << 61)
-slots = st.integers(0, (1 << 31) - 1)
+slots = st.integers(0, 5000)
+lengths = st.lists(st.integers(0, 1 << 20), max_size=3).map(tuple)
 
 
 def place(serial: int, shards: int) -> SegmentId:
@@ -49,9 +51,10 @@ def manifests(draw: st.DrawFn, shards: int) -> Manifest:
     owner = st.none() | refs.filter(lambda ref: ref != header.ref)
     chosen = draw(st.lists(st.tuples(serials, slots), unique=True, max_size=5))
     entries = {
-        name: TensorEntry(draw(texts), tuple(draw(st.lists(sizes, max_size=3))), draw(sizes), draw(owner), *where)
+        name: TensorEntry(dtype, shape, nbytes_of(dtype, shape), draw(owner), *where)
         for serial, slot in chosen
         for name, where in [(draw(texts) + f"/{serial}/{slot}", (place(serial, shards), slot))]
+        for dtype, shape in [(draw(st.sampled_from(["bool", "float32", "bfloat16"])), draw(lengths))]
     }
     bases = {
         (entry.segment, entry.slot): tuple((place(serial, shards), slot) for serial, slot in chain)

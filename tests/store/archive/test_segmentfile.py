@@ -63,7 +63,7 @@ def arrays(draw: st.DrawFn) -> Array:
 
 @st.composite
 def tensor_lists(draw: st.DrawFn, max_size: int = 5) -> list[Tensor]:
-    slots = draw(st.lists(st.integers(0, 1 << 20), unique=True, max_size=max_size))
+    slots = draw(st.lists(st.integers(0, (1 << 19) - 1), unique=True, max_size=max_size))
     return [tensor_of(slot, draw(texts), draw(arrays())) for slot in slots]
 
 
@@ -148,7 +148,7 @@ class TestRoundTrip:
         assert row.codec.startswith("delta")
         assert row.base == ((17 % 3, 17), 12)
 
-    @given(st.integers(0, 1 << 61), st.integers(0, 1 << 20), st.integers(1, 9))
+    @given(st.integers(0, 1 << 61), st.integers(0, (1 << 19) - 1), st.integers(1, 9))
     def test_places_are_read_as_they_are_written(self, serial: int, slot: int, shards: int) -> None:
         segment = (serial % shards, serial)
         assert segment_of(segment_text(segment), shards) == segment
@@ -287,7 +287,7 @@ class TestDamage:
             (b'"rows": "', b'"rowS": "', "expected rows of checksum None"),
             (b'"data_at": "0', b'"data_at": "9', "expected 9"),
             (b'"data_at": "0', b'"data_at": "-', "expected rows of checksum"),
-            (b'{"format"', b'["format"', "expected a whole Arrow file"),
+            (b'{"format"', b'["format"', "expected JSON"),
         ],
     )
     def test_a_header_that_says_something_else_is_refused(

@@ -1,0 +1,1 @@
+"""How much memory what is read may take: sizes that a file or another machine states are believed only so far."""
