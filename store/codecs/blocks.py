@@ -4,6 +4,8 @@ Rules
 - Beside the tensor and the result no copy of either is made. A block is valid until the next one is asked for.
 - Stages that do not pay are left out: `pack` gives None then.
 - Bytes that are not what was written are a CorruptDataError: nothing is read or written out of bounds.
+- Memory for a tensor is taken when its payload is long enough to become it; what passes between two stages is not much
+  more than the tensor.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..arrays import Array, dtype_of
+from ..arrays import Array, dtype_of, nbytes_of
 from ..errors import CorruptDataError, TensorMismatchError
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 BLOCK_ITEMS = 1 << 17
 """Elements per block. A byte plane of a block is then exactly one block of Zstandard, with its own statistics."""
 EVEN_SHARE = 1 / 128
+CHUNK = 1 << 19
+"""Bytes that a decompressor gives at once."""
+PASSING = 2
+"""What passes between two stages is at most so many times as long as the tensor."""
 WORTH_BYTES = 256
 """Fewer bytes are not compressed: what they cost in time is not in proportion to what they may save."""
 
@@ -75,6 +81,8 @@ class Packer(ABC):
     __slots__ = ()
     shrinks: ClassVar[bool] = False
     """Whether it changes the number of bytes, so that it can pay or not."""
+    expansion: ClassVar[int] = 1
+    """How many bytes can come of one that is decoded."""
 
     @abstractmethod
     def pack(self, blocks: Blocks) -> Blocks:
@@ -156,7 +164,7 @@ def unpack_into(out: Bytes, encoded: Encoded, tail: Sequence[Packer], itemsize: 
         sizes.append(1 if stage.shrinks else sizes[-1])
     parts: Iterable[Bytes] = [encoded.data]
     for stage, size in reversed(list(zip(tail, sizes, strict=False))):
-        parts = stage.unpack(parts, size, str(encoded))
+        parts = _at_most(PASSING * len(out) + CHUNK, stage.unpack(parts, size, str(encoded)), encoded)
     end = 0
     for part in parts:
         start, end = end, end + len(part)
@@ -164,6 +172,16 @@ def unpack_into(out: Bytes, encoded: Encoded, tail: Sequence[Packer], itemsize: 
             raise CorruptDataError(f"{encoded}: expected at most {len(out)} bytes; found {end} or more")
         out[start:end] = part
     return end
+
+
+def _at_most(limit: int, parts: Iterable[Bytes], encoded: Encoded) -> Iterator[Bytes]:
+    """Let bytes pass from stage to stage, up to a limit."""
+    passed = 0
+    for part in parts:
+        passed += len(part)
+        if passed > limit:
+            raise CorruptDataError(f"{encoded}: expected at most {limit} bytes between its stages; found more")
+        yield part
 
 
 def expect_length(found: int, expected: int, encoded: Encoded) -> None:
@@ -176,16 +194,44 @@ def expect_length(found: int, expected: int, encoded: Encoded) -> None:
         raise CorruptDataError(f"{encoded}: expected {expected} bytes; found {found}")
 
 
-def new_array(encoded: Encoded) -> Array:
-    """Allocate the array that an `Encoded` decodes to.
+def length_of(encoded: Encoded) -> int:
+    """Return the bytes of the array that an `Encoded` decodes to.
 
     Raises:
         CorruptDataError: no array has that dtype and shape.
     """
     try:
-        dtype = dtype_of(encoded.dtype)
+        return nbytes_of(encoded.dtype, encoded.shape)
     except TensorMismatchError as exc:
         raise CorruptDataError(f"{encoded}: {exc}") from exc
-    if any(length < 0 for length in encoded.shape) or math.prod(encoded.shape) * dtype.itemsize >= 1 << 62:
-        raise CorruptDataError(f"{encoded}: expected the shape of an array; found {encoded.shape}")
-    return np.empty(encoded.shape, dtype)
+
+
+def expect_payload(encoded: Encoded, least: int, tail: Sequence[Packer]) -> None:
+    """Refuse a payload that is too short to become what it should.
+
+    Args:
+        encoded: has the payload.
+        least: bytes that must come out of the byte stages.
+        tail: the byte stages.
+
+    Raises:
+        CorruptDataError: it is.
+    """
+    most = encoded.nbytes * math.prod(stage.expansion for stage in tail)
+    if most < least:
+        raise CorruptDataError(f"{encoded}: expected {least} bytes or more; found {most} at most in {encoded.nbytes}")
+
+
+def new_array(encoded: Encoded) -> Array:
+    """Allocate the array that an `Encoded` decodes to.
+
+    Raises:
+        CorruptDataError: no array has that dtype and shape, or the system has not so much memory.
+    """
+    length = length_of(encoded)
+    try:
+        return np.empty(encoded.shape, dtype_of(encoded.dtype))
+    except (MemoryError, OverflowError, ValueError) as exc:
+        raise CorruptDataError(
+            f"{encoded}: expected the shape of an array; found one of {length} bytes; {exc}"
+        ) from exc

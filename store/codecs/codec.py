@@ -21,9 +21,23 @@ from typing import Any, ClassVar, Self, cast
 
 from ..arrays import Array, as_bytes, as_numpy, dtype_name
 from ..errors import CodecError
-from .blocks import BLOCK_ITEMS, Blocks, Bytes, Encoded, Packer, cut, expect_length, new_array, pack, unpack_into
+from .blocks import (
+    BLOCK_ITEMS,
+    Blocks,
+    Bytes,
+    Encoded,
+    Packer,
+    cut,
+    expect_length,
+    expect_payload,
+    length_of,
+    new_array,
+    pack,
+    unpack_into,
+)
 
 _STAGE = re.compile(r"([a-z]+)(?:\(([^()]*)\))?")
+MOST_STAGES = 8
 _STAGES: dict[str, type[Stage]] = {}
 """Name -> the stage that a spec calls so. Each enters when it is defined; the package imports them all."""
 
@@ -186,11 +200,13 @@ def chain(stages: Sequence[Stage]) -> Codec:
     """Join stages into a codec.
 
     Raises:
-        CodecError: they do not fit together.
+        CodecError: they do not fit together, or are too many.
 
     >>> chain([]).spec
     ''
     """
+    if len(stages) > MOST_STAGES:
+        raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {len(stages)}")
     for place, stage in enumerate(stages):
         if isinstance(stage, HeadStage) and place:
             reason = "it looks at the tensor itself"
@@ -219,6 +235,8 @@ def from_spec(text: str) -> Codec:
     Quantize(bits=4, per=64) | Gzip(level=6)
     """
     stages: list[Stage] = []
+    if text.count("|") >= MOST_STAGES:
+        raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {text.count('|') + 1}")
     for part in text.split("|") if text else ():
         match = _STAGE.fullmatch(part)
         kind = _STAGES.get(match[1]) if match else None
@@ -248,6 +266,7 @@ def decode(encoded: Encoded, base: object = None) -> Array:
     head, tail = split(from_spec(encoded.codec).stages)
     if head is not None:
         return head.decode_head(encoded, base, tail)
+    expect_payload(encoded, length_of(encoded), tail)
     out = new_array(encoded)
     data, dtype = as_bytes(out), out.dtype
     expect_length(unpack_into(data, encoded, tail, dtype.itemsize), data.nbytes, encoded)

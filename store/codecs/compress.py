@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CodecError, CodecUnavailableError, CorruptDataError
-from .blocks import Blocks, Bytes
+from .blocks import CHUNK, Blocks, Bytes
 from .codec import ByteStage
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ OWN_LEVELS = 3
 """Up to this level, Zstandard searches as suits numbers."""
 IDLE = 4
 """Compressors per level that are kept for the next tensor: for a small one, making one takes longer than its work."""
-CHUNK = 1 << 19
-"""Bytes that a decompressor gives at once."""
 _GZIP = 16 + zlib.MAX_WBITS
 """Tells zlib to use gzip's header."""
 
@@ -59,6 +57,7 @@ class Zstd(ByteStage):
 
     name = "zstd"
     shrinks = True
+    expansion = 1 << 15  # four bytes are a block of 128 KiB that repeats one
     skips_even = True
 
     def __post_init__(self) -> None:
@@ -136,6 +135,7 @@ class Gzip(ByteStage):
 
     name = "gzip"
     shrinks = True
+    expansion = 1032  # two bits are 258 bytes
 
     def __post_init__(self) -> None:
         _check_level(self.name, self.level, 9)

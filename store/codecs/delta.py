@@ -23,9 +23,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Array, as_bytes, as_numpy
+from ..arrays import Array, as_bytes, as_numpy, dtype_of
 from ..errors import CodecError, CorruptDataError
-from .blocks import BLOCK_ITEMS, Blocks, Bytes, Encoded, cut, expect_length, new_array, pack, shrinks, unpack_into
+from .blocks import (
+    BLOCK_ITEMS,
+    Blocks,
+    Bytes,
+    Encoded,
+    cut,
+    expect_length,
+    length_of,
+    new_array,
+    pack,
+    shrinks,
+    unpack_into,
+)
 from .codec import ByteStage, HeadStage, encode_bytes, encode_plain
 
 Words = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
@@ -82,10 +94,11 @@ class Delta(HeadStage):
 
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
         """Apply the difference to the base."""
-        out = new_array(encoded)
         if base is None:
             raise CodecError(f"{encoded}: expected the tensor of the parent version as base; found none")
-        parent = as_bytes(_matching(base, out.dtype, out.shape))
+        length_of(encoded)  # there is such a dtype
+        parent = as_bytes(_matching(base, dtype_of(encoded.dtype), encoded.shape))
+        out = new_array(encoded)
         data = as_bytes(out)
         length = unpack_into(data, encoded, tail, out.dtype.itemsize)
         if length == len(data):

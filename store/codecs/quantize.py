@@ -28,7 +28,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ..arrays import Array, as_bytes, as_numpy, dtype_name
+from ..arrays import Array, as_bytes, as_numpy, dtype_name, dtype_of
 from ..errors import CodecError, CorruptDataError
 from . import codes, codes_cupy
 from .bits import noise_bits, pack_bits, packed_bytes, unpack_bits
@@ -40,6 +40,8 @@ from .blocks import (
     Encoded,
     cut,
     expect_length,
+    expect_payload,
+    length_of,
     new_array,
     pack,
     shrinks,
@@ -172,10 +174,12 @@ class Quantize(HeadStage):
 
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
         """Return the values that the codes stand for."""
-        out = new_array(encoded)
         name = WIDE.get(encoded.dtype)
         if name is None:
             raise CorruptDataError(f"{encoded}: expected a dtype of {', '.join(WIDE)}; found {encoded.dtype}")
+        count = length_of(encoded) // dtype_of(encoded.dtype).itemsize
+        expect_payload(encoded, packed_bytes(count, self.bits), tail)
+        out = new_array(encoded)
         wide = np.dtype(name)
         layout = Layout.of(out.size, out.shape, self.per)
         numbers_bytes = 2 * layout.groups * wide.itemsize

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensorvine.store import Codec, Delta, Encoded, Gzip, Quantize, Shuffle, Zstd
 from tensorvine.store.arrays import Array, as_bytes, dtype_name, dtype_of
-from tensorvine.store.codecs.blocks import BLOCK_ITEMS
+from tensorvine.store.codecs.blocks import BLOCK_ITEMS, Blocks
 from tensorvine.store.codecs.codec import Chain, decode, from_spec
 from tensorvine.store.errors import CodecError, CodecUnavailableError, CorruptDataError
+
+from tests.support.memory import check_refused, limited
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "int64", "uint32", "complex64", "complex128", "int4"),
@@ -381,3 +383,47 @@ def test_a_small_payload_that_would_become_huge_is_stopped(compress: Codec) -> N
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+HUGE = (1 << 20, 1 << 14)
+"""A shape of 64 GiB of float32."""
+
+
+@pytest.mark.parametrize(
+    "codec", [Chain(), Zstd(), Gzip(), Shuffle() | Zstd(), Quantize(), Quantize(2) | Zstd()], ids=str
+)
+def test_a_shape_that_the_payload_is_too_short_for_takes_no_memory(codec: Codec) -> None:
+    encoded = codec.encode(np.repeat(weights(4000), 5))
+    assert encoded.codec == codec.spec
+    check_refused(lambda: decode(replace(encoded, shape=HUGE)), encoded.nbytes, r"expected .* or more; found")
+
+
+def test_a_delta_is_compared_with_its_base_before_memory_is_taken() -> None:
+    encoded = Delta().encode(np.zeros(1000, np.float32), np.zeros(1000, np.float32))
+    with limited(), pytest.raises(CodecError, match="base of a delta: expected float32 of shape"):
+        decode(replace(encoded, shape=HUGE), np.zeros(1000, np.float32))
+
+
+def test_a_shape_that_memory_has_no_room_for_is_corrupt() -> None:
+    payload = np.zeros(20 << 20, np.uint8)
+    with (
+        limited(),
+        pytest.raises(CorruptDataError, match="expected the shape of an array; found one of 68719476736 bytes"),
+    ):
+        decode(Encoded("zstd(3)", "float32", HUGE, payload))
+
+
+def test_what_passes_between_two_compressors_is_bounded() -> None:
+    """Between them, empty frames would pass for hours."""
+    empty = Zstd().pack(Blocks([np.empty(0, np.uint8)]))
+    frame = b"".join(part.tobytes() for part in empty.parts)
+    bomb = gzip.compress(frame * 4_000_000, 9)
+    encoded = Encoded("zstd(3)|gzip(6)", "float32", (100,), np.frombuffer(bomb, np.uint8))
+    check_refused(lambda: decode(encoded), len(bomb), r"expected at most .* bytes between its stages")
+
+
+def test_a_codec_has_few_stages() -> None:
+    with pytest.raises(CodecError, match="expected at most 8 stages; found 100000"):
+        from_spec("|".join(["shuffle"] * 100_000))
+    with pytest.raises(CodecError, match="expected at most 8 stages; found 9"):
+        Chain((Shuffle(),) * 8) | Zstd()
