@@ -3,8 +3,9 @@
 Rules
 - One batch, one row per tensor: name, layer, dtype, shape, nbytes, checksum (xxh3-128 of the bytes, hexadecimal), data.
   Facts are the schema's metadata.
-- Columns that were added, other widths of the types, more batches and compression, as other tools write them, are read
-  as well. Each tensor is checked against its checksum.
+- Other widths of the types, dictionaries and views of texts, more batches and compression, as other tools write them,
+  are read as well; columns that were added are not read. Each tensor is checked against its checksum.
+- What it would take when it is decompressed, and when no two rows share bytes any more, is added up before it is made.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -20,8 +21,11 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute, types
 
 from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
+from ..bounds import arrow
+from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, TensorMismatchError
 from ..versions.manifest import digest_of
 from .directory import Fill
@@ -38,6 +42,26 @@ _SCHEMA: Any = pa.schema(
         ("data", pa.large_binary()),
     ]
 )
+
+
+def _is_dictionary(kind: Any) -> bool:
+    return types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type))
+
+
+_TEXT = (types.is_string, types.is_large_string, types.is_string_view, _is_dictionary)
+_LIST = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+_BYTES = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+_KINDS: Mapping[str, Sequence[Any]] = {
+    "name": _TEXT,
+    "dtype": _TEXT,
+    "shape": _LIST,
+    "nbytes": (types.is_integer, types.is_string),
+    "checksum": _TEXT,
+    "data": _BYTES,
+}
+"""Column -> what its type may be."""
+_ROWS = 1 << 12
+"""Rows that become Python's objects at one time."""
 
 
 def filler(arrays: Mapping[str, Array], layers: Mapping[str, str], facts: Mapping[str, str]) -> Fill:
@@ -71,46 +95,81 @@ def filler(arrays: Mapping[str, Array], layers: Mapping[str, str], facts: Mappin
 def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
     try:
-        reader: Any = pa.ipc.open_file(pa.BufferReader(content))
-        schema: Any = reader.schema
-        if METADATA_KEY in (schema.metadata or {}) and "codec" in schema.names:
+        _check_stated(path, content)
+        whole: Any = pa.ipc.open_file(pa.BufferReader(content)).schema
+        if METADATA_KEY in (whole.metadata or {}) and "codec" in whole.names:
             raise CorruptDataError(
                 f"{path}: expected an Arrow file of plain tensors; found a segment file of a TensorVine repository"
             )
-        missing = [name for name in _SCHEMA.names if name not in schema.names and name != "layer"]
+        missing = [name for name in _SCHEMA.names if name not in whole.names and name != "layer"]
         if missing:
             raise CorruptDataError(f"{path}: expected the columns {_SCHEMA.names}; found none named {missing}")
-        table = reader.read_all()
-        table.validate(full=True)
-        columns = {
-            field.name: table[field.name].cast(field.type)
-            for field in cast("Sequence[Any]", _SCHEMA)
-            if field.name != "layer"
-        }
-        facts = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+        columns = _columns(path, content, whole)
+        facts = {key.decode(): value.decode() for key, value in (whole.metadata or {}).items()}
         return _tensors_of(path, columns), facts
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as exc:
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
         raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; {exc}") from exc
 
 
+def _check_stated(path: Path, content: bytes) -> None:
+    """Refuse what would take too much memory when it is decompressed: there may be a copy of it to align it."""
+    stated = arrow.stated(pa.BufferReader(content), str(path))
+    most = allowed(len(content)) // 2
+    if stated.compressed and stated.nbytes > most:
+        raise CorruptDataError(
+            f"{path}: expected at most {most} bytes, compressed, in a file of {len(content)}; found {stated.nbytes}: "
+            "write it without compression"
+        )
+
+
+def _columns(path: Path, content: bytes, whole: Any) -> dict[str, Any]:
+    """Read the columns that say what the tensors are, as the types that they have in files of ours."""
+    wanted = [number for number, name in enumerate(whole.names) if name in _SCHEMA.names and name != "layer"]
+    options: Any = pa.ipc.IpcReadOptions(included_fields=wanted)
+    table: Any = cast(Any, pa.ipc.open_file(pa.BufferReader(content), options=options)).read_all()
+    table.validate(full=True)
+    columns = {field.name: table[field.name] for field in cast("Sequence[Any]", _SCHEMA) if field.name != "layer"}
+    expanded = 0
+    for name, column in columns.items():
+        if not any(is_kind(column.type) for is_kind in _KINDS[name]):
+            raise CorruptDataError(f"{path}: column {name!r}: expected {_SCHEMA.field(name).type}; found {column.type}")
+        expanded += sum(map(_expanded, column.chunks))
+    if expanded > allowed(len(content)):
+        raise CorruptDataError(f"{path}: expected texts and tensors of their own; found {expanded} bytes of them")
+    return {name: column.cast(_SCHEMA.field(name).type) for name, column in columns.items()}
+
+
+def _expanded(chunk: Any) -> int:
+    """Return the bytes of a column in which rows may share them, when they do not any more."""
+    if types.is_string_view(chunk.type) or types.is_binary_view(chunk.type):
+        views = np.frombuffer(chunk.buffers()[1], np.uint8)[16 * chunk.offset :][: 16 * len(chunk)]
+        return int(views.reshape(-1, 16)[:, :4].copy().view("<i4").astype(np.int64).sum())
+    if types.is_dictionary(chunk.type):
+        return len(chunk) * (cast(Any, compute).max(cast(Any, compute).binary_length(chunk.dictionary)).as_py() or 0)
+    return 0
+
+
 def _tensors_of(path: Path, columns: Mapping[str, Any]) -> dict[str, Array]:
-    """View the rows of an Arrow file as the tensors that they are, each checked."""
+    """View the rows of an Arrow file as the tensors that they are, each checked; a few at a time become objects."""
     tensors: dict[str, Array] = {}
-    texts = (columns[column].to_pylist() for column in ("name", "dtype", "shape", "nbytes", "checksum"))
-    for name, dtype, shape, nbytes, checksum, data in zip(*texts, columns["data"], strict=True):
-        where = f"{path}: tensor {name!r}"
-        found = np.frombuffer(data.as_buffer() or b"", np.uint8)
-        if found.nbytes != nbytes:
-            raise CorruptDataError(f"{where}: expected {nbytes} bytes; found {found.nbytes}")
-        if name is None or name in tensors:
-            raise CorruptDataError(f"{where}: expected a name that no other row has")
-        if digest_of(found) != checksum:
-            raise CorruptDataError(f"{where}: expected bytes of checksum {checksum}; found {digest_of(found)}")
-        try:
-            array = from_bytes(found, dtype, shape)
-        except (TensorMismatchError, TypeError) as exc:
-            raise CorruptDataError(f"{where}: {exc}") from exc
-        tensors[name] = read_only(array if array.flags.aligned else array.copy())
+    count = len(columns["name"])
+    for start in range(0, count, _ROWS):
+        some = {name: column.slice(start, _ROWS) for name, column in columns.items()}
+        texts = (some[column].to_pylist() for column in ("name", "dtype", "shape", "nbytes", "checksum"))
+        for name, dtype, shape, nbytes, checksum, data in zip(*texts, some["data"], strict=True):
+            where = f"{path}: tensor {name!r}"
+            found = np.frombuffer(data.as_buffer() or b"", np.uint8)
+            if found.nbytes != nbytes:
+                raise CorruptDataError(f"{where}: expected {nbytes} bytes; found {found.nbytes}")
+            if name is None or name in tensors:
+                raise CorruptDataError(f"{where}: expected a name that no other row has")
+            if digest_of(found) != checksum:
+                raise CorruptDataError(f"{where}: expected bytes of checksum {checksum}; found {digest_of(found)}")
+            try:
+                array = from_bytes(found, dtype, shape)
+            except (TensorMismatchError, TypeError) as exc:
+                raise CorruptDataError(f"{where}: {exc}") from exc
+            tensors[name] = read_only(array if array.flags.aligned else array.copy())
     return tensors

@@ -145,7 +145,9 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
         StorageError: there is no such file, or it cannot be read.
     """
     path = _keras_path(path)
-    content = hdf5file.NamedBuffer(_content(path))
+    plain = _content(path)
+    hdf5file.check(path, plain)
+    content = hdf5file.NamedBuffer(plain)
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     before = [as_numpy(variable, variable.path).copy() for variable in variables]

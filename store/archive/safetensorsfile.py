@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
+from ..bounds import jsontext
+from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, TensorMismatchError
 from ..lazy import optional
 from .directory import Fill, Sink
@@ -42,6 +44,8 @@ _DTYPES = {
 }
 """Our name of a dtype -> safetensors' name."""
 _FACTS = "__metadata__"
+_AGAIN = 2
+"""What a header says is there twice while it is read: as JSON, and as the library's rows."""
 
 
 def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> Fill:
@@ -72,18 +76,31 @@ def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) ->
 def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
     library = optional("safetensors", path)
+    header = _header(path, content)
     try:
         found: list[tuple[str, dict[str, Any]]] = library.deserialize(content)
-    except library.SafetensorError as exc:
+    except (library.SafetensorError, MemoryError, OverflowError, ValueError) as exc:
         raise CorruptDataError(f"{path}: expected a whole safetensors file; {exc}") from exc
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])  # the parser has accepted it
     names = {theirs: ours for ours, theirs in _DTYPES.items()}
     tensors: dict[str, Array] = {}
     for name, row in found:
+        where = f"{path}: tensor {name!r}"
         if row["dtype"] not in names:
-            raise TensorMismatchError(
-                f"{path}: tensor {name!r}: expected a dtype that NumPy can hold; found {row['dtype']}"
-            )
-        tensors[name] = read_only(from_bytes(np.frombuffer(row["data"], np.uint8), names[row["dtype"]], row["shape"]))
+            raise TensorMismatchError(f"{where}: expected a dtype that NumPy can hold; found {row['dtype']}")
+        data = np.frombuffer(row["data"], np.uint8)
+        try:
+            tensors[name] = read_only(from_bytes(data, names[row["dtype"]], row["shape"]))
+        except TensorMismatchError as exc:
+            raise CorruptDataError(f"{where}: {exc}") from exc
     order = {name: tensors[name] for name in header if name in tensors}
     return order, header.get(_FACTS) or {}
+
+
+def _header(path: Path, content: bytes) -> dict[str, Any]:
+    """Read the header before the library does, which takes for it what it asks for."""
+    length = int.from_bytes(content[:8], "little")
+    if length > len(content) - 8:
+        raise CorruptDataError(f"{path}: expected a whole safetensors file; found one of {len(content)} bytes")
+    text = content[8 : 8 + length]
+    jsontext.check(str(text, "utf-8", "replace"), str(path), allowed(len(content)) // _AGAIN)
+    return jsontext.mapping(text, str(path))
