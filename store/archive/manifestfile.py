@@ -16,22 +16,21 @@ from __future__ import annotations
 import base64
 import json
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
 from ..bounds import jsontext
-from ..bounds.allowance import FACTOR, SPARE_BYTES, allowed
-from ..bounds.inflate import inflated
+from ..bounds.allowance import FACTOR, SPARE_BYTES
 from ..errors import CorruptDataError, InvalidNameError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
+from ..versions.architectures import Architecture, packed, unpacked
 from ..versions.manifest import Header, TensorEntry
 from .segmentfile import (
     FORMAT,
@@ -76,7 +75,7 @@ class Manifest:
     """A version as it is on disk."""
 
     header: Header
-    architecture: tuple[str, str | None]
+    architecture: Architecture
     """The graph's JSON and the framework's recipe."""
     entries: Mapping[str, TensorEntry]
     bases: Mapping[Slot, tuple[Slot, ...]]
@@ -118,7 +117,6 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
         layers: tensor -> the layer that it belongs to, for those who read the file with other tools.
     """
     header = manifest.header
-    packed = _packed(manifest.architecture)
     facts = {
         "format": FORMAT,
         "kind": "manifest",
@@ -133,7 +131,7 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
         "bytes_owned": header.bytes_owned,
         "bytes_total": header.bytes_total,
         "codec": header.codec,
-        "architecture": "" if manifest.retired else packed,
+        "architecture": "" if manifest.retired else base64.b64encode(packed(manifest.architecture)).decode(),
     }
     schema = _SCHEMA.with_metadata({METADATA_KEY: json.dumps(facts)})
     entries: Mapping[str, TensorEntry] = {} if manifest.retired else manifest.entries
@@ -246,31 +244,10 @@ def _check_header(facts: Mapping[str, Any]) -> None:
     jsontext.mapping(facts["metadata"], "metadata")
 
 
-def _packed(architecture: tuple[str, str | None]) -> str:
-    """Pack an architecture; one that would not be believed, as it becomes so short, stays as long as it is."""
-    plain = json.dumps(architecture).encode()
-    packed = zlib.compress(plain, 1)
-    if len(plain) > _unpacked_limit(packed) or jsontext.memory_of(architecture[0]) > allowed(len(packed)):
-        packed = zlib.compress(plain, 0)
-    return base64.b64encode(packed).decode()
-
-
 @lru_cache(maxsize=256)
-def _architecture(packed: str) -> tuple[str, str | None]:
+def _architecture(text: str) -> Architecture:
     """Unpack an architecture; many versions have the same."""
-    content = base64.b64decode(packed)
-    plain = inflated(content, _unpacked_limit(content), "architecture")
-    pair = jsontext.parsed(plain, "architecture", allowed(len(content)))
-    text, recipe = cast("list[Any]", pair) if isinstance(pair, list) else (None, None)
-    if not isinstance(text, str) or not (recipe is None or isinstance(recipe, str)):
-        raise CorruptDataError("architecture: expected two texts; found others")
-    jsontext.check(text, "graph", allowed(len(content)))
-    return text, recipe
-
-
-def _unpacked_limit(packed: bytes) -> int:
-    """Return how long an architecture may be: there are three of it while it is read."""
-    return allowed(len(packed)) // 3
+    return unpacked(base64.b64decode(text))
 
 
 def _checked(content: bytes, where: str) -> bytes:

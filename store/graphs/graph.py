@@ -26,10 +26,13 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, cast
 
-from ..errors import GraphError
+from ..bounds import jsontext
+from ..errors import CorruptDataError, GraphError
 from ..facts import Json
 
 FINGERPRINT_BYTES = 16
+MOST_NESTED = 100
+"""Lists and mappings in one another in a config: what reads it goes down by calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,13 @@ class ModelGraph:
         """Read what `to_json` wrote.
 
         Raises:
-            GraphError: the text is no such JSON, or the layers are no graph.
+            GraphError: the text is no such JSON, or would take too much memory, or the layers are no graph.
         """
         try:
-            rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", json.loads(text)["layers"])
+            found = jsontext.mapping(text, "graph as JSON")
+            rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", found["layers"])
             layers = [Layer(name, config, tuple(i), tuple(t)) for name, config, i, t in rows]
-        except (KeyError, TypeError, ValueError) as exc:
+        except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
             if isinstance(exc, GraphError):
                 raise
             raise GraphError(f"graph as JSON: expected what ModelGraph.to_json writes; found {exc}") from exc
@@ -297,8 +301,10 @@ def _names(names: object, where: str) -> tuple[str, ...]:
     return cast("tuple[str, ...]", result)
 
 
-def _json_value(value: object, where: str) -> Json:
+def _json_value(value: object, where: str, depth: int = 0) -> Json:
     """Copy `value` into plain JSON types: tuples become lists, NumPy scalars become Python's."""
+    if depth > MOST_NESTED:
+        raise GraphError(f"{where}: expected at most {MOST_NESTED} lists and mappings in one another; found more")
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -310,13 +316,13 @@ def _json_value(value: object, where: str) -> Json:
         for key, item in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
                 raise GraphError(f"{where}: expected string keys; found {key!r}")
-            result[key] = _json_value(item, where)
+            result[key] = _json_value(item, where, depth + 1)
         return result
     if isinstance(value, (list, tuple)):
-        return [_json_value(item, where) for item in cast("list[object]", value)]
+        return [_json_value(item, where, depth + 1) for item in cast("list[object]", value)]
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "ndim", None) == 0:
-        return _json_value(item(), where)
+        return _json_value(item(), where, depth + 1)
     raise GraphError(f"{where}: expected JSON values; found {type(value).__name__}")
 
 

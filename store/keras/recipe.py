@@ -18,7 +18,14 @@ from typing import Any, cast
 import keras
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
-from ..errors import GraphError
+from ..bounds import jsontext
+from ..errors import CorruptDataError, GraphError
+
+_BUILDING = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError),
+    *(MemoryError, RecursionError, TypeError, ValueError),
+)
+"""What Keras raises when it builds what no model is of."""
 
 
 def recipe_of(model: keras.Model) -> str:
@@ -52,7 +59,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
         GraphError: the text is no recipe, or a class in it is not known here.
     """
     try:
-        entries: dict[str, Any] = json.loads(recipe)
+        entries = jsontext.mapping(recipe, "recipe")
         flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
         with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
             model = keras.saving.deserialize_keras_object(entries)
@@ -61,7 +68,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
                     layer.trainable = flag
             if compiled:  # after the flags, which say what the optimizer holds
                 model.compile_from_config(compiled)
-    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as exc:
+    except (*_BUILDING, CorruptDataError) as exc:
         raise GraphError(f"recipe: expected what recipe_of writes, of classes known here; found {exc}") from exc
     if not isinstance(model, keras.Model):
         raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")

@@ -2,7 +2,7 @@
 
 Rules
 - A graph stays as long as a live version, a retired one that is pinned, or a commit on its way uses it.
-- It is kept compressed; prefix queries and patterns are answered from their own indexes.
+- It is kept compressed, and unpacked as far as `store.bounds` allows; prefix queries and patterns are answered from their own indexes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from ..errors import GraphError, ModelNotFoundError
+from ..bounds import jsontext
+from ..bounds.allowance import allowed
+from ..bounds.inflate import inflated
+from ..errors import CorruptDataError, GraphError, ModelNotFoundError
 from ..graphs.graph import ModelGraph
 from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery
 from ..graphs.pattern import PatternIndex
@@ -118,11 +122,29 @@ class Architectures:
 
 
 def packed(architecture: Architecture) -> bytes:
-    """Return an architecture as it is kept."""
-    return zlib.compress(json.dumps(architecture).encode(), 1)
+    """Return an architecture as it is kept; one that would not be believed, as it becomes so short, stays long."""
+    plain = json.dumps(architecture).encode()
+    content = zlib.compress(plain, 1)
+    if len(plain) > _longest(content) or jsontext.memory_of(architecture[0]) > allowed(len(content)):
+        content = zlib.compress(plain, 0)
+    return content
 
 
 def unpacked(content: bytes) -> Architecture:
-    """Return what `packed` was given."""
-    text, recipe = json.loads(zlib.decompress(content))
+    """Return what `packed` was given.
+
+    Raises:
+        CorruptDataError: it was given nothing of this, or it would take too much memory.
+    """
+    plain = inflated(content, _longest(content), "architecture")
+    pair = jsontext.parsed(plain, "architecture", allowed(len(content)))
+    text, recipe = cast("list[Any]", pair) if isinstance(pair, list) else (None, None)
+    if not isinstance(text, str) or not (recipe is None or isinstance(recipe, str)):
+        raise CorruptDataError("architecture: expected two texts; found others")
+    jsontext.check(text, "graph", allowed(len(content)))
     return text, recipe
+
+
+def _longest(content: bytes) -> int:
+    """Return how long a packed architecture may be: there are three of it while it is read."""
+    return allowed(len(content)) // 3
