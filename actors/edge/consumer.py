@@ -30,7 +30,7 @@ from ...store.errors import (
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef, check_name, split_ref
 from ...store.segments.segment import SegmentId
-from ...store.versions.manifest import ModelInfo, slots_of
+from ...store.versions.manifest import ModelInfo, sizes_of
 from ...store.waiting import Backoff, Deadline
 from ..memory.buffers import Buffers
 from ..rpc.redis_connection import RedisConnection
@@ -274,8 +274,8 @@ class EdgeConsumer:
         """Bring a version's tensors and its architecture."""
         posted, shards = self._reader.posted(ref)
         graph = self._reader.graph(posted)
-        by_shard: dict[int, dict[SegmentId, list[int]]] = {}
-        for segment, slots in slots_of(posted.entries.values()).items():
+        by_shard: dict[int, dict[SegmentId, dict[int, int]]] = {}
+        for segment, slots in sizes_of(posted.entries.values()).items():
             by_shard.setdefault(segment[0], {})[segment] = slots
         received: dict[SegmentId, Received] = {}
         self._drop_clients(set(shards.values()))

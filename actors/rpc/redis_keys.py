@@ -12,9 +12,11 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError
 from ...store.refs import ModelRef
-from ...store.versions.manifest import Header, TensorEntry, decode_body
+from ...store.segments.segment import SEGMENT_SLOTS
+from ...store.versions.manifest import Header, TensorEntry, check_nbytes, decode_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ class Address(NamedTuple):
             CorruptDataError: the text is no such JSON.
         """
         try:
-            fields = json.loads(text)
+            fields = jsontext.mapping(text, "Redis: address")
             return cls(str(fields["host"]), int(fields["port"]), str(fields["token"]))
-        except (KeyError, TypeError, ValueError) as exc:
+        except (CorruptDataError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise CorruptDataError(f"Redis: expected the address of a shard; found {exc!r}") from None
 
 
@@ -135,7 +137,8 @@ def read_manifest(text: bytes, ref: ModelRef) -> Posted:
         CorruptDataError: the text is no such JSON, or another version's.
     """
     try:
-        fields = json.loads(text)
+        fields = jsontext.mapping(text, "Redis: manifest")
+        jsontext.mapping(str(fields["metadata"]), "Redis: metadata")
         header = Header(
             ref=ModelRef.parse(fields["ref"]),
             parent=ModelRef.parse(fields["parent"]) if fields["parent"] is not None else None,
@@ -148,8 +151,18 @@ def read_manifest(text: bytes, ref: ModelRef) -> Posted:
             codec=str(fields["codec"]) if fields["codec"] is not None else None,
         )
         home, table = int(fields["home"]), json.dumps(fields["table"]).encode()
-    except (KeyError, TypeError, ValueError) as exc:
+        entries = decode_body(table, ref)
+        for name, entry in entries.items():
+            _check(name, entry)
+    except (CorruptDataError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"Redis: expected the manifest of {ref}; found {exc!r}") from None
     if header.ref != ref:
         raise CorruptDataError(f"Redis: expected the manifest of {ref}; found that of {header.ref}")
-    return Posted(header, home, decode_body(table, ref))
+    return Posted(header, home, entries)
+
+
+def _check(name: str, entry: TensorEntry) -> None:
+    numbers = (*entry.shape, entry.nbytes, *entry.segment, entry.slot)
+    if not all(type(number) is int and number >= 0 for number in numbers) or entry.slot >= SEGMENT_SLOTS:
+        raise CorruptDataError(f"tensor {name!r}: expected its shape and place in numbers; found {entry}")
+    check_nbytes(name, entry.dtype, entry.shape, entry.nbytes)

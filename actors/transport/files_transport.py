@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from cachetools import LRUCache
@@ -23,7 +23,7 @@ from ...store.errors import OperationTimeoutError, StorageError
 from ...store.segments.segment import SegmentId, layout
 from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
-from .frames import Received, Slots
+from .frames import Asked, Received
 
 OPEN_FILES = 64
 
@@ -55,7 +55,7 @@ class FilesTransport:
         return self._path is not None
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Read slots of segments.
 
@@ -75,16 +75,17 @@ class FilesTransport:
         with self._lock:
             self._open.clear()
 
-    def _read(self, segment: SegmentId, slots: Sequence[int]) -> Received:
+    def _read(self, segment: SegmentId, slots: Sequence[int] | Mapping[int, int]) -> Received:
         rows = self._file(segment, slots).rows
-        offsets, length = layout([rows[slot].nbytes for slot in slots])
+        sizes = [slots[slot] if isinstance(slots, Mapping) else rows[slot].nbytes for slot in slots]
+        offsets, length = layout(sizes)
         memory = self._buffers.take(length)
         target = np.frombuffer(memory, np.uint8)
-        for slot, offset in zip(slots, offsets, strict=True):
-            target[offset : offset + rows[slot].nbytes] = as_bytes(decode_slot((segment, slot), self._file))
+        for slot, offset, nbytes in zip(slots, offsets, sizes, strict=True):
+            target[offset : offset + nbytes] = as_bytes(decode_slot((segment, slot), nbytes, self._file))
         return Received(dict(zip(slots, offsets, strict=True)), self._buffers.block(memory))
 
-    def _file(self, segment: SegmentId, slots: Sequence[int] = ()) -> SegmentFile:
+    def _file(self, segment: SegmentId, slots: Collection[int] = ()) -> SegmentFile:
         """Return the file of a segment that has these slots."""
         with self._lock:
             file = self._opened(segment)

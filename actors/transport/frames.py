@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import time
@@ -21,10 +22,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ...store import errors
 from ...store.archive.directory import Bytes
+from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError, ModelLostError, ShardUnavailableError, TensorVineError
 from ...store.segments.segment import ALIGNMENT, SegmentId
 from ...store.waiting import Deadline
@@ -44,6 +46,9 @@ _PADDING = memoryview(bytes(ALIGNMENT))
 
 Slots = Mapping[SegmentId, Sequence[int]]
 """What is read: segment -> slots."""
+Asked = Mapping[SegmentId, Sequence[int] | Mapping[int, int]]
+"""What a reader asks for: as `Slots`, or mapped to their bytes. What is announced is compared with these before memory
+is taken for it."""
 Digests = Mapping[SegmentId, Sequence[str]]
 """Segment -> content hash of each of its slots."""
 
@@ -162,12 +167,14 @@ def request_of(facts: Mapping[str, Any]) -> tuple[dict[SegmentId, list[int]], fl
     try:
         slots = {_segment(segment): _naturals(numbers) for segment, numbers in facts["read"]}
         timeout = float(facts["timeout"])
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, OverflowError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"TCP: expected a request to read slots of segments; found {exc!r}") from exc
+    if math.isnan(timeout):
+        raise CorruptDataError("TCP: expected a request with a timeout in seconds; found NaN")
     return slots, min(max(timeout, 0.0), ANSWER_S), bool(facts.get("digests"))
 
 
-def rows_of(facts: Mapping[str, Any], asked: Slots) -> list[Row]:
+def rows_of(facts: Mapping[str, Any], asked: Asked) -> list[Row]:
     """Read what an answer announces.
 
     Raises:
@@ -181,7 +188,22 @@ def rows_of(facts: Mapping[str, Any], asked: Slots) -> list[Row]:
     whole = all(len(row.slots) == len(row.sizes) == len(found[row.segment]) for row in rows)
     if not whole or len(found) != len(rows) or found != {segment: set(slots) for segment, slots in asked.items()}:
         raise CorruptDataError(f"TCP: expected slots {dict(asked)}; found {found}")
+    check_sizes(rows, asked, "TCP")
     return rows
+
+
+def check_sizes(rows: Sequence[Row], asked: Asked, what: str) -> None:
+    """Hold the sizes that are announced against those that are known, where they are.
+
+    Raises:
+        CorruptDataError: they differ.
+    """
+    for row in rows:
+        known = asked[row.segment]
+        found = dict(zip(row.slots, row.sizes, strict=True))
+        if isinstance(known, Mapping) and found != dict(known):
+            where = f"{what}: segment {row.segment}"
+            raise CorruptDataError(f"{where}: expected slots of bytes {dict(known)}; found {found}")
 
 
 def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, Any]:
@@ -284,13 +306,7 @@ def receive(connection: socket.socket, limit: int, deadline: Deadline) -> dict[s
     if length > limit:
         raise CorruptDataError(f"TCP: expected a message of at most {limit} bytes; found one of {length}")
     text = receive_bytes(connection, length, deadline)
-    try:
-        facts: Any = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise CorruptDataError(f"TCP: expected a message in JSON; found {exc}") from exc
-    if not isinstance(facts, dict):
-        raise CorruptDataError(f"TCP: expected a JSON object; found {type(facts).__name__}")
-    return cast("dict[str, Any]", facts)
+    return jsontext.mapping(text, "TCP: message")
 
 
 def receive_bytes(connection: socket.socket, length: int, deadline: Deadline) -> bytearray:

@@ -17,7 +17,7 @@ import numpy as np
 from ...store.archive.directory import Bytes
 from ...store.errors import CorruptDataError
 from ...store.segments.segment import SegmentId
-from .frames import Row, Served, Slots
+from .frames import Asked, Row, Served, Slots, check_sizes
 from .targets import groups, length_of
 
 COPIED_BYTES = 64 << 10
@@ -76,7 +76,7 @@ def packed(served: Mapping[SegmentId, Served]) -> tuple[tuple[Parcel, ...], list
     return tuple(parcels), messages
 
 
-def check_parcels(parcels: Sequence[Parcel], asked: Slots, what: str) -> None:
+def check_parcels(parcels: Sequence[Parcel], asked: Asked, what: str) -> None:
     """Hold what a shard announces against what it was asked for.
 
     Raises:
@@ -84,13 +84,15 @@ def check_parcels(parcels: Sequence[Parcel], asked: Slots, what: str) -> None:
     """
     rows = [row for parcel in parcels for row in parcel.rows]
     found = {row.segment: sorted(row.slots) for row in rows}
-    fits = all(length_of(p.rows) == p.nbytes for p in parcels)
+    fits = all(len(row.slots) == len(row.sizes) for row in rows)
+    fits = fits and all(length_of(p.rows) == p.nbytes for p in parcels)
     if (
         not fits
         or len(found) != len(rows)
         or found != {segment: sorted(set(slots)) for segment, slots in asked.items()}
     ):
         raise CorruptDataError(f"{what}: expected slots {dict(asked)}; found {found} in messages {parcels}")
+    check_sizes(rows, asked, what)
 
 
 def cut(memory: memoryview, lengths: Sequence[int]) -> Iterator[Bytes]:

@@ -27,8 +27,8 @@ from ..memory.buffers import Buffers
 from ..rpc.greetings import credential
 from .frames import (
     MESSAGE_BYTES,
+    Asked,
     Received,
-    Slots,
     accepted,
     digests_of,
     fill,
@@ -83,11 +83,11 @@ class TcpClient:
         self._idle: deque[socket.socket] = deque()
         self._closed = False
 
-    def read(self, places: Slots, timeout: float, what: str, digests: bool = False) -> dict[SegmentId, Received]:
+    def read(self, places: Asked, timeout: float, what: str, digests: bool = False) -> dict[SegmentId, Received]:
         """Read slots of segments.
 
         Args:
-            places: segment -> slots.
+            places: segment -> slots; if they are mapped to their bytes, no others are received.
             timeout: seconds, for all of it.
             what: names the read in errors.
             digests: have the server tell the content hashes, too; see `check_content`.
@@ -105,7 +105,7 @@ class TcpClient:
         found: dict[SegmentId, Received] = {}
         failed: list[BaseException] = []
 
-        def read(half: Slots) -> None:
+        def read(half: Asked) -> None:
             try:
                 found.update(self._read(half, reading))
             except BaseException as exc:  # noqa: BLE001  raised again below, in the caller's thread
@@ -132,7 +132,7 @@ class TcpClient:
         except IndexError:
             return None
 
-    def _read(self, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
+    def _read(self, places: Asked, reading: _Reading) -> dict[SegmentId, Received]:
         while (connection := self._reusable()) is not None:
             try:
                 return self._ask(connection, places, reading)
@@ -155,10 +155,14 @@ class TcpClient:
             raise UnreachableError(str(exc)) from exc
         return connection
 
-    def _ask(self, connection: socket.socket, places: Slots, reading: _Reading) -> dict[SegmentId, Received]:
+    def _ask(self, connection: socket.socket, places: Asked, reading: _Reading) -> dict[SegmentId, Received]:
         deadline = reading.deadline
         left = max(deadline.left(), 0.001)
-        request = {"read": list(places.items()), "timeout": left, "digests": reading.digests}
+        request = {
+            "read": [(segment, list(slots)) for segment, slots in places.items()],
+            "timeout": left,
+            "digests": reading.digests,
+        }
         with self._breaking(connection, reading.what), reading.by(connection):
             connection.settimeout(left)
             try:
@@ -186,6 +190,8 @@ class TcpClient:
             yield
         except BaseException as exc:
             connection.close()
+            if isinstance(exc, MemoryError) and not isinstance(exc, TensorVineError):
+                raise CorruptDataError(f"{self._where(what)}: expected what there is memory for; {exc}") from exc
             if isinstance(exc, TensorVineError) or not isinstance(exc, OSError):
                 raise
             if isinstance(exc, TimeoutError):

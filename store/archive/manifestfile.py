@@ -31,13 +31,12 @@ from ..errors import CorruptDataError, InvalidNameError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from ..versions.architectures import Architecture, packed, unpacked
-from ..versions.manifest import Header, TensorEntry
+from ..versions.manifest import Header, TensorEntry, check_nbytes
 from .segmentfile import (
     FORMAT,
     METADATA_KEY,
     Makers,
     Slot,
-    check_nbytes,
     check_slot,
     read_arrow,
     segment_of,

@@ -27,9 +27,9 @@ from ..arrays import nbytes_of
 from ..bounds import arrow, jsontext
 from ..bounds.allowance import allowed
 from ..codecs.blocks import Encoded
-from ..errors import CorruptDataError, TensorMismatchError
+from ..errors import CorruptDataError
 from ..segments.segment import SEGMENT_SLOTS, SegmentId, layout
-from ..versions.manifest import digest_of
+from ..versions.manifest import check_nbytes, digest_of
 from .directory import Bytes, Directory, OpenFile
 
 pa: Any = pyarrow  # it has no types
@@ -329,20 +329,6 @@ def check_slot(slot: int, where: str) -> None:
     """
     if not 0 <= slot < SEGMENT_SLOTS:
         raise CorruptDataError(f"{where}: expected a slot below {SEGMENT_SLOTS}; found {slot}")
-
-
-def check_nbytes(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
-    """Hold the length of a tensor against its dtype and shape.
-
-    Raises:
-        CorruptDataError: they do not fit.
-    """
-    try:
-        expected = nbytes_of(dtype, shape)
-    except TensorMismatchError as exc:
-        raise CorruptDataError(f"tensor {name!r}: {exc}") from exc
-    if nbytes != expected:
-        raise CorruptDataError(f"tensor {name!r}: expected {expected} bytes of {dtype} {tuple(shape)}; found {nbytes}")
 
 
 def _columns(rows: Sequence[Row]) -> list[Any]:

@@ -22,7 +22,7 @@ _STRUCTURE = (("[", 96), ("{", 256), (",", 72), (":", 72))
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
-def parsed(text: str | bytes, what: str, limit: int | None = None) -> Any:
+def parsed(text: str | bytes | bytearray, what: str, limit: int | None = None) -> Any:
     """Read a text.
 
     Args:
@@ -40,7 +40,7 @@ def parsed(text: str | bytes, what: str, limit: int | None = None) -> Any:
     tensorvine.store.errors.CorruptDataError: m: expected JSON; found Expecting ',' delimiter: line 1 column 3 (char 2)
     """
     try:
-        plain = str(text, "utf-8", "surrogatepass") if isinstance(text, (bytes, bytearray)) else text
+        plain = text if isinstance(text, str) else str(text, "utf-8", "surrogatepass")
         check(plain, what, allowed(len(text)) if limit is None else limit)
         return json.loads(plain)
     except CorruptDataError:
@@ -49,7 +49,7 @@ def parsed(text: str | bytes, what: str, limit: int | None = None) -> Any:
         raise CorruptDataError(f"{what}: expected JSON; found {exc}") from exc
 
 
-def mapping(text: str | bytes, what: str) -> dict[str, Any]:
+def mapping(text: str | bytes | bytearray, what: str) -> dict[str, Any]:
     """Read a text that is a JSON object; errors as of `parsed`."""
     found = parsed(text, what)
     if not isinstance(found, dict):

@@ -2,7 +2,8 @@
 
 Rules
 - A graph stays as long as a live version, a retired one that is pinned, or a commit on its way uses it.
-- It is kept compressed, and unpacked as far as `store.bounds` allows; prefix queries and patterns are answered from their own indexes.
+- It is kept compressed, and unpacked as far as `store.bounds` allows; prefix queries and patterns are answered from
+  their own indexes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -20,7 +20,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import CorruptDataError
+from ..arrays import nbytes_of
+from ..errors import CorruptDataError, TensorMismatchError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 
@@ -138,8 +139,22 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
             name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, owners[owner], segments[segment], slot)
             for name, dtype, shape, nbytes, owner, segment, slot in rows
         }
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
         raise CorruptDataError(f"manifest of {ref}: expected a table of tensors; found {exc}") from exc
+
+
+def check_nbytes(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
+    """Hold the length of a tensor against its dtype and shape.
+
+    Raises:
+        CorruptDataError: they do not fit.
+    """
+    try:
+        expected = nbytes_of(dtype, shape)
+    except TensorMismatchError as exc:
+        raise CorruptDataError(f"tensor {name!r}: {exc}") from exc
+    if nbytes != expected:
+        raise CorruptDataError(f"tensor {name!r}: expected {expected} bytes of {dtype} {tuple(shape)}; found {nbytes}")
 
 
 def digest_of(tensor: NDArray[np.uint8]) -> str:
@@ -149,6 +164,21 @@ def digest_of(tensor: NDArray[np.uint8]) -> str:
     '99aa06d3014798d86001c324468d497f'
     """
     return xxhash.xxh3_128_hexdigest(tensor.data)
+
+
+def sizes_of(entries: Iterable[TensorEntry]) -> dict[SegmentId, dict[int, int]]:
+    """Group the slots that these rows name by segment, each with its bytes.
+
+    Raises:
+        CorruptDataError: two rows disagree.
+    """
+    grouped: dict[SegmentId, dict[int, int]] = {}
+    for entry in entries:
+        nbytes = grouped.setdefault(entry.segment, {}).setdefault(entry.slot, entry.nbytes)
+        if nbytes != entry.nbytes:
+            where = f"segment {entry.segment}: slot {entry.slot}"
+            raise CorruptDataError(f"{where}: expected one length; found {nbytes} and {entry.nbytes} bytes")
+    return grouped
 
 
 def slots_of(entries: Iterable[TensorEntry]) -> dict[SegmentId, list[int]]:

@@ -22,9 +22,9 @@ import numpy as np
 from ....planner.schedules.transfer import TransferSelector
 from ....store.errors import ShardUnavailableError
 from ....store.segments.segment import SegmentId
-from ....store.versions.manifest import TensorEntry, slots_of
+from ....store.versions.manifest import TensorEntry, sizes_of, slots_of
 from ....store.waiting import Deadline
-from ...transport.frames import Received, Slots
+from ...transport.frames import Asked, Received
 from ...transport.tcp import check_content
 from .transports import AUTO, Transport
 
@@ -106,7 +106,7 @@ class Fetcher:
         moved: dict[str, int] = {}
         for shard, missing in by_shard.items():
             nbytes = sum(entry.nbytes for entry in missing.values())
-            transport, more = self._bring(shard, slots_of(missing.values()), nbytes, wish)
+            transport, more = self._bring(shard, sizes_of(missing.values()), nbytes, wish)
             if wish.verify and not transport.checks:
                 tensors = ((name, e.segment, e.slot, e.nbytes) for name, e in missing.items())
                 check_content(tensors, more, f"{wish.what}: transport {transport.name!r}")
@@ -121,7 +121,7 @@ class Fetcher:
         for transport in self._transports.values():
             transport.close()
 
-    def _bring(self, shard: int, places: Slots, nbytes: int, wish: Wish) -> tuple[Transport, dict[SegmentId, Received]]:
+    def _bring(self, shard: int, places: Asked, nbytes: int, wish: Wish) -> tuple[Transport, dict[SegmentId, Received]]:
         names = self._usable(shard, wish)
         while True:
             with self._lock:

@@ -30,7 +30,7 @@ from ...collective.rendezvous import Endpoint, Endpoints
 from ...memory.buffers import Buffers
 from ...shard.calls import ShardCalls
 from ...transport.backends import TROUBLE, connect_pair, is_here, load
-from ...transport.frames import Digests, Received, Slots
+from ...transport.frames import Asked, Digests, Received
 from ...transport.pair_sender import CONNECT_S
 from ...transport.parcels import PairAnswer, PairQuestion, check_parcels, cut
 from ...transport.targets import received
@@ -74,7 +74,7 @@ class GroupTransport:
         return is_here(self.name)
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Ask the shard, and receive by the pair that it names."""
         load(self.name, what)
@@ -116,7 +116,7 @@ class _PairReader:
         self._lock = threading.Lock()
         """Guards the pair."""
 
-    def read(self, places: Slots, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
+    def read(self, places: Asked, digests: bool, deadline: Deadline, what: str) -> dict[SegmentId, Received]:
         """Read slots of segments; errors as in `transports.Transport.blocks`."""
         reason = "this transport is closed"
         for _ in range(TRIES):
@@ -124,7 +124,8 @@ class _PairReader:
                 break
             with self._lock:
                 held = self._pair.name if self._pair is not None else None
-            answer = self._ask(PairQuestion(places, deadline.left_for(what), held), what)
+            asked = {segment: list(slots) for segment, slots in places.items()}
+            answer = self._ask(PairQuestion(asked, deadline.left_for(what), held), what)
             hashes = self._session.send(self._shard, ShardCalls.digests(list(places))) if digests else None
             try:
                 check_parcels(answer.parcels, places, what)

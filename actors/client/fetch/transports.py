@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
@@ -29,7 +29,7 @@ from ...rpc.redis_keys import Address
 from ...shard.calls import ShardCalls
 from ...transport.backends import BACKENDS
 from ...transport.files_transport import FilesTransport
-from ...transport.frames import Digests, Received, Slots
+from ...transport.frames import Asked, Digests, Received
 from ...transport.targets import NewMemory
 from ...transport.tcp import TcpClient
 from ..session import Session
@@ -59,13 +59,13 @@ class Transport(Protocol):
         ...
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Bring slots of segments of a shard.
 
         Args:
             shard: its index.
-            places: segment -> slots.
+            places: segment -> slots, mapped to their bytes.
             digests: tell the content hashes, too; a transport that `checks` need not.
             deadline: until when.
             what: names the read in errors.
@@ -110,11 +110,11 @@ class SharedMemoryTransport:
         return self._session.connection(shard, deadline).view is not None
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Lock the blocks in place, and ask again for those that were moved before they were locked."""
         found: dict[SegmentId, Received] = {}
-        while missing := {segment: slots for segment, slots in places.items() if segment not in found}:
+        while missing := {s: slots for s, slots in _listed(places).items() if s not in found}:
             left = deadline.left_for(what)
             blocks = self._session.call(shard, ShardCalls.blocks(missing), left)
             locked = {segment: self.lock(segment, block, deadline) for segment, block in blocks.items()}
@@ -166,7 +166,7 @@ class SocketTransport:
         return self._session.connection(shard, deadline).hello.tcp_address is not None
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Read over TCP; once more where the shard has started again and listens elsewhere."""
         address = self._address(shard, deadline, what)
@@ -227,11 +227,11 @@ class ObjectStoreTransport:
         return True
 
     def blocks(
-        self, shard: int, places: Slots, digests: bool, deadline: Deadline, what: str
+        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
         """Have the shard put blocks into the store, and copy what is asked for out of it."""
         left = deadline.left_for(what)
-        blocks = self._session.call(shard, ShardCalls.carried(places), left)
+        blocks = self._session.call(shard, ShardCalls.carried(_listed(places)), left)
         # content hashes are answered beside the bytes
         asked = self._session.send(shard, ShardCalls.digests(list(places))) if digests else None
         far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
@@ -279,7 +279,11 @@ class ObjectStoreTransport:
         return Received(dict(zip(seen.offsets, offsets, strict=True)), self._buffers.block(memory), seen.digests)
 
 
-def _received(block: Block, slots: Sequence[int], array: np.ndarray, hashes: Sequence[str] | None = None) -> Received:
+def _listed(places: Asked) -> dict[SegmentId, list[int]]:
+    return {segment: list(slots) for segment, slots in places.items()}
+
+
+def _received(block: Block, slots: Collection[int], array: np.ndarray, hashes: Sequence[str] | None = None) -> Received:
     offsets = {slot: at for slot in slots if isinstance(at := block.offsets[slot], int)}
     if len(offsets) < len(set(slots)):
         gone = sorted(set(slots) - offsets.keys())

@@ -127,6 +127,28 @@ class TestTexts:
         with pytest.raises(CorruptDataError, match="m@3"):
             read_manifest(text, ModelRef("m", 3))
 
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            TensorEntry("float32", (1 << 40, 1 << 40), 24, None, (0, 1), 0),
+            TensorEntry("float32", (-2, -3), 24, None, (0, 1), 0),
+            TensorEntry("float32", (2, 3), 1 << 62, None, (0, 1), 0),
+            TensorEntry("object", (3,), 24, None, (0, 1), 0),
+            TensorEntry("float32", (2, 3), 24, None, (0, 1), 1 << 30),
+            TensorEntry("float32", (2, 3), 24, None, (0, -1), 0),
+        ],
+        ids=str,
+    )
+    def test_a_tensor_that_cannot_be_is_refused(self, entry: TensorEntry) -> None:
+        text = manifest_text(header(ModelRef("m", 3)), encode_body({"w": entry}), 0)
+        with pytest.raises(CorruptDataError, match=r"m@3.*tensor 'w'"):
+            read_manifest(text, ModelRef("m", 3))
+
+    @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b'{"ref": "m@3", "quality": 1e999}'])
+    def test_hostile_text_is_refused(self, text: bytes) -> None:
+        with pytest.raises(CorruptDataError, match="m@3"):
+            read_manifest(text, ModelRef("m", 3))
+
     def test_another_versions_manifest_is_refused(self) -> None:
         with pytest.raises(CorruptDataError, match="of m@3; found that of m@2"):
             read_manifest(manifest_text(header(ModelRef("m", 2)), BODY, 0), ModelRef("m", 3))

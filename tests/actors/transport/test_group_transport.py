@@ -394,6 +394,14 @@ class TestParcels:
         with pytest.raises(CorruptDataError, match="x: expected slots"):
             check_parcels(parcels, {(0, 1): [0]}, "x")
 
+    def test_sizes_other_than_the_manifests_are_refused(self) -> None:
+        parcel = Parcel((Row((0, 1), [0], [5]),), (64,))
+        check_parcels((parcel,), {(0, 1): {0: 5}}, "x")
+        with pytest.raises(
+            CorruptDataError, match=r"x: segment \(0, 1\): expected slots of bytes {0: 6}; found {0: 5}"
+        ):
+            check_parcels((parcel,), {(0, 1): {0: 6}}, "x")
+
 
 class TestBackends:
     def test_they_are_ways(self) -> None:

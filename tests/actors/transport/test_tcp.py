@@ -23,7 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.actors.memory.buffers import PAGE_BYTES, Buffers
 from tensorvine.actors.transport import tcp_server
-from tensorvine.actors.transport.frames import MESSAGE_BYTES, Digests, Pace, Received, Row, Served, Slots, message
+from tensorvine.actors.transport.frames import (
+    MESSAGE_BYTES,
+    Digests,
+    Pace,
+    Received,
+    Row,
+    Served,
+    Slots,
+    message,
+    request_of,
+)
 from tensorvine.actors.transport.targets import length_of
 from tensorvine.actors.transport.tcp import TcpClient, UnreachableError, check_content
 from tensorvine.actors.transport.tcp_server import TcpServer
@@ -37,6 +47,7 @@ from tensorvine.store.errors import (
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
 
+from tests.support.memory import check_refused
 from tests.support.tcp import dial, impostor, is_ended, told
 
 BIG = 64 << 20
@@ -348,8 +359,32 @@ class TestBadAnswers:
             TcpClient(address, "t").read({(0, 0): [0]}, 10, "a test")
 
     def test_more_bytes_than_there_is_memory_are_refused(self) -> None:
-        with impostor(message({"rows": [[[0, 0], [0], [1 << 60]]]})) as address, pytest.raises(MemoryError):
+        answer = message({"rows": [[[0, 0], [0], [1 << 60]]]})
+        with impostor(answer) as address, pytest.raises(CorruptDataError, match="expected what there is memory for"):
             TcpClient(address, "t").read({(0, 0): [0]}, 10, "a test")
+
+    def test_sizes_other_than_the_manifests_are_refused_before_memory_is_taken(self) -> None:
+        answer = message({"rows": [[[0, 0], [0], [1 << 30]]]})
+        with impostor(answer) as address:
+            client = TcpClient(address, "t")
+            match = r"segment \(0, 0\): expected slots of bytes {0: 3}; found {0: 1073741824}"
+            check_refused(lambda: client.read({(0, 0): {0: 3}}, 10, "a test"), len(answer), match)
+
+    def test_an_answer_of_many_small_things_is_not_parsed(self) -> None:
+        text = b'{"rows":[' + b"{}," * 3_000_000 + b"0]}"
+        with impostor(struct.pack("!I", len(text)), text) as address:
+            client = TcpClient(address, "t")
+            match = "TCP: message: expected JSON that takes at most"
+            check_refused(lambda: client.read({(0, 0): [0]}, 60, "a test"), len(text), match)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"read": [], "timeout": float("nan")}, {"read": [], "timeout": 10**400}, {"read": [[[0, 0], 3]], "timeout": 1}],
+)
+def test_a_request_that_is_none_is_refused(request_: dict[str, Any]) -> None:
+    with pytest.raises(CorruptDataError, match="TCP: expected a request"):
+        request_of(request_)
 
 
 class TestContent:
