@@ -1,169 +1,116 @@
-"""HDF5 files, as Keras writes its weights to them.
+"""Keras's weights files as tensors: one format of `interchange`.
 
 Rules
 - HDF5 works in memory only: it crashes the process when it closes a file on a full disk.
-- What a file claims is added up before a byte of it is read: datasets as they are stored have their bytes in the file,
-  compressed ones may become as much as `store.bounds` allows. HDF5 itself gives a chunk, and what is packed in it, any
-  memory that they claim.
-- What points elsewhere is refused: other files, virtual datasets, and links by name, which may go in a circle.
+- A file that came from elsewhere is read by a process of its own (`hdf5child`), for HDF5's library crashes, hangs and
+  takes gigabytes on damaged ones. What Keras itself is to read was written anew there.
 """
 
 from __future__ import annotations
 
 import io
-import zlib
-from collections.abc import Callable, Iterator
+import json
+import mmap
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from ..arrays import Array, as_bytes, as_numpy, from_bytes, read_only
+from ..arrays import Array, as_numpy, from_bytes, read_only
 from ..bounds.allowance import allowed
-from ..errors import CorruptDataError, TensorMismatchError
+from ..errors import CorruptDataError, OperationTimeoutError, TensorMismatchError
 from ..lazy import optional
 
-HDF5_ERRORS = (OSError, RuntimeError, KeyError, OverflowError, TypeError, ValueError, MemoryError, RecursionError)
-"""What h5py raises for a damaged file."""
-_DEFLATE, _SHUFFLE, _FLETCHER, _LZF = 1, 2, 3, 32000
-_EXPANSION = 1032
-"""Bytes that deflate, which packs better than LZF, makes of one at most."""
-_ATTRIBUTE_BYTES = 1 << 16
-_SMALL_CHUNK = 1 << 15
-"""Stored bytes of a chunk from which deflate makes no memory to speak of."""
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, OverflowError, TypeError, ValueError)
+"""What Keras and h5py raise for a file that does not fit a model."""
+_CPU_S = 5
+_LEAST_RATE = 20 << 20
+"""Seconds of the processor that reading a file may take, and bytes of the file in one second more."""
+_WALL_FACTOR = 20
+"""How much longer than that it may take on a busy machine."""
+_LENGTH_BYTES = 8
+_SCRIPT = Path(__file__).with_name("hdf5child.py")
 
 
 class NamedBuffer(io.BytesIO):
-    """Memory that Keras takes for a path: it looks at the suffix of its name, and opens it as a file."""
+    """A file in memory that has a name: that is what Keras asks for."""
 
     def __str__(self) -> str:
         return "model.weights.h5"
 
 
-def tensors_in(path: Path, content: bytes) -> dict[str, Array]:
-    """Return the tensors of a file's content by HDF5 path."""
-    return _read(path, content, _array)
+def tensors_in(path: Path, file: IO[bytes]) -> dict[str, Array]:
+    """Return the tensors of a file by HDF5 path, read-only.
+
+    Args:
+        path: names the file.
+        file: it, open.
+
+    Raises:
+        CorruptDataError: it is truncated or damaged, or has what is not read.
+        TensorMismatchError: a tensor is not of numbers.
+        CodecUnavailableError: h5py is not installed.
+    """
+    described, memory = _read("tensors", path, file)
+    tensors: dict[str, Array] = {}
+    for row in described["tensors"]:
+        tensors[row["name"]] = read_only(_tensor(f"{path}: tensor {row['name']!r}", row, memory))
+    return tensors
 
 
-def check(path: Path, content: bytes) -> None:
-    """Refuse what another reader, which believes all, must not be given; errors as of `interchange.read`."""
-    _read(path, content, None)
+def copy_of(path: Path, file: IO[bytes]) -> NamedBuffer:
+    """Return a file of the same objects, written anew.
+
+    Raises:
+        CorruptDataError: it is truncated or damaged, or has what is not read.
+        CodecUnavailableError: h5py is not installed.
+    """
+    described, memory = _read("copy", path, file)
+    return NamedBuffer(memory[: described["bytes"]])
 
 
-def _read(path: Path, content: bytes, use: Callable[[str, Any], Array] | None) -> dict[str, Array]:
-    library = optional("h5py", path)
+def _tensor(where: str, row: dict[str, Any], memory: memoryview) -> Array:
+    dtype, shape = row["dtype"], tuple(row["shape"])
+    if dtype == "bfloat16":
+        plain = np.ndarray(shape, np.uint16, memory, row["at"])
+        return from_bytes(plain.reshape(-1).view(np.uint8), dtype, shape)
+    return as_numpy(np.ndarray(shape, dtype, memory, row["at"]), where)
+
+
+def _read(mode: str, path: Path, file: IO[bytes]) -> tuple[dict[str, Any], memoryview]:
+    """Have another process read a file; return its description and its result."""
+    optional("h5py", path)
+    size = os.fstat(file.fileno()).st_size
+    seconds = _CPU_S + size // _LEAST_RATE
+    result = os.memfd_create("tensorvine-hdf5", os.MFD_CLOEXEC)
     try:
-        with library.File(io.BytesIO(content), "r") as file:
-            found = dict(_datasets(path, library, file))
-            _check_sizes(path, library, found, len(content))
-            if use is None:
-                return {}
-            return {name: read_only(use(f"{path}: tensor {name!r}", dataset)) for name, dataset in found.items()}
-    except HDF5_ERRORS as exc:
-        if isinstance(exc, (CorruptDataError, TensorMismatchError)):
-            raise
-        raise CorruptDataError(f"{path}: expected a whole HDF5 file; {exc}") from exc
-
-
-def _datasets(path: Path, library: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Give the datasets by their names, each once."""
-    seen: set[int] = set()
-    groups: list[tuple[str, Any]] = [("", file)]
-    while groups:
-        prefix, group = groups.pop()
-        _check_attributes(f"{path}: group {prefix!r}", library, group)
-        for key in group:
-            name = f"{prefix}{key}"
-            if not isinstance(group.get(key, getlink=True), library.HardLink):
-                raise CorruptDataError(f"{path}: {name!r}: expected it in this file; found a link to another place")
-            item = group[key]
-            address = library.h5o.get_info(item.id).addr
-            if address in seen:
-                continue
-            seen.add(address)
-            if isinstance(item, library.Group):
-                groups.append((f"{name}/", item))
-            elif isinstance(item, library.Dataset):
-                _check_attributes(f"{path}: tensor {name!r}", library, item)
-                yield name, item
-
-
-def _check_attributes(where: str, library: Any, item: Any) -> None:
-    """Refuse attributes that are longer than those that Keras writes."""
-    for number in range(library.h5a.get_num_attrs(item.id)):
-        attribute = library.h5a.open(item.id, index=number)
-        nbytes = int(np.prod(attribute.shape, dtype=object)) * attribute.get_type().get_size()
-        if nbytes > min(_ATTRIBUTE_BYTES, 4 * attribute.get_storage_size()):
-            raise CorruptDataError(f"{where}: expected attributes of up to {_ATTRIBUTE_BYTES} bytes; found {nbytes}")
-
-
-def _check_sizes(path: Path, library: Any, datasets: dict[str, Any], content: int) -> None:
-    """Hold what the datasets claim against the bytes that there are."""
-    plain = packed = 0
-    for name, dataset in datasets.items():
-        where = f"{path}: tensor {name!r}"
-        if dataset.external or dataset.is_virtual:
-            raise CorruptDataError(f"{where}: expected its bytes in this file; found a reference to another one")
-        if dataset.shape is None or dataset.dtype.kind not in "biufcV" or dataset.dtype.names:
-            as_numpy(np.empty(0, object), where)  # says that it is no array of numbers
-        stored = dataset.id.get_storage_size()
-        if dataset.chunks is None:
-            if dataset.nbytes != stored:
-                raise CorruptDataError(f"{where}: expected {dataset.nbytes} bytes; found {stored} stored")
-            plain += dataset.nbytes
-        else:
-            packed += dataset.nbytes + _check_chunks(where, library, dataset, content)
-    if plain > content:
-        raise CorruptDataError(f"{path}: expected tensors with bytes of their own; found {plain} in {content}")
-    if packed > allowed(content):
-        raise CorruptDataError(
-            f"{path}: expected at most {allowed(content)} bytes, compressed, in a file of {content}; found {packed}: "
-            "write it without compression"
+        command = [sys.executable, "-P", str(_SCRIPT), mode, str(allowed(size)), str(seconds)]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(  # noqa: S603  our own script
+            command,
+            stdin=file,
+            stdout=result,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_WALL_FACTOR * seconds,
+            check=False,
         )
-
-
-def _check_chunks(where: str, library: Any, dataset: Any, content: int) -> int:
-    """Return the memory that reading a chunked dataset takes beside its array."""
-    filters = dataset.id.get_create_plist()
-    kinds = [filters.get_filter(number)[0] for number in range(filters.get_nfilters())]
-    known = {_DEFLATE, _SHUFFLE, _FLETCHER, _LZF}
-    if set(kinds) - known or len(set(kinds)) != len(kinds) or {_DEFLATE, _LZF} <= set(kinds):
-        raise CorruptDataError(f"{where}: expected it plain, or compressed once by gzip or lzf; found filters {kinds}")
-    chunk = int(np.prod(dataset.chunks, dtype=object)) * dataset.dtype.itemsize
-    count = dataset.id.get_num_chunks()
-    stored = dataset.id.get_storage_size()
-    if stored > content or dataset.nbytes > max(1, _EXPANSION if kinds else 1) * stored:
-        raise CorruptDataError(f"{where}: expected {dataset.nbytes} bytes; found {stored} stored")
-    if 2 * chunk > allowed(content):
-        raise CorruptDataError(f"{where}: expected chunks of a part of it; found one of {chunk} bytes")
-    for number in range(count):
-        info = dataset.id.get_chunk_info(number)
-        if info.size > content:
-            raise CorruptDataError(f"{where}: expected chunks within {content} bytes; found one of {info.size}")
-        if _DEFLATE in kinds and info.size > _SMALL_CHUNK:
-            _, raw = dataset.id.read_direct_chunk(info.chunk_offset)
-            _check_deflated(where, raw, chunk)
-    return 2 * chunk
-
-
-def _check_deflated(where: str, raw: bytes, nbytes: int) -> None:
-    """Refuse a packed chunk that holds more than a chunk: HDF5 would take memory for all of it."""
-    running, left = zlib.decompressobj(), nbytes + 4  # a checksum of four bytes may stand behind
-    data = raw
-    try:
-        while data and not running.eof:
-            left -= len(running.decompress(data, 1 << 20))
-            data = running.unconsumed_tail
-            if left < 0:
-                raise CorruptDataError(f"{where}: expected {nbytes} bytes in a chunk; found more")
-    except zlib.error as exc:
-        raise CorruptDataError(f"{where}: expected a chunk packed by gzip; found {exc}") from exc
-
-
-def _array(where: str, dataset: Any) -> Array:
-    """Read a dataset. Keras stores bfloat16 as two opaque bytes and says so in an attribute."""
-    array = np.asarray(dataset[()])
-    # The attribute is asked for only where it matters: HDF5 can loop for ever on a damaged one.
-    if array.dtype == "V2" and dataset.attrs.get("dtype") == "bfloat16":
-        return from_bytes(as_bytes(array), "bfloat16", array.shape)
-    return as_numpy(array, where)
+        written = os.fstat(result).st_size
+        memory = memoryview(mmap.mmap(result, written, prot=mmap.PROT_READ)) if written else memoryview(b"")
+    except subprocess.TimeoutExpired as exc:
+        raise OperationTimeoutError(f"{path}: expected to be read within {exc.timeout:.0f} s; it was not") from exc
+    finally:
+        os.close(result)
+    if done.returncode or len(memory) < _LENGTH_BYTES:
+        raise CorruptDataError(f"{path}: expected a whole HDF5 file; HDF5 ended with {done.returncode} as it read it")
+    end = len(memory) - _LENGTH_BYTES
+    described = json.loads(bytes(memory[end - int.from_bytes(memory[end:], "little") : end]))
+    if "refused" in described:
+        raise CorruptDataError(f"{path}: {described['refused']}")
+    if "mismatched" in described:
+        where = f"{path}: tensor {described['mismatched']!r}"
+        raise TensorMismatchError(f"{where}: expected an array of numbers or booleans; found {described['dtype']}")
+    return described, memory

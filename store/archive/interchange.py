@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from ..arrays import Array, as_numpy
 from ..errors import CorruptDataError, StorageError, TensorMismatchError
@@ -106,10 +106,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
     """
     path = Path(path)
     form = format_of(path)
+    if form == "keras":
+        with _opened(path) as file:
+            return hdf5file.tensors_in(path, file), {}
     content = _content(path)
-    if form == "safetensors":
-        return safetensorsfile.parsed(path, content)
-    return arrowfile.parsed(path, content) if form == "arrow" else (hdf5file.tensors_in(path, content), {})
+    return (safetensorsfile if form == "safetensors" else arrowfile).parsed(path, content)
 
 
 def write_keras(path: str | os.PathLike[str], model: Any) -> None:
@@ -145,9 +146,8 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
         StorageError: there is no such file, or it cannot be read.
     """
     path = _keras_path(path)
-    plain = _content(path)
-    hdf5file.check(path, plain)
-    content = hdf5file.NamedBuffer(plain)
+    with _opened(path) as file:
+        content = hdf5file.copy_of(path, file)
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     before = [as_numpy(variable, variable.path).copy() for variable in variables]
@@ -174,6 +174,11 @@ def _check_text(path: Path, what: str, *texts: object) -> None:
             cast(str, text).encode()
         except (AttributeError, UnicodeEncodeError) as exc:
             raise TensorMismatchError(f"{path}: {what}: expected text that UTF-8 can express; found {text!r}") from exc
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with naming(path, "read"):
+        return path.open("rb")
 
 
 def _content(path: Path) -> bytes:

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 import xxhash
 from tensorvine.store.archive.interchange import read
+from tensorvine.store.bounds.allowance import allowed
 from tensorvine.store.errors import CorruptDataError, TensorMismatchError
 
-from tests.support.memory import check_refused
+from tests.support.memory import check_refused, peak_of
 
 EMPTY = xxhash.xxh3_128_hexdigest(b"")
 
@@ -105,16 +106,18 @@ class TestHdf5:
                 file.create_dataset(
                     f"w{number}", data=np.zeros(20 << 20, np.uint8), chunks=(1 << 20,), compression="gzip"
                 )
-        self.size(path, r"m\.weights\.h5: expected at most .*, compressed, .* without compression")
+        self.size(
+            path, r"m\.weights\.h5: tensor 'w\d': expected at most \d+ bytes of a file of this size; found 20971520"
+        )
 
-    def test_a_chunk_larger_than_its_dataset_is_refused(self, tmp_path: Path) -> None:
+    def test_a_chunk_larger_than_its_dataset_takes_no_memory(self, tmp_path: Path) -> None:
         """13 kB became 4.1 GB."""
         path = tmp_path / "m.weights.h5"
         with h5py.File(path, "w") as file:
             file.create_dataset("w", (8,), "u1", chunks=(1 << 31,), maxshape=(None,), compression="gzip")
             file["w"].id.write_direct_chunk((0,), zlib.compress(bytes(1 << 20)))
         assert path.stat().st_size < 13_000
-        self.size(path, r"m\.weights\.h5: tensor 'w': expected chunks of a part of it; found one of 2147483648 bytes")
+        assert peak_of(lambda: read(path)) <= allowed(path.stat().st_size)
 
     def test_a_chunk_that_holds_more_than_a_chunk_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "m.weights.h5"
@@ -122,24 +125,7 @@ class TestHdf5:
             file.create_dataset("w", (1024,), "u1", chunks=(1024,), compression="gzip")
             file["w"].id.write_direct_chunk((0,), zlib.compress(bytes(300 << 20), 9))
         assert path.stat().st_size < 400_000
-        self.size(path, r"m\.weights\.h5: tensor 'w': expected 1024 bytes in a chunk; found more")
-
-    def test_other_filters_and_several_compressors_are_refused(self, tmp_path: Path) -> None:
-        for filters in ([h5py.h5z.FILTER_DEFLATE] * 2, [h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF], ["scaleoffset"]):
-            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            plist.set_chunk((1024,))
-            for one in filters:
-                plist.set_scaleoffset(2, 0) if one == "scaleoffset" else plist.set_filter(
-                    one, 0, (6,) if one == 1 else ()
-                )
-            path = tmp_path / "m.weights.h5"
-            with h5py.File(path, "w") as file:
-                space = h5py.h5s.create_simple((1024,))
-                h5py.h5d.create(file.id, b"w", h5py.h5t.NATIVE_INT32, space, plist).write(
-                    h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(1024, np.int32)
-                )
-            with pytest.raises(CorruptDataError, match=r"tensor 'w': expected it plain, or compressed once"):
-                read(path)
+        self.size(path, r"m\.weights\.h5: expected a whole HDF5 file; .*filter returned failure")
 
     @pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"shuffle": True, "fletcher32": True}, {}])
     def test_what_other_tools_write_is_read(self, tmp_path: Path, filters: dict[str, object]) -> None:
@@ -176,13 +162,6 @@ class TestHdf5:
         with h5py.File(tmp_path / "m.weights.h5", "w") as file:
             file.create_dataset("w", (3,), dtype)
         with pytest.raises(TensorMismatchError, match=r"m\.weights\.h5: tensor 'w': expected an array"):
-            read(tmp_path / "m.weights.h5")
-
-    def test_long_attributes_are_refused(self, tmp_path: Path) -> None:
-        with h5py.File(tmp_path / "m.weights.h5", "w", libver="latest") as file:
-            file["w"] = np.zeros(3)
-            file["w"].attrs["dtype"] = np.zeros(1 << 17, np.uint8)
-        with pytest.raises(CorruptDataError, match=r"m\.weights\.h5: tensor 'w': expected attributes of up to"):
             read(tmp_path / "m.weights.h5")
 
 

@@ -22,6 +22,7 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorvine.store.archive import hdf5file
 from tensorvine.store.archive.interchange import format_of, read, read_keras, write, write_keras
 from tensorvine.store.arrays import Array, as_bytes, as_numpy, dtype_of
 from tensorvine.store.errors import CodecUnavailableError, CorruptDataError, StorageError, TensorMismatchError
@@ -336,6 +337,18 @@ class TestArrowOfOthers:
             read(tmp_path / "m.arrow")
 
 
+CHILD = """
+import os
+from resource import RLIMIT_CPU, setrlimit
+
+def limits():
+    setrlimit(RLIMIT_CPU, (1, 1))
+    while True:
+        pass
+
+"""
+
+
 class TestKeras:
     def test_keras_loads_what_was_written(self, tmp_path: Path) -> None:
         written = model()
@@ -366,7 +379,7 @@ class TestKeras:
             | {f"layers/dense_1/vars/{n}": weights[f"{n + 6}"] for n in range(2)},
         )
         assert found["layers/dense/vars/0"].dtype.name == "bfloat16"
-        assert not any(array.flags.writeable for array in found.values())
+        assert all(array.flags.aligned and not array.flags.writeable for array in found.values())
         assert said == {}
 
     def test_a_file_of_another_model_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
@@ -405,7 +418,30 @@ class TestKeras:
     def test_a_dataset_that_claims_more_than_it_can_hold_is_refused(self, tmp_path: Path) -> None:
         with h5py.File(tmp_path / "m.weights.h5", "w") as file:
             file.create_dataset("w", (1 << 40,), "f4", chunks=(1 << 10,))
-        with pytest.raises(CorruptDataError, match=rf"m\.weights\.h5: tensor 'w': expected {1 << 42} bytes; found 0"):
+        with pytest.raises(CorruptDataError, match=rf"tensor 'w': expected at most 67\d+ bytes .*; found {1 << 42}"):
+            read(tmp_path / "m.weights.h5")
+
+    def test_keras_is_given_all_that_is_in_a_file(self, tmp_path: Path) -> None:
+        """What a layer saves may be more than tensors: here texts, and attributes of a group."""
+        with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+            file["layers/lookup/vocabulary"] = ["red", "green"]
+            file["layers/lookup"].attrs["said"] = "more"
+            file.attrs["version"] = 3
+        with (tmp_path / "m.weights.h5").open("rb") as opened:
+            copy = hdf5file.copy_of(tmp_path / "m.weights.h5", opened)
+        with h5py.File(copy) as found:
+            assert list(found["layers/lookup/vocabulary"].asstr()) == ["red", "green"]
+            assert (found["layers/lookup"].attrs["said"], found.attrs["version"]) == ("more", 3)
+
+    @pytest.mark.parametrize(("ending", "found"), [("os._exit(0)", "0"), ("os.abort()", "-6"), ("limits()", "-9")])
+    def test_a_reader_that_comes_to_a_bad_end_costs_its_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, found: str
+    ) -> None:
+        script = tmp_path / "child.py"
+        script.write_text(CHILD + ending)
+        monkeypatch.setattr(hdf5file, "_SCRIPT", script)
+        write_any(tmp_path / "m.weights.h5")
+        with pytest.raises(CorruptDataError, match=rf"m\.weights\.h5: .* HDF5 ended with {found} "):
             read(tmp_path / "m.weights.h5")
 
     def test_an_empty_and_a_compressed_dataset_are_read(self, tmp_path: Path) -> None:
