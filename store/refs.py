@@ -28,7 +28,7 @@ def check_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidNameError(f"model name: expected a string of {rule}; found {type(name).__name__}")
     if not _NAME.fullmatch(name) or name.startswith("/") or ".." in name.split("/"):
-        raise InvalidNameError(f"model name: expected {rule}; found {name!r}")
+        raise InvalidNameError(f"model name: expected {rule}; found {name[:250]!r}")
     return name
 
 
@@ -65,7 +65,7 @@ class ModelRef:
         """Read `name@version`; a text without a version is an error here."""
         name, version = split_ref(text)
         if version is None:
-            raise InvalidNameError(f"model reference: expected 'name@version'; found {text!r}")
+            raise InvalidNameError(f"model reference: expected 'name@version'; found {text[:250]!r}")
         return cls(name, version)
 
 
@@ -90,5 +90,5 @@ def split_ref(model: ModelRef | str) -> tuple[str, int | None]:
     if not at:
         return name, None
     if not _VERSION.fullmatch(version):
-        raise InvalidNameError(f"model reference: expected 'name@version', version from 1; found {model!r}")
+        raise InvalidNameError(f"model reference: expected 'name@version', version from 1; found {model[:250]!r}")
     return name, int(version)

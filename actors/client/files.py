@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...store.archive import interchange
+from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError, GraphError
 from ...store.graphs.graph import ModelGraph
 from ...store.versions.manifest import ModelInfo
@@ -49,7 +50,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
             as_save["graph"] = ModelGraph.from_json(facts[f"{_FACT}graph"])
         for key in ("quality", "metadata"):
             if f"{_FACT}{key}" in facts:
-                as_save[key] = json.loads(facts[f"{_FACT}{key}"])
-    except (GraphError, ValueError) as exc:
+                as_save[key] = jsontext.parsed(facts[f"{_FACT}{key}"], key)
+    except (CorruptDataError, GraphError) as exc:
         raise CorruptDataError(f"{os.fspath(path)}: expected facts that export wrote; {exc}") from exc
     return tensors, as_save

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from ...store.errors import ModelNotFoundError, RepositoryNotFoundError
+from ...store.errors import CorruptDataError, ModelNotFoundError, RepositoryNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ..rpc.redis_connection import Command, RedisConnection, Subscription
@@ -61,7 +61,7 @@ class RedisReader:
             StorageError: Redis does not answer.
         """
         start, (version,) = self._read(lambda keys: [("HGET", keys.newest, name)])
-        return Newest(start, int(version or 0))
+        return Newest(start, _number(version or 0, f"Redis at {self._redis.where}: newest version of {name!r}"))
 
     def posted(self, ref: ModelRef) -> tuple[Posted, dict[int, Address]]:
         """Return a version's manifest, and where the shards are.
@@ -75,7 +75,8 @@ class RedisReader:
         )
         if text is None:
             raise ModelNotFoundError(f"Redis at {self._redis.where}: expected a live model; found no {ref}")
-        return read_manifest(text, ref), {int(shard): Address.from_json(at) for shard, at in shards.items()}
+        where = f"Redis at {self._redis.where}: shard"
+        return read_manifest(text, ref), {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
 
     def graph(self, posted: Posted) -> ModelGraph:
         """Return a version's architecture; errors as in `posted`."""
@@ -104,6 +105,14 @@ class RedisReader:
                 raise RepositoryNotFoundError(
                     f"Redis at {self._redis.where}: expected a repository named {self._keys.repository!r}; found none"
                 )
-            if found.decode() == guess:
+            start = found.decode("utf-8", "replace")
+            if start == guess:
                 return guess, answers
-            self._start = guess = found.decode()
+            self._start = guess = start
+
+
+def _number(value: object, what: str) -> int:
+    try:
+        return int(cast(Any, value))
+    except ValueError as exc:
+        raise CorruptDataError(f"{what}: expected a number; found {value!r}") from exc

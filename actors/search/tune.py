@@ -23,6 +23,7 @@ from pyarrow import fs
 from ray import tune
 from ray.tune.experiment import Trial
 
+from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError, StorageError
 from ...store.refs import ModelRef
 from .connection import connected
@@ -89,9 +90,9 @@ def ref_of(checkpoint: Any) -> ModelRef:
     except OSError as exc:
         raise StorageError(f"checkpoint {checkpoint.path}: expected the file {FILE}; found {exc}") from exc
     try:
-        return ModelRef.parse(json.loads(text)["model"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise CorruptDataError(f"{path}: expected a reference to a version; found {text!r}") from exc
+        return ModelRef.parse(jsontext.mapping(text, path)["model"])
+    except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
+        raise CorruptDataError(f"{path}: expected a reference to a version; found {text[:250]!r}") from exc
 
 
 class Retirement(tune.Callback):

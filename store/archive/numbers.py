@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 FOLDER = "numbers"
 _GATHERED = f"{FOLDER}/lost.log"
+_LINE = re.compile(rb"[^\n]+")
+_LONGEST = 256
+"""Bytes of a line: a checksum, a name of up to 200 characters, a number."""
 GROWN_BYTES = 1 << 20
 """A log of more is written anew."""
 
@@ -49,7 +53,11 @@ def decoded(content: bytes) -> tuple[list[ModelRef], int]:
     """
     refs: list[ModelRef] = []
     damaged = 0
-    for line in filter(None, content.split(b"\n")):
+    for found in _LINE.finditer(content):
+        line = found[0]
+        if len(line) > _LONGEST:
+            damaged += 1
+            continue
         checksum, _, text = line.partition(b" ")
         try:
             whole = int(checksum, 16) == zlib.crc32(text)

@@ -127,7 +127,7 @@ def slot_of(text: str, shards: Makers) -> Slot:
     """Read what `slot_text` wrote; errors as in `segment_of`."""
     segment, _, slot = text.partition("/")
     if re.fullmatch(r"[0-9]{1,9}", slot) is None:
-        raise CorruptDataError(f"expected a tensor's place such as 'ff/7'; found {text!r}")
+        raise CorruptDataError(f"expected a tensor's place such as 'ff/7'; found {text[:100]!r}")
     check_slot(int(slot), text)
     return segment_of(segment, shards), int(slot)
 

@@ -37,7 +37,8 @@ from .blocks import (
 )
 
 _STAGE = re.compile(r"([a-z]+)(?:\(([^()]*)\))?")
-MOST_STAGES = 8
+MOST_STAGES, MOST_CHARACTERS = 8, 512
+"""Of a spec."""
 _STAGES: dict[str, type[Stage]] = {}
 """Name -> the stage that a spec calls so. Each enters when it is defined; the package imports them all."""
 
@@ -235,8 +236,8 @@ def from_spec(text: str) -> Codec:
     Quantize(bits=4, per=64) | Gzip(level=6)
     """
     stages: list[Stage] = []
-    if text.count("|") >= MOST_STAGES:
-        raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {text.count('|') + 1}")
+    if len(text) > MOST_CHARACTERS or text.count("|") >= MOST_STAGES:
+        raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {text.count('|') + 1}: {text[:100]!r}")
     for part in text.split("|") if text else ():
         match = _STAGE.fullmatch(part)
         kind = _STAGES.get(match[1]) if match else None

@@ -10,13 +10,14 @@ Rules
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ....planner.runs.forking import ForkPlan, Message
+from ....store.bounds import jsontext
+from ....store.bounds.allowance import SPARE_BYTES, within
 from ....store.errors import ForkError, OperationTimeoutError, PeerLostError
 from ....store.waiting import Deadline
 from ...collective.buffers import writable
@@ -169,9 +170,9 @@ class ForkReceiver:
     def _take_facts(self, group: Group) -> None:
         length = np.zeros(1, np.int64)
         group.recv(length, RANK, timeout=self._deadline.left())
-        facts = np.zeros(int(length[0]), np.uint8)
+        facts = np.zeros(within(int(length[0]), SPARE_BYTES, f"{self._where}: facts"), np.uint8)
         group.recv(facts, RANK, timeout=self._deadline.left())
-        self._training.restore(json.loads(facts.tobytes()))
+        self._training.restore(jsontext.mapping(facts.tobytes(), f"{self._where}: facts"))
 
     def _gather(self) -> None:
         """Gather the tensors that were cut."""
