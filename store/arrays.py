@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -34,6 +35,7 @@ _EXTENDED: dict[str, np.dtype[np.generic]] = {
     if isinstance(item, type) and np.generic in item.__mro__
 }
 """Names that NumPy does not know by itself."""
+_DTYPE_NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 _EXPECTED = "an array of numbers or booleans"
 
 
@@ -126,6 +128,8 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
     >>> dtype_of("float8_e4m3fn").itemsize
     1
     """
+    if not isinstance(name, str) or _DTYPE_NAME.fullmatch(name) is None:  # NumPy evaluates other texts
+        raise TensorMismatchError(f"dtype: expected a name such as 'float32'; found {name!r:.100}")
     try:
         found = _EXTENDED[name] if name in _EXTENDED else np.dtype(name)
     except (TypeError, ValueError) as exc:

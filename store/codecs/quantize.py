@@ -188,7 +188,8 @@ class Quantize(HeadStage):
             payload = np.empty(2 * out.size + numbers_bytes + 1, np.uint8)  # as long as it can be
             payload = payload[: unpack_into(payload, encoded, tail, self.code_dtype.itemsize)]
         found = self._read_codes(payload, out.size, numbers_bytes, encoded)
-        numbers = payload[-1 - numbers_bytes : -1].copy().view(wide.newbyteorder("<")).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # damage can make any NaN
+            numbers = payload[-1 - numbers_bytes : -1].copy().view(wide.newbyteorder("<")).astype(np.float64)
         scales = Scales(numbers[: layout.groups], numbers[layout.groups :])
         if not bool(np.isfinite(numbers).all() and (scales.step >= 0).all()):
             raise CorruptDataError(f"{encoded}: expected finite minima and scales of at least 0; found others")
