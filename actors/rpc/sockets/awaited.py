@@ -51,7 +51,9 @@ class AwaitedConnection(asyncio.Protocol):
     def send(self, request: Request[_R], who: str) -> asyncio.Future[_R] | None:
         """Send a call, which errors name `who`; None: it cannot be sent, and nothing has happened."""
         message, group = packed(request), request.remote.group
-        if message is None or self._transport is None or not self._takes(group) or self._transport.is_closing():
+        if message is None or self._transport is None or self._transport.is_closing():
+            return None
+        if not self._writable or self._under_way[group] >= GROUPS[group]:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
@@ -103,10 +105,6 @@ class AwaitedConnection(asyncio.Protocol):
         for answer, who, _ in waiting.values():
             if not answer.done():
                 answer.set_exception(ShardUnavailableError(f"{who}: expected an answer; {self._why}"))
-
-    def _takes(self, group: str) -> bool:
-        """Say whether a call of this group may be sent now."""
-        return self.open and self._writable and self._under_way[group] < GROUPS[group]
 
     def _take(self, number: int, message: bytes) -> None:
         if number not in self._waiting:

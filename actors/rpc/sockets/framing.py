@@ -25,7 +25,7 @@ SECRET_BYTES = 32
 MESSAGE_BYTES = 1 << 20
 """Of a call; a larger one goes by the engine."""
 ANSWER_BYTES = 64 << 20
-"""Of an answer; in the place of a larger one comes `AnswerTooLargeError`. The tables of 100,000 tensors take 10 MiB."""
+"""Of an answer; in the place of a larger one comes `AnswerTooLargeError`. The table of 100,000 tensors has 8 MiB."""
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 WELCOME, FULL = b"+", b"-"
