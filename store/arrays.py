@@ -128,7 +128,7 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
     >>> dtype_of("float8_e4m3fn").itemsize
     1
     """
-    if not isinstance(name, str) or _DTYPE_NAME.fullmatch(name) is None:  # NumPy evaluates other texts
+    if _DTYPE_NAME.fullmatch(str(name)) is None:  # NumPy evaluates other texts
         raise TensorMismatchError(f"dtype: expected a name such as 'float32'; found {name!r:.100}")
     try:
         found = _EXTENDED[name] if name in _EXTENDED else np.dtype(name)

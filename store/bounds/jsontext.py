@@ -49,9 +49,9 @@ def parsed(text: str | bytes | bytearray, what: str, limit: int | None = None) -
         raise CorruptDataError(f"{what}: expected JSON; found {exc}") from exc
 
 
-def mapping(text: str | bytes | bytearray, what: str) -> dict[str, Any]:
-    """Read a text that is a JSON object; errors as of `parsed`."""
-    found = parsed(text, what)
+def mapping(text: str | bytes | bytearray, what: str, limit: int | None = None) -> dict[str, Any]:
+    """Read a text that is a JSON object; arguments and errors as of `parsed`."""
+    found = parsed(text, what, limit)
     if not isinstance(found, dict):
         raise CorruptDataError(f"{what}: expected a JSON object; found {type(found).__name__}")
     return cast("dict[str, Any]", found)

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from ..bounds import jsontext
+from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, GraphError
 from ..facts import Json
 
@@ -162,7 +163,7 @@ class ModelGraph:
             GraphError: the text is no such JSON, or would take too much memory, or the layers are no graph.
         """
         try:
-            found = jsontext.mapping(text, "graph as JSON")
+            found = jsontext.mapping(text, "graph as JSON", believed(len(text)))
             rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", found["layers"])
             layers = [Layer(name, config, tuple(i), tuple(t)) for name, config, i, t in rows]
         except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
@@ -170,6 +171,11 @@ class ModelGraph:
                 raise
             raise GraphError(f"graph as JSON: expected what ModelGraph.to_json writes; found {exc}") from exc
         return cls(layers)
+
+
+def believed(nbytes: int) -> int:
+    """Return how many bytes a graph's text may take as JSON when so many are read: layers have copies of most of it."""
+    return allowed(nbytes) * 4 // 7
 
 
 def common_prefix(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ..bounds import jsontext
 from ..bounds.allowance import allowed
 from ..bounds.inflate import inflated
 from ..errors import CorruptDataError, GraphError, ModelNotFoundError
-from ..graphs.graph import ModelGraph
+from ..graphs.graph import ModelGraph, believed
 from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery
 from ..graphs.pattern import PatternIndex
 from ..refs import ModelRef
@@ -126,7 +126,7 @@ def packed(architecture: Architecture) -> bytes:
     """Return an architecture as it is kept; one that would not be believed, as it becomes so short, stays long."""
     plain = json.dumps(architecture).encode()
     content = zlib.compress(plain, 1)
-    if len(plain) > _longest(content) or jsontext.memory_of(architecture[0]) > allowed(len(content)):
+    if len(plain) > _longest(content) or jsontext.memory_of(architecture[0]) > believed(len(content)):
         content = zlib.compress(plain, 0)
     return content
 
@@ -142,7 +142,7 @@ def unpacked(content: bytes) -> Architecture:
     text, recipe = cast("list[Any]", pair) if isinstance(pair, list) else (None, None)
     if not isinstance(text, str) or not (recipe is None or isinstance(recipe, str)):
         raise CorruptDataError("architecture: expected two texts; found others")
-    jsontext.check(text, "graph", allowed(len(content)))
+    jsontext.check(text, "graph", believed(len(content)))
     return text, recipe
 
 

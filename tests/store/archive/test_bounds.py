@@ -100,7 +100,7 @@ class TestManifest:
             with pytest.raises(CorruptDataError, match=r"here: .*architecture"):
                 read(content)
 
-    @pytest.mark.parametrize(("text"), ["x" * 24_000_000, '{"a": 1}, ' * 180_000], ids=["long", "full"])
+    @pytest.mark.parametrize(("text"), ["x" * 24_000_000, '{"a": 1}, ' * 104_000], ids=["long", "full"])
     def test_what_is_written_is_read_however_well_it_compresses(self, text: str) -> None:
         manifest = dataclasses.replace(EMPTY, architecture=(text, None))
         assert read(encode_manifest(manifest, {})) == manifest

@@ -2,11 +2,13 @@
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorvine.store.bounds.allowance import allowed
 from tensorvine.store.errors import GraphError
 from tensorvine.store.graphs.graph import FINGERPRINT_BYTES, Layer, ModelGraph, canonical_config
 
@@ -253,3 +255,48 @@ def test_equal_graphs_hash_equal_whatever_the_order():
     assert len({graph, other}) == 1
     assert graph != ModelGraph(layers[:2])
     assert graph != "graph"
+
+
+class TestHostileText:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "[]",
+            "3",
+            b"\xff",
+            "[" * 100_000,
+            '{"layers": 3}',
+            '{"layers": [["a", {}, []]]}',
+            '{"layers": [["a", {"x": 1e999999}, [], 3]]}',
+            '{"layers": [["a", {"x": ' + "9" * 5000 + "}, [], []]]}",
+            '{"layers": [["a", {"x": ' + "[" * 200 + "]" * 200 + "}, [], []]]}",
+            '{"layers": [["a", {"x": ' + '{"y":' * 900 + "1" + "}" * 900 + "}, [], []]]}",
+        ],
+        ids=lambda text: str(text)[:40],
+    )
+    def test_what_is_no_graph_is_a_graph_error(self, text: str | bytes) -> None:
+        with pytest.raises(GraphError, match="expected"):
+            ModelGraph.from_json(text)
+
+    def test_what_takes_too_much_memory_is_not_parsed(self) -> None:
+        for text in (
+            '{"layers":[' + "{}," * 700_000 + "0]}",
+            '{"layers":[' + ("[" * 40 + "]" * 40 + ",") * 20_000 + "0]}",
+        ):
+            tracemalloc.start()
+            try:
+                with pytest.raises(GraphError, match="expected JSON that takes at most"):
+                    ModelGraph.from_json(text)
+                assert tracemalloc.get_traced_memory()[1] <= allowed(len(text))
+            finally:
+                tracemalloc.stop()
+
+    def test_a_config_as_deep_as_it_may_be_is_hashed_and_written(self) -> None:
+        config: dict[str, object] = {}
+        for _ in range(99):
+            config = {"x": config}
+        graph = ModelGraph([Layer("a", config)])
+        assert ModelGraph.from_json(graph.to_json()).fingerprint == graph.fingerprint
+        with pytest.raises(GraphError, match="expected at most 100 lists and mappings in one another"):
+            Layer("a", {"x": {"x": config}})
