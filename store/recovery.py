@@ -8,7 +8,9 @@ Rules
 - A file that no manifest needs is garbage; so is an older generation of one that has a newer.
 - A manifest that names a missing file is reported; its other tensors stay readable.
 - A manifest that cannot be read may name any file. As long as there is one, all files of this shard's segments count
-  as needed; when it can be read it is learnt of as if it had been there.
+  as needed; when it can be read it is learnt of as if it had been there. So does what stands among the manifests and is
+  none, until the next start.
+- What is wrong with one manifest costs its version, and no other.
 - A manifest that another shard wrote after this one had read them all is learnt of by itself.
 """
 
@@ -18,16 +20,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .archive.archive import StoredFile
-from .archive.manifestfile import Manifest
+from .archive.manifestfile import Manifest, manifest_name
 from .archive.segmentfile import Slot
-from .errors import ModelLostError, Unreadable
+from .errors import CorruptDataError, GraphError, ModelLostError, Unreadable
 from .holders import FileOf, Reason
 from .refs import ModelRef
 from .segments.segment import SegmentId, Stored
 from .shard import ShardState
 from .versions.manifest import encode_body
 
-_NONE: Mapping[ModelRef, Unreadable] = {}
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read of the manifests on disk."""
+
+    manifests: Sequence[Manifest]
+    """Those that could be read."""
+    unread: Mapping[ModelRef, Unreadable] = field(default_factory=dict[ModelRef, Unreadable])
+    """Versions, of every home, whose manifests cannot be read -> why."""
+    hidden: Mapping[str, Unreadable] = field(default_factory=dict[str, Unreadable])
+    """Files that are no version's by their names, and what else stands there -> what it is."""
 
 
 @dataclass(slots=True)
@@ -55,37 +67,39 @@ class Recovered:
 
 def recover(
     state: ShardState,
-    manifests: Iterable[Manifest],
+    read: Read,
     files: Mapping[SegmentId, Sequence[StoredFile]],
     home_of: Callable[[str], int],
-    unread: Mapping[ModelRef, Unreadable] = _NONE,
 ) -> Recovered:
     """Restore versions and segments into a new state.
 
     Args:
         state: of the shard that starts.
-        manifests: all that are on disk, of every home.
+        read: all manifests that are on disk, of every home.
         files: all segments' files, the newest generation of each first.
         home_of: name -> number of the shard that is its home.
-        unread: versions, of every home, whose manifests cannot be read -> why.
     """
-    for ref, why in unread.items():
+    for ref, why in read.unread.items():
         state.miss(ref, why, home_of(ref.name) == state.index)
+    state.hidden.update(read.hidden)
     needs: dict[SegmentId, _Need] = {}
-    manifests = list(manifests)
-    state.ledger.read((manifest.header, not manifest.retired) for manifest in manifests)
-    for manifest in manifests:
-        if home_of(manifest.header.ref.name) == state.index:
-            state.restore_version(manifest, encode_body(manifest.entries))
+    state.ledger.read((manifest.header, not manifest.retired) for manifest in read.manifests)
+    for manifest in read.manifests:
+        ref = manifest.header.ref
+        if home_of(ref.name) == state.index:
+            try:
+                state.restore_version(manifest, encode_body(manifest.entries))
+            except GraphError as exc:
+                state.miss(ref, _no_graph(ref, exc), mine=True)
         _note(state, manifest, needs)
     mine = [(segment, found) for segment, found in files.items() if state.where(segment) == state.index]
-    if unread:
+    if state.is_blind:
         for segment, _ in mine:
             need = needs.setdefault(segment, _Need())
             need.holders[Reason.UNREAD] = list(need.sizes)
     kept = _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
     garbage = [file.name for segment, found in mine for file in (found[1:] if segment in kept else found)]
-    garbage = garbage if not unread else []
+    garbage = garbage if not state.is_blind else []
     missing = [(reader, s) for s, need in needs.items() if s not in files for reader in need.readers]
     return Recovered(garbage, missing)
 
@@ -150,15 +164,25 @@ def readmit(
 
     Returns:
         (version, segment): files that should be there.
+
+    Raises:
+        CorruptDataError: its architecture is none; it stays unread.
     """
     needs: dict[SegmentId, _Need] = {}
     if manifest is not None:
         _note(state, manifest, needs)
     _restore(state, {segment: need for segment, need in needs.items() if segment in files}, files)
-    state.found(ref, manifest, encode_body(manifest.entries) if manifest is not None else b"")
-    if not state.unread:
+    try:
+        state.found(ref, manifest, encode_body(manifest.entries) if manifest is not None else b"")
+    except GraphError as exc:
+        raise _no_graph(ref, exc) from exc
+    if not state.is_blind:
         state.release(Reason.UNREAD)
     return [(ref, segment) for segment in needs.keys() - files.keys()]
+
+
+def _no_graph(ref: ModelRef, error: GraphError) -> CorruptDataError:
+    return CorruptDataError(f"{manifest_name(ref)}: expected an architecture; {error}")
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .archive.manifestfile import Manifest
+from .archive.manifestfile import Manifest, manifest_name
 from .errors import Unreadable
 from .graphs.index import PrefixQuery
 from .holders import Lease
@@ -66,6 +66,18 @@ class ShardStats:
     """Files of this shard's segments that nobody was found to need at the last look; they are removed."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file of the path that a start could not read; what it may name is kept."""
+
+    file: str
+    """Its name, from the path on."""
+    ref: ModelRef | None
+    """The version whose manifest stands there; None: it is no version's by its name."""
+    reason: str
+    """Where, what was expected, what was found."""
+
+
 class ShardState(VersionTable):
     """All that one shard knows.
 
@@ -100,6 +112,18 @@ class ShardState(VersionTable):
         """Live versions that were handed over and have not arrived yet: replicas keep them until then."""
         self.arriving: set[ModelRef] = set()
         """Live versions whose names are about to be at home here: replicas have them before."""
+        self.hidden: dict[str, Unreadable] = {}
+        """What stands among the manifests and is none, by its file: manifests may have stood in its place."""
+
+    @property
+    def is_blind(self) -> bool:
+        """Tell whether there may be versions on disk of which it is not known what they name."""
+        return bool(self.unread or self.hidden)
+
+    def unreadable(self) -> list[UnreadFile]:
+        """List what could not be read when this shard started, and cannot be now."""
+        known = [UnreadFile(manifest_name(ref), ref, str(why)) for ref, why in self.unread.items()]
+        return known + [UnreadFile(name, None, str(why)) for name, why in self.hidden.items()]
 
     def stats(self) -> ShardStats:
         """Sum up what is here."""
@@ -112,7 +136,7 @@ class ShardState(VersionTable):
             bytes_disk=self.totals.file_bytes,
             bytes_metadata=self.bytes_metadata,
             pins=sum(len(session.leases) for session in self._sessions.values()),
-            manifests_unread=len(self.unread),
+            manifests_unread=len(self.unread) + len(self.hidden),
         )
 
     def version_facts(self) -> dict[ModelRef, Fact]:
@@ -151,6 +175,9 @@ class ShardState(VersionTable):
         Args:
             manifest: what is on disk; of a retired version, its header.
             body: its table of tensors, as `encode_body` writes it.
+
+        Raises:
+            GraphError: its architecture is none.
         """
         header = manifest.header
         self._name(header.ref.name, header.ref.version + 1)
@@ -170,12 +197,16 @@ class ShardState(VersionTable):
             self.ledger.note({ref: (None, True)})
 
     def found(self, ref: ModelRef, manifest: Manifest | None, body: bytes) -> None:
-        """Learn what a manifest says that could not be read before; None: it is not there any more."""
-        del self.unread[ref]
+        """Learn what a manifest says that could not be read before; None: it is not there any more.
+
+        Raises:
+            GraphError: its architecture is none; it stays as it was.
+        """
         if ref.name in self._names and manifest is not None:
             self.restore_version(manifest, body)
         elif ref.name in self._names:
             self._names[ref.name].lost[ref.version] = None
+        del self.unread[ref]
         self.changes += 1
 
     def restore(self, version_facts: Mapping[ModelRef, Fact]) -> None:

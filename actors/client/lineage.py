@@ -21,13 +21,13 @@ class Lineage:
 
     def to_root(self, ref: ModelRef) -> list[ModelRef]:
         """Return a version, its parent, and so on to the root."""
-        chain = [ref]
+        chain = {ref: None}
         while True:
-            last = chain[-1]
+            last = next(reversed(chain))
             more = self._session.at_home(last.name, ShardCalls.chain(last))
-            if len(more) <= 1:
-                return chain
-            chain += more[1:]
+            if chain.keys() >= set(more):
+                return list(chain)
+            chain |= dict.fromkeys(more)
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
         """Return the qualities of versions; see `Repository.qualities`."""

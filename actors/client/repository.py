@@ -19,6 +19,7 @@ from ...store.errors import GraphError, MovedError, OperationTimeoutError, Stora
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import ModelRef, check_name, split_ref
+from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline
 from ..engine.engine import Engine
@@ -314,10 +315,25 @@ class Repository(Deployment):
             timeout: seconds for each.
 
         Returns:
-            What is wrong, by name; empty when nothing is.
+            What is wrong, by name, files that could not be read at the start included; empty when nothing is.
         """
+        if model is None:
+            found = self._verifier.unread()
+        else:
+            name, version = split_ref(model)
+            found = self._verifier.unread(ModelRef(name, version)) if version is not None else []
+            if found:
+                return found
         refs = self.models() if model is None else [self._header(model).ref]
-        return [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+        return found + [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+
+    def unreadable(self) -> list[UnreadFile]:
+        """List the files on the path that could not be read when the repository started, and cannot be now.
+
+        Each costs the version whose manifest stands there, and no other. Nothing that it may name is deleted, and its
+        number is not used again. It is read again from time to time: a file that is put right is back by itself.
+        """
+        return self._verifier.unreadable()
 
     def export(self, model: Model, path: str | os.PathLike[str]) -> None:
         """Write a version's tensors to a file that other tools read.

@@ -2,7 +2,8 @@
 
 Rules
 - Everything is read again: nothing that a client keeps is believed.
-- A problem is reported, not raised, so that one damaged file does not hide another.
+- A problem is reported, not raised, so that one damaged file does not hide another. So are the files that a start could
+  not read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from ...store.errors import ModelNotFoundError, MovedError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
+from ...store.shard import UnreadFile
 from ...store.versions.manifest import TensorEntry, decode_body
 from ..shard.calls import ShardCalls
 from .lineage import Lineage
@@ -21,9 +23,10 @@ from .session import Session
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a version."""
+    """Something that is wrong with a version, or among the files of a path."""
 
-    ref: ModelRef
+    ref: ModelRef | None
+    """The version; None: the file is no version's by its name."""
     text: str
     """What and where: the file, the tensor, what was expected and what was found."""
 
@@ -33,7 +36,7 @@ class Problem:
         >>> str(Problem(ModelRef("m", 1), "tensor 'w' is missing"))
         "m@1: tensor 'w' is missing"
         """
-        return f"{self.ref}: {self.text}"
+        return f"{self.ref}: {self.text}" if self.ref is not None else self.text
 
 
 class Verifier:
@@ -42,6 +45,15 @@ class Verifier:
     def __init__(self, session: Session, lineage: Lineage) -> None:
         self._session = session
         self._lineage = lineage
+
+    def unreadable(self) -> list[UnreadFile]:
+        """List the files that no start could read, sorted."""
+        found = {file.file: file for part in self._session.broadcast(ShardCalls.unreadable()) for file in part}
+        return [found[name] for name in sorted(found)]
+
+    def unread(self, ref: ModelRef | None = None) -> list[Problem]:
+        """Say of a version, or of all files, that a start could not read it."""
+        return [Problem(file.ref, file.reason) for file in self.unreadable() if ref is None or file.ref == ref]
 
     def check(self, ref: ModelRef, timeout: float) -> list[Problem]:
         """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
@@ -59,8 +71,11 @@ class Verifier:
         return [Problem(ref, text) for text in texts]
 
     def _owners(self, ref: ModelRef, table: Mapping[str, TensorEntry]) -> list[str]:
-        """Whoever wrote a tensor must be an ancestor."""
+        """Whoever wrote a tensor must be an ancestor, as far as these can be read."""
         line = set(self._lineage.to_root(ref))
+        others = [entry.owner for entry in table.values() if entry.owner is not None and entry.owner not in line]
+        if others and line & {file.ref for file in self.unreadable()}:
+            return []
         return [
             f"tensor {name!r}: expected an owner in its lineage; found {entry.owner}"
             for name, entry in table.items()

@@ -18,7 +18,6 @@ from cachetools import LRUCache
 from ...store.archive.archive import Archive, StoredFile
 from ...store.archive.encoding import decode_slot
 from ...store.archive.segmentfile import SegmentFile
-from ...store.arrays import as_bytes
 from ...store.errors import OperationTimeoutError, StorageError
 from ...store.segments.segment import SegmentId, layout
 from ...store.waiting import Deadline
@@ -82,7 +81,7 @@ class FilesTransport:
         memory = self._buffers.take(length)
         target = np.frombuffer(memory, np.uint8)
         for slot, offset, nbytes in zip(slots, offsets, sizes, strict=True):
-            target[offset : offset + nbytes] = as_bytes(decode_slot((segment, slot), nbytes, self._file))
+            decode_slot((segment, slot), nbytes, self._file, target[offset : offset + nbytes])
         return Received(dict(zip(slots, offsets, strict=True)), self._buffers.block(memory))
 
     def _file(self, segment: SegmentId, slots: Collection[int] = ()) -> SegmentFile:

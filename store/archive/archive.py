@@ -6,6 +6,8 @@
     segments/SERIAL.GENERATION.arrow      the tensors, a generation per compaction
 
 Rules
+- Whoever may write below the path may put anything there: what is no file under the name of one is named where it is
+  read (`local.open_regular`), and segments' files are those that are files.
 - The committed manifests are the truth. A segment that no manifest names is garbage: of a save that never ended, or
   of a version that was retired just before a crash.
 - A segment's file is never changed. A compaction writes the next generation and then deletes the one before; of two
@@ -26,7 +28,7 @@ from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
-from .directory import TEMPORARY, Directory
+from .directory import FOLDER, TEMPORARY, Directory
 from .encoding import block_of
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
 from .numbers import gather
@@ -130,8 +132,17 @@ class Archive:
         self.directory.write(manifest_name(manifest.header.ref), lambda sink: sink.write(content))
 
     def manifests(self) -> list[str]:
-        """List the manifests' files, live or retired."""
-        return [name for name in self.directory.list("manifests") if name.endswith(".arrow")]
+        """List the manifests' files, live or retired, and what else stands under the name of one."""
+        files = [name for name in self.directory.list("manifests") if name.endswith(".arrow")]
+        return files + [name for name in self.directory.odd("manifests") if version_of(name) is not None]
+
+    def hidden(self) -> dict[str, str]:
+        """Name what stands among the manifests under the name of none, and is neither a file nor a folder: what it is.
+
+        Manifests, or a folder of them, may have stood there.
+        """
+        odd = self.directory.odd("manifests")
+        return {name: what for name, what in odd.items() if version_of(name) is None and what != FOLDER}
 
     def read_manifest(self, name: str | ModelRef) -> Manifest:
         """Read a manifest.
@@ -168,7 +179,8 @@ class Archive:
     def _check_mark(self, create: bool) -> None:
         where = f"{self.directory.uri}/{_MARK}"
         if not self._has_mark():
-            others = sorted(name for name in self.directory.list("") if not _is_left_of_a_start(name))
+            odd = [name for name, what in self.directory.odd("").items() if what != FOLDER]
+            others = sorted(name for name in (*self.directory.list(""), *odd) if not _is_left_of_a_start(name))
             if others:
                 raise StorageError(
                     f"{self.directory.uri}: expected an empty directory or a repository; found {others[:3]}"

@@ -6,7 +6,8 @@ Rules
   object store makes an object visible when its last part has arrived.
 - What is written is never changed: a new state of a thing is a new file, or replaces the whole file at once. Logs are
   the exception (`append`): they grow, are not synced, and whoever reads them knows a torn end.
-- Whatever goes wrong leaves here as `StorageError` and names the file; a file that a failed write left is removed.
+- Whatever goes wrong leaves here as `StorageError` and names the file, or as `CorruptDataError` where the file is none
+  or was cut; a file that a failed write left is removed.
 - Where that fails, or after a crash, it is swept by its suffix. While others write, the kernel says which are nobody's:
   who writes a file has it locked.
 """
@@ -25,7 +26,7 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 from pyarrow import fs as pyarrow_fs  # pyright: ignore[reportMissingTypeStubs]
 
-from ..errors import StorageError
+from ..errors import CorruptDataError, StorageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,6 +37,10 @@ pa: Any = pyarrow  # it has no types
 fs: Any = pyarrow_fs
 TEMPORARY = ".tmp"
 """Suffix of files that are being written."""
+FOLDER = "a folder"
+"""What `Directory.odd` calls one."""
+SMALL_BYTES = 1 << 30
+"""Longest file that is read whole."""
 Bytes = NDArray[np.uint8]
 
 
@@ -96,6 +101,7 @@ class Directory(ABC):
 
         Raises:
             StorageError: there is none, or it cannot be read.
+            CorruptDataError: what stands there is no file, or is larger than any such file.
         """
 
     @abstractmethod
@@ -105,6 +111,10 @@ class Directory(ABC):
     @abstractmethod
     def list(self, folder: str) -> dict[str, int]:
         """Return the files of a folder and of those below it, with their lengths; empty where there is no folder."""
+
+    def odd(self, folder: str) -> dict[str, str]:
+        """Return all else that is there, and what it is: folders, and what the store never makes, such as links."""
+        return {}
 
     @abstractmethod
     def delete(self, *names: str) -> None:
@@ -148,11 +158,20 @@ class OpenFile(ABC):
     nbytes: int
 
     @abstractmethod
-    def part(self, offset: int, nbytes: int) -> Bytes:
-        """Return a part of the file, read-only; a memory-mapped one reads its pages when they are looked at.
+    def part(self, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
+        """Read a part of the file, into memory of its own or into some that is given.
+
+        Args:
+            offset: where it begins.
+            nbytes: its length.
+            into: as many bytes, which may hold anything after an error; None: new memory.
+
+        Returns:
+            The part, read-only.
 
         Raises:
             StorageError: it cannot be read.
+            CorruptDataError: the file was cut since it was opened.
         """
 
     @abstractmethod
@@ -161,7 +180,7 @@ class OpenFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the file go; mapped parts stay readable for as long as they are used."""
+        """Let the file go; parts that were read stay."""
 
 
 @contextlib.contextmanager
@@ -169,7 +188,7 @@ def naming(where: object, action: str) -> Generator[None]:
     """Turn what a file system raises into an error that names the file."""
     try:
         yield
-    except StorageError:
+    except (StorageError, CorruptDataError):
         raise
     except (OSError, pa.ArrowException) as exc:
         reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)

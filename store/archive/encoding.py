@@ -18,7 +18,7 @@ import numpy as np
 from ..arrays import Array, as_bytes, from_bytes
 from ..codecs.blocks import Encoded
 from ..codecs.codec import Codec, decode
-from ..errors import CodecError, CodecUnavailableError, CorruptDataError
+from ..errors import CodecError, CodecUnavailableError, CorruptDataError, TensorMismatchError
 from ..segments.segment import SegmentId, layout
 from ..versions.manifest import digest_of
 from .directory import Bytes
@@ -84,13 +84,16 @@ def block_of(parts: Sequence[Encoded]) -> Bytes:
     return whole[begin : begin + length]
 
 
-def decode_slot(place: Slot, nbytes: int, open_segment: Callable[[SegmentId], SegmentFile]) -> Array:
+def decode_slot(
+    place: Slot, nbytes: int, open_segment: Callable[[SegmentId], SegmentFile], into: Bytes | None = None
+) -> Array:
     """Read a tensor, and the ones that it is encoded against.
 
     Args:
         place: where it is.
         nbytes: its length as the manifest says it, in bytes: no file has another one decoded.
         open_segment: gives the file of a segment.
+        into: memory to have its bytes in, so many, which may hold anything after an error; None: new memory.
 
     Raises:
         CorruptDataError: a file does not hold what was written; names it.
@@ -103,24 +106,32 @@ def decode_slot(place: Slot, nbytes: int, open_segment: Callable[[SegmentId], Se
             where = f"{chain[-1][0].where}: tensor {chain[-1][1].name!r}"
             raise CorruptDataError(f"{where}: expected a chain of at most {DENSE_EVERY} tensors")
         file = open_segment(following[0])
-        encoded, row = file.encoded(following[1]), file.rows[following[1]]
+        row = file.row(following[1])
         if row.nbytes != nbytes:
             raise CorruptDataError(f"{file.where}: tensor {row.name!r}: expected {nbytes} bytes; found {row.nbytes}")
+        encoded = file.encoded(row.slot, into if _stands_alone(row) and not chain else None)
         chain.append((file, row, encoded))
         following = row.base
-    array = _decoded(*chain.pop(), None)
+    array = _decoded(*chain.pop(), None, None if chain else into)
     while chain:
-        array = _decoded(*chain.pop(), array)
+        array = _decoded(*chain.pop(), array, None if chain else into)
     return array
 
 
-def _decoded(file: SegmentFile, row: Row, encoded: Encoded, base: Array | None) -> Array:
+def _stands_alone(row: Row) -> bool:
+    """Tell whether the stored bytes are the tensor's."""
+    return not row.codec and row.stored == row.nbytes
+
+
+def _decoded(file: SegmentFile, row: Row, encoded: Encoded, base: Array | None, into: Bytes | None) -> Array:
     where = f"{file.where}: tensor {row.name!r}"
     try:
-        array = decode(encoded, base)
+        if _stands_alone(row):
+            return from_bytes(encoded.data, row.dtype, row.shape)
+        array = decode(encoded, base, into)
     except CodecUnavailableError as exc:
         raise CodecUnavailableError(f"{where}: {exc}") from exc
-    except (CorruptDataError, CodecError, MemoryError) as exc:
+    except (CorruptDataError, CodecError, TensorMismatchError, MemoryError) as exc:
         raise CorruptDataError(f"{where}: {exc}") from exc
     if row.codec and row.digest and digest_of(as_bytes(array)) != row.digest:
         raise CorruptDataError(f"{where}: expected content {row.digest}; it decodes to other")

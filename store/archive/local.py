@@ -4,7 +4,9 @@ Rules
 - A file is written under a temporary name, synced, renamed, and its folder is synced; so is the folder of one that is
   deleted.
 - Who writes a file has it locked: the kernel says which half-written ones are nobody's.
-- Reads are mapped. A file that was cut since is noticed before its pages are looked at.
+- What is read is a regular file (`open_regular`): no link, which may lead anywhere, nothing that blocks or has no end.
+  Links to folders are not followed either. The directory itself may be one.
+- Reads copy (`preadv`): who reads a file that is cut meanwhile gets an error, where a mapping would end the process.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import contextlib
 import errno
 import fcntl
 import logging
-import mmap
 import os
+import stat
 import uuid
+import weakref
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -23,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import StorageError
-from .directory import TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
+from ..errors import CorruptDataError, StorageError
+from .directory import FOLDER, SMALL_BYTES, TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
 from .sharing import make_folder, open_file
 
 if TYPE_CHECKING:
@@ -34,6 +37,20 @@ log = logging.getLogger(__name__)
 
 _ADVISED = 2 << 20
 """Bytes that the kernel is asked to read at once; of more it would read a part only."""
+_SHORT = 128 << 10
+"""Bytes that it reads at once unasked."""
+_AT_ONCE = 1 << 30
+"""Bytes of one read; the kernel gives less than 2 GiB at a time."""
+_LONGEST_NAME = 1024
+"""Characters of a folder's name, from the directory on; the store's own are shorter."""
+_KINDS = {
+    stat.S_IFDIR: FOLDER,
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class LocalDirectory(Directory):
@@ -80,7 +97,7 @@ class LocalDirectory(Directory):
         path = self._path / name
         with naming(path, "append to"):
             self._make_folder(path.parent, self._path)
-            descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 written = os.write(descriptor, data)
             finally:
@@ -91,19 +108,38 @@ class LocalDirectory(Directory):
 
     def read(self, name: str) -> Content:
         """Read a file."""
-        with naming(self._path / name, "read"):
-            return pa.py_buffer((self._path / name).read_bytes())
+        path = self._path / name
+        with naming(path, "read"):
+            descriptor = open_regular(path)
+            try:
+                return pa.py_buffer(_whole(path, descriptor))
+            finally:
+                os.close(descriptor)
 
     def open(self, name: str) -> OpenFile:
-        """Map a file."""
-        with naming(self._path / name, "map"):
-            return _Mapped(self._path / name)
+        """Open a file."""
+        with naming(self._path / name, "open"):
+            return _Opened(self._path / name)
 
     def list(self, folder: str) -> dict[str, int]:
         """Walk a folder."""
-        top = self._path / folder
-        with naming(top, "list"):
-            return dict(self._walk(str(top))) if top.exists() else {}
+        found: dict[str, int] = {}
+        with naming(self._path / folder, "list"):
+            for name, entry in self._walk(folder):
+                if entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                        found[name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def odd(self, folder: str) -> dict[str, str]:
+        """Walk a folder."""
+        found: dict[str, str] = {}
+        with naming(self._path / folder, "list"):
+            for name, entry in self._walk(folder):
+                if not entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = _kind(entry.stat(follow_symlinks=False).st_mode)
+        return found
 
     def delete(self, *names: str) -> None:
         """Unlink files, then sync each folder once: also for one that is missing, the sync may be what failed."""
@@ -118,7 +154,7 @@ class LocalDirectory(Directory):
         """Lock a file; the kernel lets go of it when this process ends, however that is."""
         path = self._path / name
         with naming(path, "lock"):
-            descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
@@ -138,9 +174,9 @@ class LocalDirectory(Directory):
 
     def _is_abandoned(self, name: str) -> bool:
         try:
-            descriptor = os.open(self._path / name, os.O_RDWR)
+            descriptor = open_regular(self._path / name, os.O_RDWR)
         except OSError:
-            return False  # it is written by now; or it cannot be told
+            return False  # it is written by now, or no file of ours; or it cannot be told
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -149,15 +185,27 @@ class LocalDirectory(Directory):
             os.close(descriptor)
         return True
 
-    def _walk(self, top: str) -> Iterator[tuple[str, int]]:
-        skip = len(str(self._path)) + 1
-        with os.scandir(top) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._walk(entry.path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                        yield entry.path[skip:], entry.stat().st_size
+    def _walk(self, folder: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """List what is in a folder and in those below it. Links are listed, not followed."""
+        waiting = [folder]
+        while waiting:
+            top = waiting.pop()
+            try:
+                own = os.O_NOFOLLOW if top else 0
+                descriptor = os.open(self._path / top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | own)
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                if top == folder and not isinstance(exc, FileNotFoundError):
+                    raise
+                continue  # there is none; or it went, or became something else, since it was listed
+            try:
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        name = f"{top}/{entry.name}" if top else entry.name
+                        yield name, entry
+                        if entry.is_dir(follow_symlinks=False) and len(name) <= _LONGEST_NAME:
+                            waiting.append(name)
+            finally:
+                os.close(descriptor)
 
     def _make_folder(self, folder: Path, below: Path | None = None) -> None:
         """Make a folder and sync the ones that got a new entry: else a crash could take the folder away.
@@ -196,37 +244,106 @@ class _Whole:
         """Nothing is buffered."""
 
 
-class _Mapped(OpenFile):
-    """A mapped file. The kernel would read up to megabytes around each page; so it is told what is wanted."""
+class _Opened(OpenFile):
+    """An open file. The kernel would read up to megabytes around each part; so it is told what is wanted.
+
+    It is closed with the last reference to it, at the latest.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with open(path, "rb") as file:
-            self.nbytes = os.fstat(file.fileno()).st_size
-            self._map = mmap.mmap(file.fileno(), self.nbytes, prot=mmap.PROT_READ) if self.nbytes else None
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_RANDOM)
-        self._whole: Bytes | None = np.frombuffer(self._map or b"", np.uint8)
+        self._descriptor = open_regular(path)
+        self._closes = weakref.finalize(self, os.close, self._descriptor)
+        self._closes.atexit = False
+        self.nbytes = os.fstat(self._descriptor).st_size
+        self._advise(0, 0, os.POSIX_FADV_RANDOM)
 
-    def part(self, offset: int, nbytes: int) -> Bytes:
-        whole = self._opened()
-        # A file that was cut would kill the process that looks at the pages that it lost.
-        check_part(self._path, offset, nbytes, self._map.size() if self._map is not None else 0)
-        if self._map is not None:
-            for start in range(offset - offset % mmap.PAGESIZE, offset + nbytes, _ADVISED):
-                self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVISED, offset + nbytes - start))
-        return whole[offset : offset + nbytes]
+    def part(self, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
+        self._check_open()
+        check_part(self._path, offset, nbytes, self.nbytes)
+        target = into if into is not None else np.empty(nbytes, np.uint8)
+        for start in range(offset, offset + nbytes, _ADVISED) if nbytes > _SHORT else ():
+            self._advise(start, min(_ADVISED, offset + nbytes - start), os.POSIX_FADV_WILLNEED)
+        with naming(self._path, f"read {nbytes} bytes at {offset} of"):
+            _fill(self._path, self._descriptor, target, offset)
+        found = target[:]
+        found.flags.writeable = False
+        return found
 
     def arrow(self) -> object:
-        return pa.BufferReader(pa.py_buffer(self._opened()))
+        self._check_open()
+        return pa.PythonFile(FileIO(self._descriptor, closefd=False), mode="r")
 
     def close(self) -> None:
-        self._map = self._whole = None
+        self._closes()
 
-    def _opened(self) -> Bytes:
-        if self._whole is None:
+    def _check_open(self) -> None:
+        if not self._closes.alive:
             raise StorageError(f"{self._path}: expected an open file; it was closed")
-        return self._whole
+
+    def _advise(self, offset: int, nbytes: int, advice: int) -> None:
+        with contextlib.suppress(OSError):  # a file system that takes no advice
+            os.posix_fadvise(self._descriptor, offset, nbytes, advice)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, and nothing else; one that is made has the rights that `sharing` says.
+
+    Opening anything else could block, or lead to a file of elsewhere; reading it may have no end.
+
+    Raises:
+        CorruptDataError: something else stands there; says what.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = open_file(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            with contextlib.suppress(FileNotFoundError):
+                _check_regular(path, os.lstat(path).st_mode)
+        raise
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise CorruptDataError(f"{path}: expected a regular file; found {_kind(mode)}")
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
+def _whole(path: Path, descriptor: int) -> bytes:
+    """Read a file from its beginning to its end."""
+    nbytes = os.fstat(descriptor).st_size
+    if nbytes > SMALL_BYTES:
+        raise CorruptDataError(f"{path}: expected at most {SMALL_BYTES} bytes; found {nbytes}")
+    found = os.pread(descriptor, nbytes, 0)
+    while len(found) < nbytes:
+        more = os.pread(descriptor, nbytes - len(found), len(found))
+        if not more:
+            raise CorruptDataError(f"{path}: expected {nbytes} bytes; found {len(found)}: it was cut meanwhile")
+        found += more
+    return found
+
+
+def _fill(path: Path, descriptor: int, target: Bytes, offset: int) -> None:
+    """Read as many bytes as `target` has."""
+    done = 0
+    while done < target.nbytes:
+        count = os.preadv(descriptor, [target.data[done : done + _AT_ONCE]], offset + done)
+        if not count:
+            raise CorruptDataError(
+                f"{path}: expected {target.nbytes} bytes at {offset}; found {done}: the file was cut meanwhile"
+            )
+        done += count
 
 
 def _sync_folder(folder: Path) -> None:

@@ -54,6 +54,16 @@ _NO_CHECKSUM = "0" * 32
 _SLOT_BYTES = 24
 """What a slot takes in a segment's lists."""
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{32})"')
+_DECODING = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What raises while a file is decoded that is whole but not what was written."""
 _SCHEMA: Any = pa.schema(
     [
         ("name", pa.utf8()),
@@ -158,7 +168,7 @@ def decode_manifest(content: Buffer, where: str, shards: Makers) -> Manifest:
     try:
         manifest = _manifest(facts, batch, shards)
         SlotLists().add(manifest, len(plain))
-    except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
+    except (CorruptDataError, *_DECODING) as exc:
         raise CorruptDataError(f"{where}: expected a manifest; found {exc}") from exc
     return manifest
 
@@ -214,13 +224,18 @@ def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
         codec=facts["codec"],
     )
     _check_header(facts)
+    _check_older(ref, "parent", header.parent)
     if facts["state"] == "retired":
         return Manifest(header, ("", None), {}, {}, retired=True)
+    if facts["state"] != "live":
+        raise CorruptDataError(f"the state {facts['state']!r}")
     text, recipe = _architecture(facts["architecture"])
     columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
     for dtype, shape, nbytes in set(zip(columns[2], [tuple(shape) for shape in columns[3]], columns[4], strict=True)):
         check_nbytes(f"of {dtype}", dtype, shape, nbytes)
     owners = {text: ModelRef.parse(text) if text != str(ref) else None for text in set(columns[5])}
+    for owner in owners.values():
+        _check_older(ref, "owner of a tensor", owner)
     segments: dict[str, SegmentId] = {text: segment_of(text, shards) for text in set(columns[6])}
     entries: dict[str, TensorEntry] = {}
     bases: dict[Slot, tuple[Slot, ...]] = {}
@@ -228,8 +243,8 @@ def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
         check_slot(slot, name)
         entries[name] = TensorEntry(dtype, tuple(shape), nbytes, owners[owner], segments[segment], slot)
         if against:
-            bases[(segments[segment], slot)] = tuple(slot_of(base, shards) for base in against)
-    if len(entries) < batch.num_rows:
+            bases[(segments[segment], slot)] = _bases_of((segments[segment], slot), against, shards)
+    if None in columns[0] or len(entries) < batch.num_rows:
         raise CorruptDataError(f"{batch.num_rows} rows with {len(entries)} names")
     return Manifest(header, (text, recipe), entries, bases)
 
@@ -241,6 +256,19 @@ def _check_header(facts: Mapping[str, Any]) -> None:
     if not isinstance(facts["quality"], float | int | None) or not isinstance(facts["codec"], str | None):
         raise CorruptDataError(f"a quality that is {facts['quality']!r}, and the codec {facts['codec']!r}")
     jsontext.mapping(facts["metadata"], "metadata")
+
+
+def _check_older(ref: ModelRef, what: str, other: ModelRef | None) -> None:
+    """Refuse a version that derives from itself, or from a later one of its name."""
+    if other is not None and other.name == ref.name and other.version >= ref.version:
+        raise CorruptDataError(f"as {what} of {ref} {other}, which is not older")
+
+
+def _bases_of(place: Slot, against: Sequence[str], shards: Makers) -> tuple[Slot, ...]:
+    bases = tuple(slot_of(base, shards) for base in against)
+    if len({place, *bases}) <= len(bases):
+        raise CorruptDataError(f"bases of {slot_text(place)} that come back to one another: {against}")
+    return bases
 
 
 @lru_cache(maxsize=256)

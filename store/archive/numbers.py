@@ -70,12 +70,14 @@ def decoded(content: bytes) -> tuple[list[ModelRef], int]:
 
 
 def given(directory: Directory) -> set[ModelRef]:
-    """Read all logs.
+    """Read all logs, but what is none under the name of one: that is logged.
 
     Raises:
         StorageError: one cannot be read.
     """
     found: set[ModelRef] = set()
+    for name, what in directory.odd(FOLDER).items():
+        log.warning("%s/%s: expected a log of numbers; found %s", directory.uri, name, what)
     for name in directory.list(FOLDER):
         refs, damaged = decoded(directory.read(name).to_pybytes())
         found.update(refs)

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import StorageError
+from ..errors import CorruptDataError
 from ..uris import without_credentials
 from .directory import (
+    SMALL_BYTES,
     TEMPORARY,
     Bytes,
     Content,
@@ -67,6 +68,8 @@ class RemoteDirectory(Directory):
     def read(self, name: str) -> Content:
         """Read an object."""
         with naming(f"{self.uri}/{name}", "read"), self._system.open_input_file(self._full(name)) as file:
+            if file.size() > SMALL_BYTES:
+                raise CorruptDataError(f"{self.uri}/{name}: expected at most {SMALL_BYTES} bytes; found {file.size()}")
             return file.read_buffer()
 
     def open(self, name: str) -> OpenFile:
@@ -97,12 +100,14 @@ class _Remote(OpenFile):
         self._file, self._uri = file, uri
         self.nbytes = file.size()
 
-    def part(self, offset: int, nbytes: int) -> Bytes:
+    def part(self, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
         check_part(self._uri, offset, nbytes, self.nbytes)
         with naming(self._uri, f"read {nbytes} bytes at {offset} of"):
             found = np.frombuffer(self._file.read_at(nbytes, offset), np.uint8)
         if found.nbytes != nbytes:
-            raise StorageError(f"{self._uri}: expected {nbytes} bytes at {offset}; found {found.nbytes}")
+            raise CorruptDataError(f"{self._uri}: expected {nbytes} bytes at {offset}; found {found.nbytes}")
+        if into is not None:
+            into[:] = found
         return found
 
     def arrow(self) -> object:

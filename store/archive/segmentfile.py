@@ -222,16 +222,30 @@ class SegmentFile:
             raise CorruptDataError(f"{self.where}: expected {self._at + length} bytes; found {self.nbytes}")
         self._offsets = {row.slot: offset for row, offset in zip(rows, offsets, strict=True)}
 
-    def encoded(self, slot: int) -> Encoded:
-        """Read a tensor's stored form and check it against its checksum.
+    def row(self, slot: int) -> Row:
+        """Return what describes a tensor.
 
         Raises:
-            CorruptDataError: there is no such row, or its bytes are not what was written.
+            CorruptDataError: there is no such row.
         """
         row = self.rows.get(slot)
         if row is None:
             raise CorruptDataError(f"{self.where}: expected slot {slot}; found slots {sorted(self.rows)}")
-        data = self._file.part(self._at + self._offsets[slot], row.stored)
+        return row
+
+    def encoded(self, slot: int, into: Bytes | None = None) -> Encoded:
+        """Read a tensor's stored form and check it against its checksum.
+
+        Args:
+            slot: which.
+            into: memory to read it into, as many bytes as are stored, which may hold anything after an error; None:
+                new memory.
+
+        Raises:
+            CorruptDataError: there is no such row, or its bytes are not what was written.
+        """
+        row = self.row(slot)
+        data = self._file.part(self._at + self._offsets[slot], row.stored, into)
         found = digest_of(data)
         if found != row.checksum:
             raise CorruptDataError(

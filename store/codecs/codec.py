@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
-from ..arrays import Array, as_bytes, as_numpy, dtype_name
+from ..arrays import Array, as_bytes, as_numpy, dtype_name, from_bytes
 from ..errors import CodecError
 from .blocks import (
     BLOCK_ITEMS,
@@ -248,12 +248,13 @@ def from_spec(text: str) -> Codec:
     return chain(stages)
 
 
-def decode(encoded: Encoded, base: object = None) -> Array:
+def decode(encoded: Encoded, base: object = None, into: Bytes | None = None) -> Array:
     """Decode a tensor into a new, writable, C-contiguous array.
 
     Args:
         encoded: as a codec gave it, or put together again from its fields.
         base: the tensor that `encode` got as base, if `encoded.codec` names a delta.
+        into: memory for the array, as many bytes, which may hold anything after an error; None: new memory.
 
     Raises:
         CodecError: `encoded.codec` names no codec; or the base is missing, or has another dtype or shape.
@@ -266,9 +267,13 @@ def decode(encoded: Encoded, base: object = None) -> Array:
     """
     head, tail = split(from_spec(encoded.codec).stages)
     if head is not None:
-        return head.decode_head(encoded, base, tail)
+        found = head.decode_head(encoded, base, tail)
+        if into is None:
+            return found
+        into[:] = as_bytes(found)
+        return from_bytes(into, encoded.dtype, encoded.shape)
     expect_payload(encoded, length_of(encoded), tail)
-    out = new_array(encoded)
+    out = new_array(encoded) if into is None else from_bytes(into, encoded.dtype, encoded.shape)
     data, dtype = as_bytes(out), out.dtype
     expect_length(unpack_into(data, encoded, tail, dtype.itemsize), data.nbytes, encoded)
     return out

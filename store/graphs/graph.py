@@ -166,7 +166,7 @@ class ModelGraph:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))
             rows = cast("list[tuple[str, Mapping[str, Any], list[str], list[str]]]", found["layers"])
             layers = [Layer(name, config, tuple(i), tuple(t)) for name, config, i, t in rows]
-        except (CorruptDataError, KeyError, TypeError, ValueError) as exc:
+        except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
             if isinstance(exc, GraphError):
                 raise
             raise GraphError(f"graph as JSON: expected what ModelGraph.to_json writes; found {exc}") from exc

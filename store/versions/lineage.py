@@ -62,9 +62,11 @@ class Lineage:
         """Without the children that are in a run: these follow their parents by number."""
 
     def add(self, ref: ModelRef, parent: ModelRef | None, quality: float | None = None) -> None:
-        """Learn that a version exists; of one that does already, its quality."""
+        """Learn that a version exists; of one that does already, its quality, and its parent if that was not known."""
         if not self.lives(ref):
             self._revive(ref)
+            self._enter(ref, parent)
+        elif parent is not None and self.parent(ref) is None:
             self._enter(ref, parent)
         if quality is not None:
             self.set_quality(ref, quality)
@@ -132,11 +134,15 @@ class Lineage:
                 yield ModelRef(name, version), ModelRef(name, version - 1)
 
     def chain(self, ref: ModelRef) -> list[ModelRef]:
-        """Return `ref` and its ancestors as far as they are known; the last one's parent may go on elsewhere."""
-        chain = [ref]
-        while chain[-1] in self and (parent := self.parent(chain[-1])) is not None:
-            chain.append(parent)
-        return chain
+        """Return `ref` and its ancestors as far as they are known; the last one's parent may go on elsewhere.
+
+        Manifests may say that two versions derive from each other: each is named once.
+        """
+        chain = {ref: None}
+        while ref in self and (parent := self.parent(ref)) is not None and parent not in chain:
+            chain[parent] = None
+            ref = parent
+        return list(chain)
 
     def offspring(self, refs: Iterable[ModelRef]) -> list[ModelRef]:
         """Return all descendants of `refs` that are known."""

@@ -19,8 +19,9 @@ from tensorvine.actors import Repository
 from tensorvine.clusters.cli import life as cli_life
 from tensorvine.clusters.cli.main import application, main
 from tensorvine.planner.owner import Owner
-from tensorvine.store import Layer, ModelGraph
+from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import RepositoryNotFoundError, StorageError
+from tensorvine.store.shard import UnreadFile
 from typer.testing import CliRunner
 
 COMMANDS = ("up", "status", "ls", "show", "lineage", "verify", "down")
@@ -266,6 +267,12 @@ class TestLooking:
         code, out, _ = self.on(filled, "verify", "net@1")
         assert code == 1
         assert "net@1: tensor 'w' is [missing]" in out
+        monkeypatch.setattr(Repository, "verify", lambda self, ref: [])
+        unread = [UnreadFile("manifests/a@1.arrow", ModelRef("a", 1), "a [FIFO]"), UnreadFile("odd", None, "a link")]
+        monkeypatch.setattr(Repository, "unreadable", lambda self: unread)
+        code, out, _ = self.on(filled, "verify")
+        assert code == 1
+        assert "a@1: a [FIFO]\nodd: a link\n3 versions checked, 2 problems" in out
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -140,11 +140,14 @@ class _Opened(OpenFile):
         self._directory, self._name, self._content = directory, name, content
         self.nbytes = len(content)
 
-    def part(self, offset: int, nbytes: int) -> Any:
+    def part(self, offset: int, nbytes: int, into: Any = None) -> Any:
         self._directory._wait("part", self._name, 0.2)
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise StorageError(f"{self._name}: expected {nbytes} bytes at {offset}; the file has {self.nbytes}")
-        return np.frombuffer(self._content, np.uint8)[offset : offset + nbytes]
+        found = np.frombuffer(self._content, np.uint8)[offset : offset + nbytes]
+        if into is not None:
+            into[:] = found
+        return found
 
     def arrow(self) -> Any:
         return pa.BufferReader(pa.py_buffer(self._content))

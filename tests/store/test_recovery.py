@@ -12,7 +12,7 @@ from tensorvine.store.archive.archive import StoredFile
 from tensorvine.store.archive.manifestfile import Manifest, decode_manifest, encode_manifest
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError
 from tensorvine.store.graphs.graph import ModelGraph
-from tensorvine.store.recovery import Recovered, recover, relearn
+from tensorvine.store.recovery import Read, Recovered, recover, relearn
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -140,7 +140,7 @@ def start(disk: Disk, before: int, after: int) -> tuple[list[ShardState], list[R
     for index in range(after):
         state = ShardState(index, lambda name: home_of(name, after))
         manifests = [decode_manifest(content, "here", after) for content in contents]
-        found.append(recover(state, manifests, disk.files(after), lambda name: home_of(name, after)))
+        found.append(recover(state, Read(manifests), disk.files(after), lambda name: home_of(name, after)))
         states.append(state)
     return states, found
 
@@ -251,7 +251,7 @@ class TestRecovery:
             others = [manifest for manifest in manifests if home_of(manifest.header.ref.name, after) != state.index]
             coming = [others[at] for at in late if at < len(others)]
             early = [manifest for manifest in manifests if manifest not in coming]
-            recover(state, early, disk.files(after), lambda name: home_of(name, after))
+            recover(state, Read(early), disk.files(after), lambda name: home_of(name, after))
             for manifest in (*coming, *coming):
                 relearn(state, manifest, disk.files(after))
             state.check()

@@ -78,7 +78,9 @@ class Life:
         """Read tensors of a segment from disk."""
         found: list[bytes] = []
         for slot in slots:
-            array = self.history._tiers._read((segment, slot))
+            known = self.state.segment(segment)
+            assert known is not None
+            array = self.history._tiers._read((segment, slot), known.sizes[slot])
             assert array is not None
             found.append(array.tobytes())
         return found

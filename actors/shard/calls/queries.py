@@ -8,7 +8,7 @@ from typing import Any
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease
 from ....store.refs import ModelRef
-from ....store.shard import ShardStats
+from ....store.shard import ShardStats, UnreadFile
 from ....store.versions.manifest import Header
 from ...rpc.calls import remote
 from ...rpc.messages import Matches
@@ -78,6 +78,11 @@ class QueryCalls:
     @remote("ctl", repeatable=True)
     def stats(self) -> ShardStats:
         """Sum up what is here."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def unreadable(self) -> list[UnreadFile]:
+        """List what could not be read on the path when the shard started, of all homes."""
         ...
 
     @remote("ctl", repeatable=True)

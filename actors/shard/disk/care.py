@@ -93,15 +93,18 @@ class Care:
         """Try the manifests that could not be read; gives how many could be now."""
         found = 0
         for ref, before in list(self._state.unread.items()):
-            manifest = read_manifest(self._archive, ref)
-            if isinstance(manifest, (CorruptDataError, StorageError)):
-                if str(manifest) != str(before):
-                    log.error("shard %d: %s cannot be brought back: %s", self._state.index, ref, manifest)
-                with self._lock:
-                    self._state.unread[ref] = manifest
-                continue
-            self._readmit(ref, manifest)
-            found += 1
+            try:
+                manifest = read_manifest(self._archive, ref)
+                if not isinstance(manifest, (CorruptDataError, StorageError)):
+                    self._readmit(ref, manifest)
+                    found += 1
+                    continue
+            except CorruptDataError as exc:
+                manifest = without_frames(exc)
+            if str(manifest) != str(before):
+                log.error("shard %d: %s cannot be brought back: %s", self._state.index, ref, manifest)
+            with self._lock:
+                self._state.unread[ref] = manifest
         return found
 
     def _readmit(self, ref: ModelRef, manifest: Manifest | None) -> None:
@@ -148,7 +151,7 @@ class Care:
         topology = self._peers.topology
         with self._lock:
             here = self._state.index in topology.shards
-            return here and not topology.former and not topology.leaving and not self._state.unread and calm()
+            return here and not topology.former and not topology.leaving and not self._state.is_blind and calm()
 
     def _needs(self, segment_id: SegmentId, file: StoredFile) -> bool:
         """Tell whether a file is a segment's, or may be about to be. Call it with the lock held."""
@@ -178,7 +181,7 @@ def named_here(state: ShardState, segments: Collection[SegmentId]) -> set[Segmen
 
     Call it with the lock held. All of them, while there are versions of which this is not known.
     """
-    if state.unread:
+    if state.is_blind:
         return set(segments)
     named = {segment for holds in state.begun().values() for segment in holds}
     return set(segments) & named.union(*(record.segments for record in state.records()))

@@ -2,7 +2,8 @@
 
 Rules
 - A shard that starts reads all manifests: of its own names it takes the versions, of its own segments the holders.
-- A manifest that cannot be read now is not lost: it is tried again (`care`), and nothing is deleted meanwhile.
+- A manifest that cannot be read now is not lost: it is tried again (`care`), and nothing is deleted meanwhile. The home
+  of its name logs it; all shards tell of it (`ShardState.unreadable`).
 - What others hold only in memory, a shard that starts *again* learns by asking them; what its earlier incarnation had
   only in memory is lost, by name.
 """
@@ -23,7 +24,7 @@ from ....store.archive.manifestfile import Manifest, SlotLists, version_of
 from ....store.archive.numbers import given
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, without_frames
 from ....store.holders import Reason
-from ....store.recovery import Recovered, recover, relearn, take_over
+from ....store.recovery import Read, Recovered, recover, relearn, take_over
 from ....store.refs import ModelRef
 from ....store.waiting import Backoff
 from ...memory.workers import Workers
@@ -71,12 +72,15 @@ class Recovery:
         names = self._archive.manifests()
         files = self._archive.segments()
         with _collector_paused():  # all that comes now stays: looking for garbage among it takes a third of the time
-            manifests, unread = self._read(names)
-            found = recover(self._state, manifests, files, home, unread)
+            read = self._read(names)
+            found = recover(self._state, read, files, home)
             if self._info is not None and self._peers.others:  # a version that only its home knows may name any of it
                 self._state.hold_all(Reason.RESTORED)
-        for ref, why in unread.items():
-            log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, ref, why)
+        first = index == min(self._peers.topology.shards)
+        for file in self._state.unreadable():
+            if first if file.ref is None else home(file.ref.name) == index:
+                what = file.ref or file.file
+                log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, what, file.reason)
         self.recovered = self._state.version_holders()
         for reader, segment in found.missing:
             log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, reader, segment[1])
@@ -137,14 +141,14 @@ class Recovery:
         with self._lock:
             ask_anew(())  # from now on it is noted what they let go
         names = self._archive.manifests()
-        manifests, unread = self._read(names)
-        for ref, why in unread.items():
-            raise StorageError(f"shard {self._index}: expected to read {ref} to know whose its tensors are; {why}")
+        read = self._read(names)
+        for what, why in (*read.unread.items(), *read.hidden.items()):
+            raise StorageError(f"shard {self._index}: expected to read {what} to know whose its tensors are; {why}")
         files = self._archive.segments()
         with self._lock:
             learn()
             before = set(self._state.version_holders())
-            missing = take_over(self._state, manifests, files)
+            missing = take_over(self._state, read.manifests, files)
             self._state.hold_all(Reason.RESTORED)
             ask_anew(set(self._state.version_holders()) - before)
         for reader, segment in missing:
@@ -157,23 +161,23 @@ class Recovery:
         pauses = Backoff(LIST_PAUSE_S, LIST_PAUSE_S)
         while True:
             try:
-                manifests, unread = self._read(sorted(set(self._archive.manifests()) - set(early)))
-                files = self._archive.segments() if manifests else {}
+                read = self._read(sorted(set(self._archive.manifests()) - set(early)))
+                files = self._archive.segments() if read.manifests else {}
                 break
             except StorageError as exc:
                 log.warning("shard %d: the manifests are listed again: %s", self._index, exc)
             pauses.wait()
         with self._lock:
-            for ref, why in unread.items():
+            for ref, why in read.unread.items():
                 if self._state.known(ref) is None:
                     self._state.miss(ref, why, self._state.home_of(ref.name) == self._index)
-            for manifest in manifests:
+            for manifest in read.manifests:
                 try:
                     relearn(self._state, manifest, files)
                 except ModelLostError as exc:
                     log.error("shard %d: %s", self._index, exc)
 
-    def _read(self, names: Sequence[str]) -> tuple[list[Manifest], dict[ModelRef, Unreadable]]:
+    def _read(self, names: Sequence[str]) -> Read:
         """Read manifests, and say why others cannot be read: many at once, but decoded by one thread.
 
         Several would only wait for one another's turn with the interpreter.
@@ -181,28 +185,35 @@ class Recovery:
         read: list[Manifest] = []
         lists = SlotLists()
         unread: dict[ModelRef, Unreadable] = {}
+        where = self._archive.directory.uri
+        hidden: dict[str, Unreadable] = {
+            name: CorruptDataError(f"{where}/{name}: expected a manifest, or a folder of them; found {what}")
+            for name, what in self._archive.hidden().items()
+        }
         for start in range(0, len(names), READ_AT_ONCE):
             some = names[start : start + READ_AT_ONCE]
             for name, content in zip(some, self._workers.map(self._content, some), strict=True):
                 try:
                     if content is None:
                         continue
-                    if isinstance(content, StorageError):
+                    if isinstance(content, (CorruptDataError, StorageError)):
                         raise content
                     manifest = self._archive.manifest_of(name, content)
                     lists.add(manifest, content.size)
                     read.append(manifest)
                 except (CorruptDataError, StorageError) as exc:
-                    ref = version_of(name)
-                    if ref is not None:  # else it is no version's
-                        unread[ref] = without_frames(exc)
-        return read, unread
+                    ref, why = version_of(name), without_frames(exc)
+                    if ref is not None:
+                        unread[ref] = why
+                    else:
+                        hidden[name] = why
+        return Read(read, unread, hidden)
 
     def _content(self, name: str) -> Any:
         """Read a manifest's bytes; give the error of the disk, or None where it is not there any more."""
         try:
             return self._archive.directory.read(name)
-        except StorageError as exc:
+        except (CorruptDataError, StorageError) as exc:
             return None if isinstance(exc.__cause__, FileNotFoundError) else without_frames(exc)
 
 

@@ -142,7 +142,7 @@ class Tiers:
             self._state.check_care(segment_id)
             before, generation = segment.stored, segment.files
             segment.files += 1
-            live, whole = set(segment.live_slots), bool(self._state.unread)
+            live, whole = set(segment.live_slots), self._state.is_blind
             sources, chains = self._sources(segment, new)
         written = {tensor.slot for tensor in new}
         old_rows, old_parts = self._old(before, None if whole else live, written)
@@ -274,11 +274,8 @@ class Tiers:
             start, target = before[slot], block[end : end + sizes[slot]]
             if view is not None and isinstance(start, int):
                 target[:] = view[start : start + sizes[slot]]
-            else:
-                array = self._read((segment_id, slot), sizes[slot])
-                if array is None:
-                    return None
-                target[:] = as_bytes(array)
+            elif self._read((segment_id, slot), sizes[slot], target) is None:
+                return None
         handle = part if part is not None else block.tobytes()
         with self._lock:
             if not self._state.residents.move(segment_id, generation, handle, offsets, length):
@@ -358,21 +355,24 @@ class Tiers:
             return segment_id in self._writing
 
     def forget(self, names: Sequence[str]) -> None:
-        """Let go of files that are to be deleted: one that is mapped keeps its place on the disk."""
+        """Let go of files that are to be deleted: one that is open keeps its place on the disk."""
         with self._open_lock:
             for name in names:
                 self._open.pop(name, None)
 
-    def _read(self, place: Slot, nbytes: int) -> np.ndarray | None:
-        """Read a tensor of so many bytes, and the ones that it is encoded against.
+    def _read(self, place: Slot, nbytes: int, into: np.ndarray | None = None) -> np.ndarray | None:
+        """Read a tensor, and the ones that it is encoded against; None when it moved to another file meanwhile.
 
-        None when it moved to another file meanwhile.
+        Args:
+            place: where it is.
+            nbytes: its length in bytes.
+            into: memory to have its bytes in, which may hold anything when it gives none; None: new memory.
         """
 
         def read(opened: Callable[[SegmentId], SegmentFile]) -> np.ndarray | None:
             if place[1] not in self._stored(place[0]).slots:
                 return None  # its last holder let it go, and a file without it came
-            return decode_slot(place, nbytes, opened)
+            return decode_slot(place, nbytes, opened, into)
 
         return self._unless_replaced(read)
 

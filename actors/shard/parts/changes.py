@@ -141,8 +141,8 @@ class Changes:
 
     @answers(ChangeCalls.copy_out)
     async def copy_out(self, after: Topology) -> int:
-        for ref, why in list(self._state.unread.items()):
-            raise StorageError(f"shard {self._index}: expected to read {ref} before it drains; {why}")
+        for unread in self._state.unreadable():
+            raise StorageError(f"shard {self._index}: expected to read all manifests before it drains; {unread.reason}")
         await self._claimed()
         return await self._segment_handoff.copy(after)
 

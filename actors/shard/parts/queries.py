@@ -15,7 +15,7 @@ from typing import Any
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease
 from ....store.refs import ModelRef
-from ....store.shard import ShardStats
+from ....store.shard import ShardStats, UnreadFile
 from ....store.versions.manifest import Header
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
@@ -156,6 +156,11 @@ class Queries:
                 mirrors_behind=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
             )
+
+    @answers(QueryCalls.unreadable)
+    async def unreadable(self) -> list[UnreadFile]:
+        with self._lock:
+            return self._state.unreadable()
 
     @answers(QueryCalls.check)
     async def check(self) -> None:

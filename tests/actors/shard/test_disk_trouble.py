@@ -23,6 +23,7 @@ from tensorvine.store.errors import (
 )
 
 from tests.support.disk import MIB, eventually, is_refused, manifests, noise, same, segments, start, weights
+from tests.support.hostile import place
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -188,16 +189,36 @@ class TestDamagedFiles:
             for n in (1, 2):
                 repo.save("m", tensors(n), inherit=None, durability="disk")
             repo.save("other", tensors(3), durability="disk")
+            for n in (2, 3):
+                repo.save("other", {"a": tensors(3)["a"], f"new{n}": noise(100)}, durability="disk")
             broken = path / "manifests" / "m@2.arrow"
             whole = broken.read_bytes()
             flip(broken, 700)
             (problem,) = repo.verify()
             assert (str(problem.ref), str(broken) in problem.text) == ("m@2", True)
             before = segments(path)
+        blocked = path / "manifests" / "other@2.arrow"
+        place(blocked, "FIFO")
+        place(path / "manifests" / "loop", "loop of links")
         with start(path) as repo:
-            assert [str(ref) for ref in repo.models()] == ["m@1", "other@1"]
-            with pytest.raises(TensorVineError, match="m@2"):
-                repo.load("m@2")
+            assert [str(ref) for ref in repo.models()] == ["m@1", "other@1", "other@3"]
+            for ref, file in (("m@2", broken), ("other@2", blocked)):
+                with pytest.raises(CorruptDataError, match=f"{ref}: {file}: expected "):
+                    repo.load(ref)
+                (problem,) = repo.verify(ref)
+                assert (str(problem.ref), str(file) in problem.text) == (ref, True)
+            found = repo.unreadable()
+            assert [(file.file, file.ref and str(file.ref)) for file in found] == [
+                ("manifests/loop", None),
+                ("manifests/m@2.arrow", "m@2"),
+                ("manifests/other@2.arrow", "other@2"),
+            ]
+            assert [(p.ref, p.text) for p in repo.verify()] == [(file.ref, file.reason) for file in found]
+            assert str(repo.verify()[0]) == found[0].reason
+            assert [s.manifests_unread for s in repo.stats().shards] == [3]
+            assert same(repo.load("other@3"), {"a": tensors(3)["a"], "new3": noise(100)})
+            assert str(repo.owners("other@3")["a"]) == "other@1"
+            assert [str(ref) for ref in repo.lineage("other@3")] == ["other@3", "other@2"]
             assert same(repo.load("m@1"), tensors(1))
             assert repo.save("m", tensors(4), durability="disk").ref.version == 3
             assert set(before) <= set(segments(path))

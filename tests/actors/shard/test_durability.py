@@ -24,11 +24,11 @@ from tensorvine.actors.rpc.messages import actor_name, planner_name
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import (
+    CorruptDataError,
     ModelLostError,
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
-    StorageError,
 )
 
 from tests.support.disk import (
@@ -248,10 +248,10 @@ class TestShardKilled:
         manifest.rename(apart)
         monkeypatch.chdir(manifest.parent)  # a socket's path must be short
         with socket.socket(socket.AF_UNIX) as blocked:
-            blocked.bind(manifest.name)  # opening it fails with ENXIO
+            blocked.bind(manifest.name)
         kill_shard(repo, 0)
         eventually(lambda: answers(repo), "the shard is back")
-        with pytest.raises(StorageError, match=f"{ref} cannot be read now.*{manifest}"):
+        with pytest.raises(CorruptDataError, match=f"{ref}: {manifest}: expected a regular file; found a socket"):
             repo.load(ref)
         assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
         repo._session.broadcast(ShardCalls.check())

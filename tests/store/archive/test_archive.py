@@ -18,7 +18,7 @@ from tensorvine.store.archive.encoding import decode_slot
 from tensorvine.store.archive.segmentfile import SegmentFile
 from tensorvine.store.arrays import dtype_name
 from tensorvine.store.errors import CorruptDataError, ModelNotFoundError, StorageError
-from tensorvine.store.recovery import recover
+from tensorvine.store.recovery import Read, recover
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -42,7 +42,7 @@ def started(folder: str) -> tuple[Archive, ShardState]:
     archive.sweep()
     state = ShardState(0, lambda name: 0)
     manifests = [archive.read_manifest(name) for name in archive.manifests()]
-    found = recover(state, manifests, archive.segments(), lambda name: 0)
+    found = recover(state, Read(manifests), archive.segments(), lambda name: 0)
     assert found.missing == []
     archive.delete_segments([*found.garbage, *state.dead_files])
     state.check()

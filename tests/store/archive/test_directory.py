@@ -15,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.directory import Directory
+from tensorvine.store.archive.encoding import decode_slot, encode_tensors
 from tensorvine.store.archive.opening import open_directory
-from tensorvine.store.errors import StorageError
+from tensorvine.store.errors import CorruptDataError, StorageError
 
-from tests.support.crash import CALLS, scripted
+from tests.support.crash import CALLS, scripted, tensor_of
+from tests.support.hostile import ENTRIES, place
 from tests.support.s3 import SECRET, S3Server
 
 LARGE = 11 << 20
@@ -91,6 +94,14 @@ class Contract:
         directory.delete("a")
         assert part.tobytes() == b"bc"
 
+    def test_a_part_is_read_into_memory_that_is_given(self, directory: Directory) -> None:
+        put(directory, "a", b"abcdef")
+        file, memory = directory.open("a"), np.zeros(8, np.uint8)
+        part = file.part(2, 3, memory[4:7])
+        assert memory.tobytes() == b"\0\0\0\0cde\0"
+        assert (part.tobytes(), part.flags.writeable) == (b"cde", False)
+        file.close()
+
     @pytest.mark.parametrize(("offset", "nbytes"), [(0, 4), (3, 1), (4, 0), (-1, 1), (1, -1), (1 << 62, 1 << 62)])
     def test_a_part_outside_is_refused(self, directory: Directory, offset: int, nbytes: int) -> None:
         put(directory, "a", b"abc")
@@ -130,10 +141,13 @@ class Contract:
 
     def test_a_missing_file_is_named(self, directory: Directory) -> None:
         put(directory, "a/1", b"1")
-        for name in ("none", "a/none", "none/1", "a"):
+        for name in ("none", "a/none", "none/1"):
             for read in (directory.read, directory.open):
                 with pytest.raises(StorageError, match=f"{name}: expected to"):
                     read(name)
+        for read in (directory.read, directory.open):
+            with pytest.raises((StorageError, CorruptDataError), match="/a: expected"):
+                read("a")
 
     def test_a_failing_writer_leaves_nothing(self, directory: Directory) -> None:
         def fill(sink: object) -> None:
@@ -327,6 +341,105 @@ class TestLocal(Contract):
             pytest.skip("mounting a file system takes root")
         yield place
         subprocess.run(["/bin/umount", "-l", place], check=True)
+
+
+class TestOtherThanFiles:
+    """Whoever may write below the directory may put anything there. Each read of it ends at once, with its name."""
+
+    @pytest.mark.parametrize("entry", ENTRIES)
+    def test_it_is_never_read_and_it_is_said_what_it_is(self, tmp_path: Path, entry: str) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "folder/kept", b"abc")
+        found = place(tmp_path / "folder" / "odd", entry)
+        for call in (
+            lambda: directory.read("folder/odd"),
+            lambda: directory.open("folder/odd"),
+            lambda: directory.append("folder/odd", b"x"),
+            lambda: directory.claim("folder/odd"),
+        ):
+            with pytest.raises(
+                CorruptDataError, match=f"{tmp_path}/folder/odd: expected a regular file; found {found}"
+            ):
+                call()
+        assert directory.odd("") == {"folder": "a folder", "folder/odd": found}
+
+    @pytest.mark.parametrize("entry", ENTRIES)
+    def test_lists_have_what_else_there_is_and_do_not_walk_it(self, tmp_path: Path, entry: str) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "folder/kept", b"abc")
+        place(tmp_path / "folder" / ".half.tmp", entry)
+        assert directory.list("") == directory.list("folder") == {"folder/kept": 3}
+        assert directory.abandoned() == directory.sweep("") == []
+        assert content_of(directory, "folder/kept") == b"abc"
+
+    def test_the_directory_itself_may_be_a_link_and_the_folders_in_it_may_not(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        directory = open_directory(str(tmp_path / "link"))
+        put(directory, "a/1", b"1")
+        assert directory.list("") == {"a/1": 1}
+        (tmp_path / "real" / "b").symlink_to("a")
+        with pytest.raises(StorageError, match="link/b: expected to list it; Not a directory"):
+            directory.list("b")
+
+    def test_a_tree_that_is_deeper_than_any_name_is_walked_as_far_as_names_go(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "folder/kept", b"abc")
+        at = os.open(tmp_path / "folder", os.O_RDONLY)
+        for _ in range(60):
+            os.mkdir("d" * 250, dir_fd=at)
+            below = os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+        assert directory.list("") == {"folder/kept": 3}
+        assert len(directory.odd("")) < 10
+
+    def test_a_file_that_is_longer_than_any_that_is_read_whole_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "sparse").touch()
+        os.truncate(tmp_path / "sparse", 1 << 40)
+        with pytest.raises(CorruptDataError, match=r"sparse: expected at most \d+ bytes; found 1099511627776"):
+            open_directory(str(tmp_path)).read("sparse")
+
+
+class TestFilesThatAreCut:
+    @pytest.mark.parametrize("into", [False, True], ids=["new memory", "given memory"])
+    def test_a_read_of_what_is_gone_is_an_error_with_the_place_and_the_process_lives(
+        self, tmp_path: Path, into: bool
+    ) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "a", bytes(3 << 20))
+        file = directory.open("a")
+        before = file.part(1 << 20, 2 << 20)
+        os.truncate(tmp_path / "a", (1 << 20) + 5)
+        memory = np.ones(2 << 20, np.uint8) if into else None
+        with pytest.raises(CorruptDataError, match=r"/a: expected 2097152 bytes at 1048576; found 5: the file was cut"):
+            file.part(1 << 20, 2 << 20, memory)
+        assert not before.any()
+        assert file.part(0, 1 << 20).nbytes == 1 << 20
+        file.close()
+
+    def test_a_segment_file_that_is_cut_after_it_was_opened_says_so(self, tmp_path: Path) -> None:
+        archive, array = Archive(str(tmp_path), 1), np.arange(1 << 18)
+        stored = archive.write_segment((0, 1), 0, *encode_tensors(None, [tensor_of(0, "w", array)]))
+        file, memory = archive.open_segment(stored), np.zeros(array.nbytes, np.uint8)
+        os.truncate(tmp_path / stored.name, 1 << 20)
+        with pytest.raises(CorruptDataError, match=rf"{stored.name}: expected {array.nbytes} bytes at \d+; found \d+"):
+            decode_slot(((0, 1), 0), array.nbytes, lambda _: file, memory)
+        os.truncate(tmp_path / stored.name, 0)
+        with pytest.raises(CorruptDataError, match=f"{stored.name}: expected"):
+            archive.open_segment(stored)
+
+    def test_a_file_is_closed_with_its_last_reference(self, tmp_path: Path) -> None:
+        directory = open_directory(str(tmp_path))
+        put(directory, "a", b"abc")
+        before = len(os.listdir("/proc/self/fd"))
+        files = [directory.open("a") for _ in range(20)]
+        assert len(os.listdir("/proc/self/fd")) == before + 20
+        part = files[0].part(0, 3)
+        files.clear()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert part.tobytes() == b"abc"
 
 
 class TestClaim:

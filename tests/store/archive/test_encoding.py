@@ -155,7 +155,7 @@ class TestBrokenChains:
     def test_a_missing_file_is_named(self, archive: Archive) -> None:
         files = archive.segments()
         archive.delete_segments(["segments/0.0.arrow"])
-        with pytest.raises(StorageError, match=r"segments/0.0.arrow: expected to map it"):
+        with pytest.raises(StorageError, match=r"segments/0.0.arrow: expected to open it"):
             decode_slot(((0, 2), 0), 8000, lambda segment: archive.open_segment(files[segment][0]))
 
     @pytest.mark.parametrize("codec", ["no-codec", "zstd(3)", "delta", "quantize(8)", "zstd(3", "gzip(6)|zstd(99)"])

@@ -37,9 +37,11 @@ def place(serial: int, shards: int) -> SegmentId:
 
 @st.composite
 def manifests(draw: st.DrawFn, shards: int) -> Manifest:
+    ref = draw(refs)
+    older = refs.filter(lambda other: other.name != ref.name or other.version < ref.version)
     header = Header(
-        ref=draw(refs),
-        parent=draw(st.none() | refs),
+        ref=ref,
+        parent=draw(st.none() | older),
         quality=draw(st.none() | st.floats(allow_nan=False)),
         metadata=json.dumps(draw(st.dictionaries(texts, texts | st.integers() | st.none(), max_size=3))),
         created_ns=draw(st.integers(0, 1 << 62)),
@@ -48,7 +50,7 @@ def manifests(draw: st.DrawFn, shards: int) -> Manifest:
         bytes_total=draw(sizes),
         codec=draw(st.none() | texts),
     )
-    owner = st.none() | refs.filter(lambda ref: ref != header.ref)
+    owner = st.none() | older
     chosen = draw(st.lists(st.tuples(serials, slots), unique=True, max_size=5))
     entries = {
         name: TensorEntry(dtype, shape, nbytes_of(dtype, shape), draw(owner), *where)
@@ -59,7 +61,8 @@ def manifests(draw: st.DrawFn, shards: int) -> Manifest:
     bases = {
         (entry.segment, entry.slot): tuple((place(serial, shards), slot) for serial, slot in chain)
         for entry in entries.values()
-        if (chain := draw(st.lists(st.tuples(serials, slots), max_size=3)))
+        if (chain := draw(st.lists(st.tuples(serials, slots), max_size=3, unique=True)))
+        and (entry.segment[1], entry.slot) not in chain
     }
     return Manifest(header, (draw(texts), draw(st.none() | texts)), entries, bases)
 

@@ -319,7 +319,7 @@ class TestDamage:
             opened(str(folder))
 
     def test_a_missing_file_is_named(self, folder: Path) -> None:
-        with pytest.raises(StorageError, match=r"none.arrow: expected to map it; No such file"):
+        with pytest.raises(StorageError, match=r"none.arrow: expected to open it; No such file"):
             SegmentFile(open_directory(str(folder)), "none.arrow", 1)
 
 
