@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CorruptDataError, StorageError
+from ..sharing import make_folder, open_file
 from .directory import FOLDER, SMALL_BYTES, TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
-from .sharing import make_folder, open_file
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
