@@ -31,6 +31,8 @@ OWN_LEVELS = 3
 """Up to this level, Zstandard searches as suits numbers."""
 IDLE = 4
 """Compressors per level that are kept for the next tensor: for a small one, making one takes longer than its work."""
+LEAST_WINDOW = 8 << 20
+"""Bytes of a window that RFC 8878 has every decoder support."""
 _GZIP = 16 + zlib.MAX_WBITS
 """Tells zlib to use gzip's header."""
 
@@ -90,7 +92,8 @@ class Zstd(ByteStage):
         out = np.empty(CHUNK, np.uint8)
         source = _Source(parts)
         # Bytes behind the frame are taken for another frame, so that they do not go unnoticed.
-        reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_window_bytes(self.level))
+        reader = decompressor.stream_reader(source, read_across_frames=True)
         try:
             while (length := reader.readinto(out)) > 0:
                 yield out[:length]
@@ -175,6 +178,12 @@ def _check_level(name: str, level: object, most: int) -> None:
 def _parameters(zstandard: ModuleType, level: int) -> object:
     own = {"strategy": zstandard.STRATEGY_FAST, "min_match": 7, "target_length": 0, "hash_log": 5 + level}
     return zstandard.ZstdCompressionParameters.from_level(level, **(own if level <= OWN_LEVELS else {}))
+
+
+@lru_cache(maxsize=22)
+def _window_bytes(level: int) -> int:
+    """Return the memory that frames of a level need to be read; one may claim 128 MiB, whatever it holds."""
+    return max(LEAST_WINDOW, 1 << _zstandard().ZstdCompressionParameters.from_level(level).window_log)
 
 
 @lru_cache(maxsize=OWN_LEVELS)

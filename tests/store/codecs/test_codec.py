@@ -427,3 +427,12 @@ def test_a_codec_has_few_stages() -> None:
         from_spec("|".join(["shuffle"] * 100_000))
     with pytest.raises(CodecError, match="expected at most 8 stages; found 9"):
         Chain((Shuffle(),) * 8) | Zstd()
+
+
+def test_a_frame_that_claims_a_larger_window_than_its_level_has_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = np.frombuffer(compressor.compress(bytes(5000)) + compressor.flush(), np.uint8)
+    assert not decode(Encoded("zstd(22)", "uint8", (5000,), frame)).any()
+    with pytest.raises(CorruptDataError, match="expected a Zstandard frame"):
+        decode(Encoded("zstd(3)", "uint8", (5000,), frame))
