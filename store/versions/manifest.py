@@ -134,6 +134,8 @@ def decode_body(body: bytes, ref: ModelRef) -> dict[str, TensorEntry]:
         owners = dict(enumerate([ref, *(ModelRef.parse(text) for text in columns["owners"])]))
         segments: dict[int, SegmentId] = dict(enumerate((shard, serial) for shard, serial in columns["segments"]))
         dtypes = dict(enumerate(cast("list[str]", columns["dtypes"])))
+        if {type(text) for text in dtypes.values()} - {str} or {type(n) for s in segments.values() for n in s} - {int}:
+            raise TypeError(f"dtypes {dtypes} and segments {segments}")
         rows = cast("Iterable[_Row]", zip(*(columns[column] for column in _COLUMNS), strict=True))
         return {
             name: TensorEntry(dtypes[dtype], tuple(shape), nbytes, owners[owner], segments[segment], slot)

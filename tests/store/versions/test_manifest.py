@@ -115,3 +115,13 @@ class TestInfo:
         expected = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
         assert info.created.tzinfo is UTC
         assert abs(info.created - expected) <= timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("dtypes", [["int8"]]), ("segments", [[0, [1]]]), ("segments", [[0.5, 1]])]
+)
+def test_a_table_whose_dtypes_or_segments_are_none_is_refused(column: str, value: object) -> None:
+    entry = TensorEntry("int8", (1,), 1, None, (0, 1), 0)
+    columns = json.loads(encode_body({"a": entry})) | {column: value}
+    with pytest.raises(CorruptDataError, match=r"manifest of m@1: expected a table of tensors"):
+        decode_body(json.dumps(columns).encode(), ModelRef("m", 1))
