@@ -19,6 +19,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ....store.errors import ShardUnavailableError
 from ..calls import Request
 
 SECRET_BYTES = 32
@@ -80,8 +81,17 @@ def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
 
 
 def outcome_of(message: bytes) -> Any:
-    """Return an answer, or raise what the method raised."""
-    done, found = pickle.loads(message)  # noqa: S301  of the process that the address names
+    """Return an answer, or raise what the method raised.
+
+    Raises:
+        ShardUnavailableError: the bytes are no answer.
+    """
+    try:
+        done, found = pickle.loads(message)  # noqa: S301  of the process that the address names
+        if not done and not isinstance(found, BaseException):
+            raise TypeError(f"expected an error; found {type(found).__name__}")
+    except Exception as exc:  # whatever the bytes make of it
+        raise ShardUnavailableError(f"expected an answer to a call; found {len(message)} bytes: {exc!r}") from exc
     if not done:
         raise found
     return found
