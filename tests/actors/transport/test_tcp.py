@@ -585,7 +585,7 @@ class TestEnds:
     def test_a_connection_that_waited_too_long_is_made_anew(
         self, store: Store, server: TcpServer, client: TcpClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tcp_server, "IDLE_S", 0.01)
+        monkeypatch.setattr(tcp_server, "IDLE_S", 2.0)
         store.add((0, 0), b"abc")
         for _ in range(2):
             assert contents(client.read({(0, 0): [0]}, 10, "a test"), store) == {((0, 0), 0): b"abc"}
