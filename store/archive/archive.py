@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LOCK_NAME = "lock"
 """Locked by the repository that runs on the path."""
 _MARK = "repository.json"
-_SEGMENT_NAME = re.compile(r"segments/([0-9a-f]{1,16})\.(\d{1,18})\.arrow", re.ASCII)
+_SEGMENT_NAME = re.compile(r"segments/([0-9a-f]{1,64})\.(\d{1,18})\.arrow", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def segment_of(text: str, shards: Makers) -> SegmentId:
     >>> segment_of("ff", shards=2)
     (1, 255)
     """
-    if re.fullmatch(r"[0-9a-f]{1,16}", text) is None:
+    if re.fullmatch(r"[0-9a-f]{1,64}", text) is None:
         raise CorruptDataError(f"expected a segment's number in hexadecimal; found {text[:100]!r}")
     serial = int(text, 16)
     return shards(serial) if callable(shards) else serial % shards, serial

@@ -148,7 +148,7 @@ class TestManifest:
             ("nbytes", [None]),
             ("slot", [-1]),
             ("slot", [None]),
-            ("segment", ["f" * 17]),
+            ("segment", ["f" * 65]),
             ("segment", [None]),
             ("owner", [None]),
             ("bases", [["ff/9999999999"]]),

@@ -26,7 +26,7 @@ names = st.text("ab./", min_size=1, max_size=6).filter(lambda n: n[0] != "/" and
 names |= st.text("az-_AZ09./", min_size=190, max_size=200).map(lambda n: n.strip("/").replace("..", "__") or "a")
 refs = st.builds(ModelRef, names, st.integers(1, 10**18 - 1))
 sizes = st.integers(0, 1 << 61)
-serials = st.integers(0, 1 << 61)
+serials = st.integers(0, 1 << 100)
 slots = st.integers(0, 5000)
 lengths = st.lists(st.integers(0, 1 << 20), max_size=3).map(tuple)
 
