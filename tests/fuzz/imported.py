@@ -147,7 +147,7 @@ def _damaged_safetensors(dice: Random, valid: Sequence[bytes]) -> bytes:
 @contextmanager
 def forked() -> Iterator[None]:
     """Have `hdf5file` fork its process in the place of starting it."""
-    with mock.patch.object(hdf5file.subprocess, "run", _run), mock.patch.object(hdf5file, "_CPU_S", 1):
+    with mock.patch.object(hdf5file.subprocess, "run", _run), mock.patch.object(hdf5file, "_CPU_S", 0):
         yield
 
 
