@@ -31,6 +31,7 @@ from tensorvine.store.errors import CorruptDataError, TensorVineError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
 from tensorvine.store.graphs.pattern import PatternIndex
+from tensorvine.store.recovery import Read as ReadManifests
 from tensorvine.store.recovery import recover
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
@@ -100,7 +101,7 @@ def _manifest_reading(folder: Path) -> Iterator[Read]:
         manifest = decode_manifest(content, "manifest", 2)
         encode_manifest(manifest, {})
         state = ShardState(0, 1 << 30)
-        recover(state, [manifest], {}, lambda name: 0)
+        recover(state, ReadManifests([manifest]), {}, lambda name: 0)
         if manifest.retired:
             return manifest
         return ModelGraph.from_json(manifest.architecture[0]), ModelInfo.of(manifest.header)
