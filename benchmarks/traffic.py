@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from .measure import wait_until
 START_S = 60.0
 REQUEST_S = 60.0
 SAVED_BYTES = 4096
+_runs = count()
+"""What is saved in one is new in the next: the same bytes under the same name would be shared."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class Traffic:
         import ray
 
         actor = ray.remote(_Process).options(num_cpus=0, max_concurrency=2)
-        self._readers: list[Any] = [actor.remote(name, list(refs), place) for place in range(readers)]
-        self._savers: list[Any] = [actor.remote(name, [], place) for place in range(savers)]
+        run = next(_runs)
+        self._readers: list[Any] = [actor.remote(name, list(refs), (run, place)) for place in range(readers)]
+        self._savers: list[Any] = [actor.remote(name, [], (run, place)) for place in range(savers)]
         ray.get([each.begin.remote() for each in (*self._readers, *self._savers)], timeout=START_S)
 
     def wait_for(self, requests: int) -> None:
@@ -84,7 +88,7 @@ class Traffic:
 class _Process:
     """One process: reads `refs`, or saves if there are none."""
 
-    def __init__(self, name: str, refs: list[ModelRef], place: int) -> None:
+    def __init__(self, name: str, refs: list[ModelRef], place: tuple[int, int]) -> None:
         from tensorvine.actors import Repository
 
         self._repo = Repository.connect(name)
@@ -126,7 +130,7 @@ class _Process:
             self._repo.load(self._refs[self._rng.integers(len(self._refs))], timeout=REQUEST_S)
         else:
             tensors = {"w": self._rng.integers(0, 255, SAVED_BYTES, dtype=np.uint8)}
-            self._repo.save(f"traffic/{self._place}-{count}", tensors, timeout=REQUEST_S)
+            self._repo.save("traffic/{}-{}-{}".format(*self._place, count), tensors, timeout=REQUEST_S)
 
 
 def _together(parts: Sequence[tuple[list[float], list[float], list[str]]]) -> Served:

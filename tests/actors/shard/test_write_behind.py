@@ -160,7 +160,7 @@ class TestSlowDisk:
         known = set(segments(path))
         waits = hold_disk(repo, 1, tmp_path / "gate", "write_segment")
         with pytest.raises(OperationTimeoutError, match="the disk is slower"):
-            repo.save(name, {f"t{n}": weights(50_000, n) for n in range(6)}, durability="disk", timeout=2)
+            repo.save(name, {f"t{n}": weights(50_000, n) for n in range(6)}, durability="disk", timeout=8)
         assert waits.exists()
         assert [ref for ref in repo.models() if ref.name == name] == []
         (tmp_path / "gate").touch()
