@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -86,6 +87,13 @@ def test_who_is_killed_while_it_asks_for_a_worker_stops_nobody_else(
             socket.send_fds(asking, [sent], range(3))
     _, process = request.getfixturevalue("forked")
     assert any(part.endswith("warm/server.py") for part in process.parent().cmdline())
+
+
+def test_a_full_object_store_is_spilled_to_disk(cluster: LocalCluster) -> None:
+    """By a worker that is no job's: without one, who puts something into a full store waited for ever."""
+    nbytes = int(ray.cluster_resources()["object_store_memory"]) // 5 * 2
+    refs = [ray.put(np.full(nbytes, number, np.uint8)) for number in range(4)]
+    assert [ray.get(ref, timeout=60)[-1] for ref in refs] == [0, 1, 2, 3]
 
 
 def test_no_framework_is_imported_before_a_worker_asks_for_it(forked: tuple[Any, psutil.Process]) -> None:

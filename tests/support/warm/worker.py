@@ -18,11 +18,12 @@ def main() -> None:
     assert ray is not None
     assert ray.origin is not None
     command = [os.path.join(os.path.dirname(ray.origin), "_private", "workers", "default_worker.py"), *sys.argv[1:]]
-    address = os.path.join(os.environ[FOLDER], f"{os.environ['RAY_RAYLET_PID']}-{os.environ['RAY_JOB_ID']}")
+    job = os.environ.get("RAY_JOB_ID")  # one that spills the object store to disk has none
+    address = os.path.join(os.environ[FOLDER], f"{os.environ['RAY_RAYLET_PID']}-{job}")
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(address)
-        except OSError:  # the worker is another job's, or an early one
+        except OSError:  # the worker is another job's, or none's, or an early one
             os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - this Python
         order = json.dumps([command, dict(os.environ), os.getcwd()]).encode()
         socket.send_fds(server, [len(order).to_bytes(8, "big")], range(3))
