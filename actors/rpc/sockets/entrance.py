@@ -130,6 +130,9 @@ class Entrance:
             self._refuse(visitor, "expected the secret of this socket's address; found something else")
 
     def _give_up(self, visitor: socket.socket) -> None:
+        self._read(visitor)  # what came in time counts, however long the loop was busy
+        if visitor not in self._silent:
+            return
         came = len(self._silent[visitor][0])
         self._forget(visitor)
         self._refuse(visitor, f"expected {SECRET_BYTES} bytes of a secret within {GREETING_S:.0f} s; {came} came")
