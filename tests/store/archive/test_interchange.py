@@ -425,6 +425,8 @@ class TestKeras:
         """What a layer saves may be more than tensors: here texts, and attributes of a group."""
         with h5py.File(tmp_path / "m.weights.h5", "w") as file:
             file["layers/lookup/vocabulary"] = ["red", "green"]
+            file.create_dataset("layers/dense/vars/0", data=np.arange(1000.0), chunks=(7,), compression="gzip")
+            file["layers/dense/vars/1"] = h5py.Empty("f4")
             file["layers/lookup"].attrs["said"] = "more"
             file.attrs["version"] = 3
         with (tmp_path / "m.weights.h5").open("rb") as opened:
@@ -432,6 +434,19 @@ class TestKeras:
         with h5py.File(copy) as found:
             assert list(found["layers/lookup/vocabulary"].asstr()) == ["red", "green"]
             assert (found["layers/lookup"].attrs["said"], found.attrs["version"]) == ("more", 3)
+            assert found["layers/dense/vars/0"].chunks is None
+            assert np.array_equal(found["layers/dense/vars/0"], np.arange(1000.0))
+            assert found["layers/dense/vars/1"].shape is None
+
+    def test_keras_is_given_no_chunk_that_is_damaged(self, tmp_path: Path) -> None:
+        with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+            file.create_dataset("w", (1024,), "u1", chunks=(1024,), compression="gzip")
+            file["w"].id.write_direct_chunk((0,), b"no deflate")
+        with (
+            (tmp_path / "m.weights.h5").open("rb") as opened,
+            pytest.raises(CorruptDataError, match=r"m\.weights\.h5: expected a whole HDF5 file"),
+        ):
+            hdf5file.copy_of(tmp_path / "m.weights.h5", opened)
 
     @pytest.mark.parametrize(("ending", "found"), [("os._exit(0)", "0"), ("os.abort()", "-6"), ("limits()", "-9")])
     def test_a_reader_that_comes_to_a_bad_end_costs_its_file(
