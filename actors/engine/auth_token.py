@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from functools import lru_cache
 from pathlib import Path
 from stat import S_IROTH, S_IRWXG, S_IRWXO
 
@@ -22,6 +21,7 @@ from ray._private.authentication import authentication_token_setup
 
 from ...store.errors import StorageError
 from ...store.waiting import Backoff, Deadline
+from .warned import warn_once
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def guard() -> None:
     """
     mode = os.environ.get(MODE)
     if mode and mode.lower() != "token":
-        _say_once(f"{MODE}={mode}: a Ray that is started here asks for no token; {RISK}")
+        warn_once(log, f"{MODE}={mode}: a Ray that is started here asks for no token; {RISK}")
         return
     if not os.environ.get(TOKEN):
         _ensure(_path())
@@ -116,9 +116,4 @@ def _keep_private(path: Path) -> None:
             path.chmod(0o600)
             log.info("%s: other users could read this user's token for Ray; now they cannot", path)
     elif facts.st_mode & S_IROTH:
-        _say_once(f"{path}: every user of this machine can read this token, and with it run code on its Rays")
-
-
-@lru_cache(maxsize=64)
-def _say_once(message: str) -> None:
-    log.warning("%s", message)
+        warn_once(log, f"{path}: every user of this machine can read this token, and with it run code on its Rays")

@@ -22,7 +22,6 @@ import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -30,6 +29,7 @@ from ray._common.utils import get_ray_address_file, reset_ray_address
 from ray._private import services  # the only place that knows what a raylet's process looks like
 
 from . import control_service
+from .warned import warn_once
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def find(*, embedded: bool) -> str | None:
         if reason is None:
             return told.address
         refused.append(f"{told.what} is not joined: {reason}")
-        _say_once(refused[-1])
+        warn_once(log, refused[-1])
     if refused:
         raise ConnectionError("; ".join(refused))
     return None
@@ -131,11 +131,6 @@ def _refusal(address: str) -> str | None:
         return doubt(address)
     except (ConnectionError, ValueError) as exc:
         return str(exc)
-
-
-@lru_cache(maxsize=64)
-def _say_once(refused: str) -> None:
-    log.warning("%s", refused)
 
 
 def _ours() -> set[int]:

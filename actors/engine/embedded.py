@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import lru_cache
 from typing import Any
 
 import ray
@@ -26,6 +25,7 @@ from ...store.errors import RepositoryNotFoundError
 from . import auth_token, control_service, discovery
 from .engine import Engine
 from .ray import RayEngine
+from .warned import warn_once
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _introduce(address: str) -> None:
     """
     asks = control_service.asks_for_token(address)
     if asks is False:
-        _say_once(f"the Ray at {address} asks for no token: {auth_token.RISK}")
+        warn_once(log, f"the Ray at {address} asks for no token: {auth_token.RISK}")
     if discovery.doubt(address) is None:
         auth_token.offer()
     if asks and not auth_token.presented():
@@ -127,11 +127,6 @@ def _introduce(address: str) -> None:
             f"the one at {address} asks for a token, and this process presents none: set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where it is not this user's"
         )
-
-
-@lru_cache(maxsize=64)
-def _say_once(risk: str) -> None:
-    log.warning("%s", risk)
 
 
 def _reason(exc: ConnectionError) -> str:

@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray._private.authentication import authentication_token_setup
 from tensorvine.actors.engine import auth_token, control_service
+from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import StorageError
 
 ENABLED = """
@@ -27,7 +28,7 @@ print(before, after, AuthenticationTokenLoader.instance().get_raw_token())
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A home without a token, of a process that is told of none. Ray's core is not told: it may run in this process."""
-    auth_token._say_once.cache_clear()
+    warn_once.cache_clear()
     monkeypatch.setattr(
         authentication_token_setup, "_enable_token_auth", lambda: os.environ.update(RAY_AUTH_MODE="token")
     )

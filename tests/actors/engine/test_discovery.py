@@ -12,6 +12,7 @@ import psutil
 import pytest
 import ray
 from tensorvine.actors.engine import discovery, embedded
+from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
 
 from tests.support.control_service import listener_of
@@ -50,7 +51,7 @@ def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Raylet]:
 @pytest.fixture
 def file(raylet: Raylet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where `ray start` writes an address; this process is in no Ray."""
-    discovery._say_once.cache_clear()
+    warn_once.cache_clear()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -11,6 +11,7 @@ import pytest
 import ray
 from ray._private.authentication import authentication_token_setup
 from tensorvine.actors.engine import auth_token, control_service, discovery, embedded
+from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
 
 from tests.support.control_service import control_service as started
@@ -24,8 +25,7 @@ OTHER = 65534
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, bool]]:
     """The Rays that this process joins, and whether it presents its token; it is in none, and has one."""
     found: list[tuple[str, bool]] = []
-    for module in (auth_token, discovery, embedded):
-        module._say_once.cache_clear()
+    warn_once.cache_clear()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **_: found.append((address, auth_token.presented())))
     monkeypatch.setattr(
