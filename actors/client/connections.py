@@ -32,13 +32,13 @@ class Connection:
     """The shard cannot connect to this process: what is saved there goes through the engine's object store."""
 
     def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its version page cannot be seen or its process has ended."""
+        """Return the shard's epoch; None when its version page cannot be seen or does not hold (any more)."""
         return self.view.epoch() if self.view is not None else None
 
     def is_of(self, hello: Hello) -> bool:
         """Tell whether it is to the incarnation of a shard that said this, and that has not ended as far as can be
         seen."""
-        return self.hello.pid == hello.pid and (self.view is None or self.view.epoch() is not None)
+        return self.hello.pid == hello.pid and (self.view is None or self.view.alive)
 
     def close(self) -> None:
         """Let go of it."""

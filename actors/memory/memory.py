@@ -7,7 +7,8 @@ Rules
   the shard and all readers by a signal. Ids of processes and numbers of descriptors are used again, so a client maps
   only the file, by device and inode, that the shard named.
 - M2. Its first page is the version page, which the shard alone writes: `epoch` counts whatever changes an answer. A
-  client that finds there what its last answer said knows, without a message, that the answer still holds.
+  client that finds there what its last answer said knows, without a message, that the answer still holds: for as long
+  as the lease lasts whose end stands beside it (`shard.tenure`).
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
   to, before anybody else may see it. A part returns when its segment is gone and nobody reads it, or when the client
   that was filling it has ended; never by time alone: a paused client could write into what has become another's.
@@ -27,6 +28,7 @@ import logging
 import mmap
 import os
 import select
+import time
 import weakref
 from collections.abc import Callable
 
@@ -82,7 +84,7 @@ class SharedMemory:
         self.file = _file_id(self.fd)
         self._map = mmap.mmap(self.fd, PAGE_BYTES + self.size)
         whole = np.frombuffer(self._map, np.uint8)
-        self._page = whole[:8].view(np.uint64)
+        self._page = whole[:16].view(np.uint64)
         self._blocks = whole[PAGE_BYTES:]
         self._pages = Pages(self.fd, self._blocks)
         self._pages.part(Part(0, min(touch, capacity)))
@@ -91,6 +93,10 @@ class SharedMemory:
     def publish(self, epoch: int) -> None:
         """Show the shard's counter to the clients of this node."""
         self._page[0] = epoch
+
+    def lease(self, ends: float) -> None:
+        """Show them until when the counter holds, by this machine's `time.monotonic`."""
+        self._page[1] = int(ends * 1e9)
 
     def part(self, part: Part) -> np.ndarray:
         """Return a part's bytes."""
@@ -139,7 +145,7 @@ class MemoryView:
     def __init__(self, pid: int, fd: int, file: FileId, capacity: int) -> None:
         pidfd = os.pidfd_open(pid)  # before the memory is opened: if that is the shard's, so is this
         self._close_pidfd = weakref.finalize(self, os.close, pidfd)
-        self._alive = process_watch(pidfd)
+        self._process_runs = process_watch(pidfd)
         own = _opened(pid, fd, file)
         weakref.finalize(self, os.close, own)
         is_locked(own, 0)  # else it would be found out in the middle of a read
@@ -149,11 +155,17 @@ class MemoryView:
         self._readable = memoryview(readable)
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
         self._pages = Pages(own, writable[PAGE_BYTES:])
-        self._page = np.frombuffer(self._readable[:8], np.uint64)
+        self._page = np.frombuffer(self._readable[:16], np.uint64)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the shard's process still runs."""
+        return self._process_runs()
 
     def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its process has ended."""
-        return int(self._page[0]) if self._alive() else None
+        """Return the shard's epoch; None when its process has ended, or may not answer for it (any more)."""
+        epoch, ends = self._page.tolist()
+        return epoch if self._process_runs() and time.monotonic_ns() < ends else None
 
     def part(self, part: Part) -> np.ndarray:
         """Return a granted part, to write to."""
@@ -171,7 +183,7 @@ class MemoryView:
 
     def close(self) -> None:
         """Let the shard's process go. The memory is unmapped when the last array on it goes."""
-        self._alive = _never
+        self._process_runs = _never
         self._close_pidfd()
 
 

@@ -12,7 +12,7 @@ from ...planner.topology import Topology
 from ...store.versions.ledger import FLOOR
 from ..engine.engine import Engine
 
-_TOPOLOGY, _FLOOR, _BEHIND, _RESTARTS = "topology", "floor", "behind/", "restarts/"
+_TOPOLOGY, _FLOOR, _BEHIND, _RESTARTS, _TENURE = "topology", "floor", "behind/", "restarts/", "tenure/"
 
 
 class Registry:
@@ -61,6 +61,17 @@ class Registry:
         """Return how often each shard has started again."""
         found = self._engine.kept(self._own + _RESTARTS)
         return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
+
+    def enter(self, shard: int, entry: bytes) -> bytes | None:
+        """Note which incarnation is a shard from now on; give the entry of the one that was, if one ever was."""
+        former = self.tenure(shard)
+        self._engine.keep(f"{self._own}{_TENURE}{shard}", entry)
+        return former
+
+    def tenure(self, shard: int) -> bytes | None:
+        """Return the entry of the incarnation that is a shard."""
+        name = f"{self._own}{_TENURE}{shard}"
+        return self._engine.kept(name).get(name)
 
     def owes(self, shard: int, owing: bool) -> None:
         """Note whether a shard has committed what another one has not heard of."""

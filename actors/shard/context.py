@@ -17,9 +17,11 @@ from ...store.shard import ShardState
 from ..engine.engine import Engine
 from ..rpc.messages import RecoveryInfo, ShardConfig
 from ..rpc.notifier import Notifier
+from ..rpc.registry import Registry
 from .calls.copies import Address
 from .peers import Peers
 from .segment_memory import SegmentMemory
+from .tenure import Tenure
 
 
 class Change(Enum):
@@ -49,6 +51,8 @@ class ShardContext:
     lock: threading.RLock
     segment_memory: SegmentMemory
     """The shard's memory."""
+    tenure: Tenure
+    """Until when this shard may answer."""
     notifier: Notifier[Topic]
     """Where those wait who are told of changes."""
     recovery_info: RecoveryInfo | None = None
@@ -77,15 +81,19 @@ class ShardContext:
 
 
 def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
-    """Make what the parts share. A shard that starts again waits for the planner, and goes by its standing."""
+    """Make what the parts share. A shard that starts again waits for its former incarnation's lease to be over, then
+    for the planner, and goes by its standing."""
     lock = threading.RLock()
+    state = ShardState(config.index, lambda name: peers.topology.home(name), config.session_s)
+    segment_memory = SegmentMemory(state, lock, config.capacity, config.preallocate_bytes)
+    registry = Registry(engine, config.repository, config.start)
+    tenure = Tenure(registry, config.index, engine.this_node(), segment_memory.memory.lease)
     peers = Peers(engine, config)
     recovery_info = peers.recovery_info() if engine.restarted() else None
     if (
         recovery_info is not None and config.index in recovery_info.topology.alive
     ):  # else it was to join, and does not yet
         peers.topology = recovery_info.topology
-    state = ShardState(config.index, lambda name: peers.topology.home(name), config.session_s)
     state.where = peers.topology.where
     state.writes_files = recovery_info is None or config.index not in peers.topology.leaving
     if recovery_info is not None:
@@ -97,7 +105,8 @@ def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
         peers=peers,
         state=state,
         lock=lock,
-        segment_memory=SegmentMemory(state, lock, config.capacity, config.preallocate_bytes),
+        segment_memory=segment_memory,
+        tenure=tenure,
         notifier=Notifier(lock),
         recovery_info=recovery_info,
     )

@@ -21,16 +21,18 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
 from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
-from tensorvine.actors.shard import sweep
+from tensorvine.actors.shard import sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
+
+from tests.support.contexts import HeldTenure
 
 from . import cluster, disk, kernel, threads
 from .threads import world
@@ -71,6 +73,13 @@ class _NoServer:
         return None
 
 
+class _NoTenure(HeldTenure):
+    """Processes end whole here, and no network is cut: a shard's lease never runs out (see tests/hosts)."""
+
+    def __init__(self, registry: object, shard: int, node: str, show: Callable[[float], None]) -> None:
+        show(1e9)
+
+
 def _exchanged() -> list[tuple[Any, Any]]:
     return [
         (threading, threads.Threading()),
@@ -90,6 +99,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (tcp_server.TcpServer, cluster.SimulatedTcpServer),
         (tcp.TcpClient, cluster.SimulatedTcpClient),
         (server.LazyServer, _NoServer),
+        (tenure.Tenure, _NoTenure),
         (engine_ray.RayEngine, cluster.SimulatedEngine),
         (deployment.default_engine, cluster.SimulatedEngine),
     ]

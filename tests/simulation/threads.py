@@ -419,6 +419,10 @@ class Clock:
     perf_counter = monotonic
 
     @staticmethod
+    def monotonic_ns() -> int:
+        return int(world().now * 1e9)
+
+    @staticmethod
     def time() -> float:
         """Return the time of the day, which somebody sets forward and back: nothing may follow from it."""
         w = world()

@@ -13,6 +13,7 @@ from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.holders import Owner, Save
 from tensorvine.store.shard import ShardState
+from tensorvine.store.waiting import Deadline
 
 CAPACITY = 1 << 20
 
@@ -44,6 +45,18 @@ def engine_at(node: str) -> Any:
     return SimpleNamespace(this_node=lambda: node, address=lambda: "")
 
 
+class HeldTenure:
+    """A lease that does not end."""
+
+    holds = True
+
+    def check(self) -> None:
+        pass
+
+    async def held(self, deadline: Deadline) -> None:
+        pass
+
+
 def context_of(
     state: ShardState,
     peers: Any = None,
@@ -56,6 +69,7 @@ def context_of(
 ) -> ShardContext:
     """The context of a shard with this state; what is left out is asked of nothing."""
     lock = threading.RLock()
+    tenure: Any = HeldTenure()
     config = ShardConfig(
         repository="alone",
         index=state.index,
@@ -72,6 +86,7 @@ def context_of(
         state=state,
         lock=lock,
         segment_memory=segment_memory or QuietSegmentMemory(),
+        tenure=tenure,
         notifier=Notifier(lock),
         recovery_info=recovery_info,
     )

@@ -96,7 +96,9 @@ class NameHandoff:
 
         Raises:
             MovedError: it does not (any more, or yet).
+            ShardUnavailableError: this incarnation does not (any more, or for now).
         """
+        self._context.tenure.check()
         if not self._answers(name):
             topology = self._peers.topology
             raise MovedError(

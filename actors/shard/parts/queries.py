@@ -2,7 +2,8 @@
 
 Rules
 - An answer is what the state says at one moment, under the lock.
-- What concerns one name is answered by its home only (`name_handoff`); the others are asked of all shards.
+- What concerns one name is answered by its home only (`name_handoff`); the others are asked of all shards. A shard
+  whose lease is over answers neither (`tenure`).
 """
 
 from __future__ import annotations
@@ -107,16 +108,19 @@ class Queries:
     @answers(QueryCalls.models)
     async def models(self, prefix: str) -> list[ModelRef]:
         with self._lock:
+            self._context.tenure.check()
             return self._state.models(prefix)
 
     @answers(QueryCalls.find)
     async def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
         with self._lock:
+            self._context.tenure.check()
             return self._state.graphs.find(pattern, exact)
 
     @answers(QueryCalls.match)
     async def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
         with self._lock:
+            self._context.tenure.check()
             self._context.requests += len(queries)
             found = self._state.match(queries, client, time.monotonic())
             models = [match for match in found if match is not None]

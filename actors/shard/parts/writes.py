@@ -7,6 +7,7 @@ Rules
 - A version exists when all shards that it needs hold its tensors, and its copies are where they were asked for: on
   other nodes, or on disk. Until then nobody sees it, and what went wrong is undone.
 - A name that is being written does not move to another home (`name_handoff`).
+- A shard whose lease is over makes no version exist (`tenure`): saves wait until it has one.
 - Once a version exists, nothing that comes after can fail its save: that is logged.
 """
 
@@ -21,16 +22,16 @@ from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
-from ....store.errors import MovedError, StorageError
+from ....store.errors import MovedError, ShardUnavailableError, StorageError
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header
 from ....store.versions.version import Draft
-from ....store.waiting import Deadline
+from ....store.waiting import NEVER, Deadline
 from ...rpc.calls import answers
-from ...rpc.messages import Beginning, Begun, Filled
+from ...rpc.messages import PEER_TIMEOUT_S, Beginning, Begun, Filled
 from ...transport.tcp import UnreachableError
 from ..admission import Admission
 from ..busy import Busy
@@ -94,6 +95,8 @@ class Writes:
         self._segment_handoff = segment_handoff
         self._securing = securing
         self._redis_index = redis_index
+        self._undoing: set[asyncio.Task[None]] = set()
+        """What came to nothing while this shard had no lease."""
         self.committing = Busy()
         """With commits, and with what comes after them."""
 
@@ -101,7 +104,9 @@ class Writes:
 
     @answers(WriteCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
-        await self._admission.keep_pace(f"save of {asked.name!r}", Deadline.after(asked.timeout))
+        deadline = Deadline.after(asked.timeout)
+        await self._admission.keep_pace(f"save of {asked.name!r}", deadline)
+        await self._context.tenure.held(deadline)
         shard, incarnation = self._index, os.getpid()
         with self._lock:
             self._names.check(asked.name)
@@ -228,6 +233,7 @@ class Writes:
         deadline = Deadline.after(timeout)
         with self.committing:
             await self._admission.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
+            await self._context.tenure.held(deadline)
             with self._names.writing(draft.name):
                 with self._lock:
                     late = self._segment_handoff.moved and blocks
@@ -253,6 +259,7 @@ class Writes:
             self._segment_memory.adopt(draft.save, incarnation, blocks)
             ref = self._state.begin_commit(draft)
         created_ns = time.time_ns()
+        tenure = self._context.tenure
         keepers = self._peers.keepers(draft.holds)
         try:
             await self._segment_handoff.heard()
@@ -265,17 +272,23 @@ class Writes:
                 if self._history is not None:
                     await self._history.numbering.add(ref)
             while True:
+                await tenure.held(deadline)
                 with self._lock:
-                    if durable or self._securing.have(ref):
+                    if tenure.holds and (durable or self._securing.have(ref)):
                         cold = self._publish(ref, draft, created_ns, durable)
                         break
-                # others keep the copies by now
-                await self._securing.version(draft, draft.header(ref, created_ns), deadline)
+                if not durable:  # others keep the copies by now
+                    await self._securing.version(draft, draft.header(ref, created_ns), deadline)
         except BaseException:
             with self._lock:
                 self._state.abandon(ref)
-            await self._peers.note_gently({ref: (draft.parent, False)})
-            await self._peers.release(ref, keepers | self._peers.keepers(draft.holds))
+            undo = self._undo(ref, draft, keepers)
+            if tenure.holds:
+                await undo
+            else:  # who saves is not kept waiting
+                task = asyncio.create_task(undo)
+                self._undoing.add(task)
+                task.add_done_callback(self._undoing.discard)
             raise
         self._context.show()
         self._notifier.tell(ref.name)
@@ -283,6 +296,17 @@ class Writes:
             for shard, other in cold:
                 await self._peers.tell_gently(shard, ShardCalls.cool(other))
         return ref, created_ns
+
+    async def _undo(self, ref: ModelRef, draft: Draft, keepers: set[int]) -> None:
+        """Have others forget a version that came to nothing, if this shard may say so: its next incarnation may have
+        the version, and has others let go of what it has not."""
+        try:
+            await self._context.tenure.held(NEVER)
+        except ShardUnavailableError as exc:
+            log.warning("%s is left as it is at other shards: %s", ref, exc)
+            return
+        await self._peers.note_gently({ref: (draft.parent, False)})
+        await self._peers.release(ref, keepers | self._peers.keepers(draft.holds))
 
     def _publish(self, ref: ModelRef, draft: Draft, created_ns: int, durable: bool) -> list[tuple[int, ModelRef]]:
         """Make a version exist; give (shard, version) for those that retention lets go. Call it with the lock held."""
@@ -324,7 +348,9 @@ class Writes:
             if self._history is not None:
                 await self._securing.before_it_leaves(ref)
                 await self._history.bury(header)
+            await self._context.tenure.held(Deadline.after(PEER_TIMEOUT_S))
             with self._lock:
+                self._context.tenure.check()
                 self._state.retire(ref)
                 if self._redis_index is not None:
                     self._redis_index.retired(ref)

@@ -1,0 +1,147 @@
+"""How long a shard may answer for what it keeps: where a network is cut, its next incarnation may run by then.
+
+Rules (docs/design/hosts.md)
+- A shard enters itself at the head of the cluster (`registry`), and asks there again and again whether it still is the
+  one. Each answer that it is gives it a lease, from when it was asked. Without a lease it answers for no version and
+  commits none, and the readers of its node see on its version page that the lease is over.
+- The next incarnation enters itself in its place, and answers nothing before the former's lease has run out. A former
+  one of its own node has ended, which is quicker to see.
+- A lease is counted on the monotonic clock of its machine alone; no two machines compare their clocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ...store.waiting import NEVER, Backoff, Deadline
+from ..rpc.registry import Registry
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 5.0
+"""How long one answer of the head is good for."""
+RENEW_S = 1.5
+"""How often the head is asked."""
+MARGIN_S = 0.1
+"""How much longer the next incarnation waits: clocks may run a little apart."""
+PAUSE_S = 0.05
+"""Between two looks of who waits for the lease."""
+
+
+class Tenure:
+    """The lease of one incarnation of a shard. Made when it starts; a former one's is over by then.
+
+    Args:
+        registry: keeps who the shard is.
+        shard: its number.
+        node: where this incarnation runs.
+        show: told the end of each lease, of `time.monotonic`.
+    """
+
+    def __init__(self, registry: Registry, shard: int, node: str, show: Callable[[float], None]) -> None:
+        self._registry = registry
+        self._shard = shard
+        self._show = show
+        self._entry = json.dumps([node, os.getpid(), secrets.token_hex(8)]).encode()
+        self._ends = 0.0
+        self._superseded = False
+        _outlast(self._enter(), node, shard)
+        self._renew()
+        threading.Thread(target=self._keep, name="tensorvine-tenure", daemon=True).start()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the shard may answer for what it keeps."""
+        return time.monotonic() < self._ends
+
+    def check(self) -> None:
+        """Refuse to answer while the shard may not.
+
+        Raises:
+            ShardUnavailableError: it may not, for now or for good.
+        """
+        if not self.holds:
+            raise ShardUnavailableError(self._lapsed())
+
+    async def held(self, deadline: Deadline) -> None:
+        """Wait until the shard may answer.
+
+        Raises:
+            ShardUnavailableError: it never will: another one is in its place.
+            OperationTimeoutError: it may not yet.
+        """
+        pauses = Backoff(PAUSE_S, PAUSE_S)
+        while not self.holds:
+            if self._superseded:
+                self.check()
+            if not await pauses.wait_async(deadline):
+                raise OperationTimeoutError(self._lapsed())
+
+    def _lapsed(self) -> str:
+        reason = "another one runs in its place" if self._superseded else "it does not answer"
+        return f"shard {self._shard}: expected the head of the cluster to say that this is it still; {reason}"
+
+    def _enter(self) -> bytes | None:
+        """Take the shard's place, however long the head takes to say so; give who was in it."""
+        pauses = Backoff(RENEW_S, RENEW_S)
+        while True:
+            try:
+                return self._registry.enter(self._shard, self._entry)
+            except TensorVineError as exc:
+                log.warning("shard %d starts and waits for the head of the cluster: %s", self._shard, exc)
+            pauses.wait()
+
+    def _renew(self) -> None:
+        asked = time.monotonic()
+        if self._registry.tenure(self._shard) == self._entry:
+            self._ends = asked + LEASE_S
+            self._show(self._ends)
+        else:
+            self._superseded = True
+
+    def _keep(self) -> None:
+        """Renew the lease for as long as this is the shard."""
+        pauses, quiet = Backoff(RENEW_S, RENEW_S), True
+        while not self._superseded:
+            pauses.wait()
+            try:
+                self._renew()
+                quiet = True
+            except TensorVineError as exc:
+                log.log(logging.WARNING if quiet else logging.DEBUG, "shard %d: no new lease: %s", self._shard, exc)
+                quiet = False
+        log.error("%s; it answers nothing more", self._lapsed())
+
+
+def _outlast(former: bytes | None, node: str, shard: int) -> None:
+    """Wait until a former incarnation answers nothing more: it has ended, or its last lease is over."""
+    if former is None:
+        return
+    over = Deadline.after(LEASE_S + MARGIN_S)
+    where, pid, _ = json.loads(former)
+    if where == node:
+        _await_end(pid, over)
+        return
+    log.info("shard %d: its former incarnation ran on another node; its lease ends in %.1f s", shard, over.left())
+    Backoff(over.left(), over.left()).wait(NEVER)
+
+
+def _await_end(pid: int, deadline: Deadline) -> None:
+    """Wait until a process of this machine has ended. Its id may be another's by now, which takes the whole time."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(1e3 * deadline.left())
+        finally:
+            os.close(pidfd)
