@@ -220,11 +220,16 @@ class Session:
             OperationTimeoutError: no answer came in time.
         """
         deadline = Deadline.after(timeout)
+        before: TensorVineError | None = None
         while True:
             try:
                 return self.send(shard, request).result(deadline.left())
             except EngineStoppedError:
                 raise
+            except OperationTimeoutError as exc:
+                if before is None:
+                    raise
+                raise OperationTimeoutError(f"{exc}; before that: {before}") from exc
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
                 self.connections.drop(shard)
                 self._check_left(shard, exc)
@@ -232,6 +237,7 @@ class Session:
                     raise
                 if not request.remote.repeatable or not self._pause(RETRY_S, deadline):
                     raise
+                before = exc
 
     def broadcast(
         self,

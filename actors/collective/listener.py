@@ -21,6 +21,7 @@ from typing import Any
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
+from ..engine import embedded
 from ..rpc.greetings import SILENT, Greetings, Welcome, credential
 from ..rpc.refusals import Refusals
 from .links import Link
@@ -34,7 +35,13 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def address() -> str:
-    """Return the address by which other machines reach this one; no packet is sent to find it."""
+    """Return the address by which other machines reach this one: the engine's, where this process has one.
+
+    Else it is that of the route to everywhere; no packet is sent to find it. Without such a route it is loopback's.
+    """
+    known = embedded.address()
+    if known is not None:
+        return known
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route is looked up

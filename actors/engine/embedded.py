@@ -9,6 +9,7 @@ Rules
 - An embedded Ray ends with the process that started it, however that ends: its processes watch for that.
 - Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. It carries messages and
   what goes to other nodes; models lie in the shards' own memory (`memory`), which is preallocated there.
+- Threads that want a Ray at one time initialise one: Ray itself does not see to that.
 - Its actors run at the priority of this process, which may train on all cores. At Ray's default, nice 15, a shard would
   get 3% of a core beside it, and a message of a microsecond's work would wait for hundreds of milliseconds.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Any
 
 import ray
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 HERE = "local"
 """What RAY_ADDRESS says to have a Ray embedded."""
+_joining = threading.RLock()
+"""Held by the thread that initialises Ray in this process."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
 
 
@@ -45,8 +49,12 @@ def attach(address: str | None = None) -> None:
         StorageError: this user's token cannot be read.
         ValueError: the address is none.
     """
-    if ray.is_initialized():
-        return
+    with _joining:
+        if not ray.is_initialized():
+            _attach(address)
+
+
+def _attach(address: str | None) -> None:
     try:
         chosen = address or discovery.named() or discovery.find(embedded=True)
         if chosen is None:
@@ -96,18 +104,28 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
         RepositoryNotFoundError: the running Ray refuses this process.
         StorageError: this user's token cannot be made or read.
     """
-    if ray.is_initialized():
-        return False
-    found = running()
-    if found is not None:
-        attach(found)
-        return False
+    with _joining:
+        if ray.is_initialized():
+            return False
+        found = running()
+        if found is not None:
+            attach(found)
+            return False
+        _start(object_store_bytes, cpus)
+    return True
+
+
+def _start(object_store_bytes: int | None, cpus: int | None) -> None:
     auth_token.guard()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
     log.info("started a Ray in this process")
-    return True
+
+
+def address() -> str | None:
+    """Return the IP address of this process's node, by which other nodes reach it; None: this process has no Ray."""
+    return RayEngine().address() if ray.is_initialized() else None
 
 
 def _introduce(address: str) -> None:

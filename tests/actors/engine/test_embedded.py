@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private.authentication import authentication_token_setup
+from tensorvine.actors.collective import listener
 from tensorvine.actors.engine import auth_token, control_service, discovery, embedded
 from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
@@ -78,6 +81,34 @@ def test_a_ray_that_began_since_the_last_look_is_found(
     see(monkeypatch, closing)
     embedded.attach()
     assert joined == [(closing, True)]
+
+
+def test_threads_that_want_a_ray_at_one_time_initialise_one(
+    joined: list[object], closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, rays = threading.Event(), threading.Event(), list[str]()
+
+    def init(address: str, **_: object) -> None:
+        begun.set()
+        assert go_on.wait(60.0)
+        rays.append(address)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(rays))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(embedded.attach, closing)
+        assert begun.wait(60.0)
+        second = threads.submit(embedded.attach_or_start)
+        go_on.set()
+        first.result(60.0)
+        assert not second.result(60.0)
+    assert rays == [closing]
+
+
+def test_groups_meet_at_the_address_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without a route to everywhere has another address than loopback's all the same."""
+    monkeypatch.setattr(embedded, "address", lambda: "10.77.0.2")
+    assert listener.address() == "10.77.0.2"
 
 
 class TestToken:
