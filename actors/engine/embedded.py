@@ -5,7 +5,8 @@ Rules
   user or root (`discovery`). A Ray that another process embedded ends with that process, so nothing is started on it;
   `Repository.connect` does find it.
 - A Ray that is started here asks for this user's token (`auth_token`). The token is presented to Rays of this user and
-  root on this machine, and wherever RAY_AUTH_MODE=token says so. Of a Ray that asks for none, one warning is logged.
+  root on this machine that ask for one, and wherever RAY_AUTH_MODE=token says so. Of a Ray that asks for none, one
+  warning is logged.
 - An embedded Ray ends with the process that started it, however that ends: its processes watch for that.
 - Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. It carries messages and
   what goes to other nodes; models lie in the shards' own memory (`memory`), which is preallocated there.
@@ -131,6 +132,9 @@ def address() -> str | None:
 def _introduce(address: str) -> None:
     """See who is at HOST:PORT, and have this user's token presented to it if it is this user's or root's Ray.
 
+    Not to one that asks for none: who presents a token asks for one, too, and such a Ray ends actors whose owner does
+    not answer it.
+
     Raises:
         ConnectionError: nobody listens there, or it asks for a token and gets none.
         ValueError: the address is none.
@@ -138,7 +142,7 @@ def _introduce(address: str) -> None:
     asks = control_service.asks_for_token(address)
     if asks is False:
         warn_once(log, f"the Ray at {address} asks for no token: {auth_token.RISK}")
-    if discovery.doubt(address) is None:
+    elif discovery.doubt(address) is None:
         auth_token.offer()
     if asks and not auth_token.presented():
         raise ConnectionError(

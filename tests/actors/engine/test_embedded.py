@@ -128,13 +128,13 @@ class TestToken:
             embedded.attach()
         assert joined == [(theirs, False), (theirs, False), (theirs, True)]
 
-    def test_a_ray_that_asks_for_none_is_warned_of_once_with_its_risk(
+    def test_a_ray_that_asks_for_none_is_presented_none_and_warned_of_once_with_its_risk(
         self, joined: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         with started(tmp_path, token=None) as address:
             embedded.attach(address)
             embedded.attach(address)
-        assert joined == [(address, True)] * 2
+        assert joined == [(address, False)] * 2
         (warning,) = caplog.messages
         assert f"the Ray at {address} asks for no token" in warning
         assert "runs code as the user who started it" in warning
