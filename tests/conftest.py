@@ -32,6 +32,7 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
 """The marker."""
 LONGEST = (
+    "test_hosts.py",
     "test_benchmarks_online.py",
     "test_cli.py",
     "test_nas_resume.py",

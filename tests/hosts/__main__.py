@@ -1,0 +1,141 @@
+"""Cuts of links at random, of a second to 90 s, at any step of any operation: `scripts/soak hosts DURATION [--seed N]`.
+
+Rules
+- Everything is drawn from the seed; what races does not follow from it.
+- Each round has repositories of its own, and cuts until their time is over; hosts that were given up join again, and
+  all is held against the record. A round that finds something ends the soak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+import traceback
+from random import Random
+
+from tests.hosts.cluster import FailedError, Hosts, hosts
+from tests.hosts.ground import LOAD, NAMES, SAVE, Ground
+from tests.hosts.network import Link, around, both, missing
+from tests.soak.modes import seconds_of
+
+HOSTS = 4
+CUTS = 3
+"""In a round."""
+SECONDS = (1.0, 4.0, 15.0, 40.0, 90.0)
+SETTLE_S = 60.0
+"""After a cut, by when Ray has found out which hosts it gave up."""
+STEPS = (*SAVE, *LOAD, "pull.before", "pull.after", "grant.before", "note.after", "hold.after")
+
+
+def drawn_cut(random: Random) -> tuple[Link, ...]:
+    """Draw what is cut: pairs, directions, or a host."""
+    a, b = random.sample(range(1, HOSTS + 1), 2)
+    kind = random.choice(("pair", "one way", "host", "two hosts"))
+    if kind == "pair":
+        return both(a, b)
+    if kind == "one way":
+        return ((a, b),)
+    return around(a, HOSTS) if kind == "host" else tuple({*around(a, HOSTS), *around(b, HOSTS)} - {*both(a, b)})
+
+
+def play(at: Hosts, number: int, random: Random) -> None:
+    """Play a round."""
+    ground = Ground(at, f"round{number}-")
+    for _ in range(CUTS):
+        links, seconds, step = drawn_cut(random), random.choice(SECONDS), random.choice(STEPS)
+        say(f"round {number}: {seconds:.0f} s of {links} at {step}")
+        flush(ground)
+        names = random.sample(NAMES, 4)
+        alive = {host for host in at.network.hosts if at.is_alive(host)}
+        gates = [at.gate(repository, step) for repository in ground.records]
+        try:
+            begun = [ground.save(r, name, random.choice(at.network.hosts)) for r in ground.records for name in names]
+            begun += [ground.load(r, name, random.choice(at.network.hosts)) for r in ground.records for name in names]
+            for gate in gates:
+                gate.wait(lambda: not all(one.answer.done() for one in begun), 5.0)  # noqa: B023
+            with at.cut(*links):
+                for gate in gates:
+                    gate.open()
+                ended = time.monotonic() + seconds
+                while time.monotonic() < ended:
+                    host = random.choice(at.network.hosts)
+                    begun += [ground.save(r, random.choice(NAMES), host) for r in ground.records]
+                    begun += [ground.load(r, random.choice(NAMES), host) for r in ground.records]
+                    threading.Event().wait(min(1.0, seconds))
+        finally:
+            for gate in gates:
+                gate.open()
+        recover(ground, alive, long=seconds > SECONDS[1])
+        failed = ground.settle(begun, certain=False)
+        say(f"round {number}: {len(begun)} operations, {len(failed)} of them failed")
+        ground.judge(at.network.hosts, whole=True)
+    ground.retire_all()
+    left = ground.left()
+    if left:
+        raise AssertionError(f"when all is retired: {left}")
+    at.client(1).do("stop", prefix=f"round{number}-")
+
+
+def recover(ground: Ground, alive: set[int], long: bool) -> None:
+    """Have hosts that were given up join again, and take note of what may be lost."""
+    at = ground.hosts
+    gone: set[int] = set()
+    if long:
+        threading.Event().wait(SETTLE_S / 4)  # Ray's head looks at each host for some 10 s
+        gone = {host for host in alive if not at.is_alive(host)}
+    for host in gone:
+        at.forget(host)
+        at.join(host)
+    if not gone:
+        return
+    say(f"given up, and joined again: {sorted(gone)}")
+    for repository, record in ground.records.items():
+        kind = repository.rpartition("-")[2]
+        if kind == "memory" or len(gone) > 1:  # what was saved during the cut is on no path yet
+            record.may_lose_all()
+        if kind == "path":
+            record.may_lose_all()
+
+
+def flush(ground: Ground) -> None:
+    """Have all that has a path on it."""
+    for repository in ground.records:
+        if repository.endswith(("path", "both")):
+            ground.hosts.client(1).do("flush", repository=repository)
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """See the top."""
+    parser = argparse.ArgumentParser(prog="scripts/soak hosts", description="Links that are cut, round by round.")
+    parser.add_argument("duration", type=seconds_of, help="such as 90s, 10m or 1h")
+    parser.add_argument("--seed", type=int, default=None, help="draws everything; default: of the clock")
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else int(time.time())
+    lacking = missing()
+    if lacking is not None:
+        say(lacking)
+        return 2
+    deadline, number = time.monotonic() + given.duration, 0
+    say(f"seed {seed}")
+    with hosts(HOSTS) as at:
+        while time.monotonic() < deadline or not number:
+            number += 1
+            try:
+                play(at, number, Random(f"{seed}/{number}"))
+            except (AssertionError, FailedError, OSError, TimeoutError):
+                say(f"round {number} of seed {seed}:\n{traceback.format_exc()}")
+                return 1
+    say(f"{number} rounds, nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

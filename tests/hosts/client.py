@@ -1,0 +1,143 @@
+"""A client on one host: `python -m tests.hosts.client`. It carries out what lines on its standard input ask for.
+
+Rules
+- A line in is an operation with a number, a line out its answer or its error; many go on at once.
+- It ends with its standard input, in whatever it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.engine import embedded
+from tensorvine.store.errors import TensorVineError
+
+from tests.hosts import content, gates
+from tests.hosts.runs import Run
+
+
+class Operations:
+    """What may be asked for, by the name of the method."""
+
+    def __init__(self) -> None:
+        self._repositories: dict[str, Repository] = {}
+        self._runs: dict[str, Run] = {}
+        self._lock = threading.Lock()
+
+    def start(self, repository: str, options: dict[str, Any]) -> None:
+        """Start a repository."""
+        self._repositories[repository] = Repository.start(repository, preallocate_bytes=0, **options)
+
+    def save(self, repository: str, name: str, seed: int, durability: str, timeout: float) -> int:
+        """Save a version; give its number."""
+        tensors = content.tensors(name, seed)
+        saved = self._at(repository).save(name, tensors, durability=durability, timeout=timeout)  # pyright: ignore[reportArgumentType]
+        return saved.ref.version
+
+    def load(self, repository: str, model: str, timeout: float) -> int:
+        """Load a version; give the seed of its content."""
+        return content.seed_of(model.partition("@")[0], self._at(repository).load(model, timeout=timeout))
+
+    def retire(self, repository: str, model: str) -> None:
+        """Retire a version."""
+        self._at(repository).retire(model)
+
+    def stop(self, prefix: str) -> None:
+        """Stop the repositories that were started here, by the beginning of their names."""
+        for repository in [name for name in self._repositories if name.startswith(prefix)]:
+            self._repositories.pop(repository).close()
+
+    def flush(self, repository: str) -> None:
+        """Wait until all is on the path."""
+        self._at(repository).flush(timeout=60.0)
+
+    def models(self, repository: str) -> list[str]:
+        """Name all versions."""
+        return sorted(map(str, self._at(repository).models()))
+
+    def scale(self, repository: str, shards: int, timeout: float) -> None:
+        """Change the number of shards."""
+        self._at(repository).scale(shards=shards, timeout=timeout)
+
+    def checked(self, repository: str) -> list[str]:
+        """Name what `verify` finds."""
+        return [str(problem) for problem in self._at(repository).verify(timeout=60.0)]
+
+    def left(self, repository: str) -> list[str]:
+        """Say what each shard holds that it should not without models, savers and readers."""
+        wanted = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_mirrored")
+        shards = self._at(repository).stats().shards
+        found = {shard.shard: {n: getattr(shard, n) for n in wanted if getattr(shard, n)} for shard in shards}
+        return [f"shard {shard}: {left}" for shard, left in found.items() if left]
+
+    def places(self, repository: str) -> dict[int, str]:
+        """Tell the node that each shard runs on."""
+        session = self._at(repository)._session
+        return {shard: session.connection(shard).hello.node for shard in session.shards}
+
+    def home(self, repository: str, name: str) -> int:
+        """Tell the shard that is home to a name."""
+        return self._at(repository)._session.home(name)
+
+    def nodes(self) -> dict[str, str]:
+        """Tell the nodes that Ray takes to be alive: address -> id."""
+        return {row["NodeManagerAddress"]: row["NodeID"] for row in ray.nodes() if row["Alive"]}
+
+    def train(self, run: str, nodes: Sequence[str]) -> None:
+        """Start a training."""
+        self._runs[run] = Run(run, list(nodes))
+
+    def fork(self, run: str, clones: str, timeout: float) -> int:
+        """Fork it while it trains, and hold the clones against it."""
+        return self._runs[run].forked(clones, timeout)
+
+    def end(self, run: str) -> None:
+        """End a training."""
+        self._runs.pop(run).close()
+
+    def _at(self, repository: str) -> Repository:
+        with self._lock:
+            if repository not in self._repositories:
+                self._repositories[repository] = Repository.connect(repository)
+            return self._repositories[repository]
+
+
+def main() -> None:
+    """Carry out lines until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed goes to the log
+    gates.install()  # Ray takes methods from the class of who starts an actor
+    embedded.attach()
+    operations, writing = Operations(), threading.Lock()
+
+    def tell(answer: dict[str, Any]) -> None:
+        with writing:
+            print(json.dumps(answer), file=answers, flush=True)
+
+    def carry_out(number: int, what: str, arguments: dict[str, Any]) -> None:
+        try:
+            tell({"number": number, "value": getattr(operations, what)(**arguments)})
+        except Exception as exc:  # noqa: BLE001 - the test judges it
+            traceback.print_exc()  # for the client's log
+            ours = isinstance(exc, TensorVineError)
+            tell({"number": number, "error": type(exc).__name__, "ours": ours, "text": str(exc)})
+
+    tell({"number": 0, "value": None})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        thread = threading.Thread(target=carry_out, args=(asked["number"], asked["what"], asked["arguments"]))
+        thread.daemon = True
+        thread.start()
+    os._exit(0)  # whatever hangs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""A Ray on several hosts, and clients on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from tests.hosts import gates
+from tests.hosts.network import Link, Network, address
+from tests.hosts.node import HEAD, PATIENCE, QUIET
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 180.0
+"""For what should not take long, on the busiest machine."""
+
+
+class FailedError(Exception):
+    """An operation failed.
+
+    Args:
+        kind: the error's type; "ended" where the client's process ended meanwhile.
+        text: the error's message.
+        ours: it is of the tree of TensorVine's errors.
+    """
+
+    def __init__(self, kind: str, text: str, ours: bool) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind, self.ours = kind, ours
+
+
+class Client:
+    """A client's process on one host.
+
+    Args:
+        process: it.
+        host: where it is.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], host: int) -> None:
+        self.host = host
+        self._process = process
+        self._numbers = count(1)
+        self._waiting: dict[int, Future[Any]] = {0: Future()}
+        self._lock = threading.Lock()
+        ready = self._waiting[0]
+        self._hearing = threading.Thread(target=self._hear, daemon=True)
+        self._hearing.start()
+        ready.result(WAIT_S)
+
+    def begin(self, what: str, **arguments: Any) -> Future[Any]:
+        """Begin an operation (`client.Operations`); its future fails with `FailedError`."""
+        number = next(self._numbers)
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting[number] = future
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps({"number": number, "what": what, "arguments": arguments}), file=self._process.stdin)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail_all()
+        return future
+
+    def do(self, what: str, **arguments: Any) -> Any:
+        """Carry an operation out."""
+        return self.begin(what, **arguments).result(WAIT_S)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._hearing.join(WAIT_S)
+        self._process.communicate(timeout=WAIT_S)
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            with self._lock:
+                future = self._waiting.pop(answer["number"])
+            if "error" in answer:
+                future.set_exception(FailedError(answer["error"], answer["text"], answer["ours"]))
+            else:
+                future.set_result(answer["value"])
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_exception(FailedError("ended", f"the client on host {self.host} has ended", False))
+
+
+class Hosts:
+    """Hosts with a Ray node each. Made by `hosts`.
+
+    Args:
+        network: joins them.
+        folder: for all that is written, which all hosts share.
+    """
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network = network
+        self.folder = folder
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        self._nodes: dict[int, subprocess.Popen[str]] = {}
+        self._clients: dict[int, Client] = {}
+        try:
+            self.join(1)
+            for host in network.hosts:
+                if host != 1:
+                    self.join(host)
+        except BaseException:
+            self.close()
+            raise
+
+    def client(self, host: int) -> Client:
+        """Return the client on a host: a new one after `forget`."""
+        if host not in self._clients:
+            process = self._run(host, "tests.hosts.client", {"RAY_ADDRESS": HEAD}, f"client-{host}")
+            self._clients[host] = Client(process, host)
+        return self._clients[host]
+
+    def forget(self, host: int) -> None:
+        """End the client on a host."""
+        if host in self._clients:
+            self._clients.pop(host).close()
+
+    def join(self, host: int) -> None:
+        """Start a node on a host; one that is there ends first."""
+        self.end(host)
+        node = self._run(
+            host, "tests.hosts.node", PATIENCE | QUIET, f"node-{host}", str(host), str(self.folder / "ray")
+        )
+        self._nodes[host] = node
+        assert node.stdout is not None
+        if node.stdout.readline() != "ready\n":
+            said = (self.folder / f"node-{host}.log").read_text()
+            raise OSError(f"host {host}: expected a Ray node; found {said[-2000:]}")
+
+    def end(self, host: int) -> None:
+        """End a host's node, with all that runs on it."""
+        node = self._nodes.pop(host, None)
+        if node is not None:
+            node.communicate(timeout=WAIT_S)  # its standard input ends
+
+    @contextmanager
+    def cut(self, *links: Link) -> Iterator[None]:
+        """Cut links meanwhile."""
+        self.network.cut(links)
+        try:
+            yield
+        finally:
+            self.network.heal(links)
+
+    def gate(self, whose: str, step: str) -> gates.Gate:
+        """Have the next call that comes to a step stop there."""
+        return gates.Gate(self.gates, whose, step)
+
+    def id_of(self, host: int) -> str:
+        """Return the id of a host's node, as Ray's head knows it now."""
+        return self.client(1).do("nodes")[address(host)]
+
+    def is_alive(self, host: int) -> bool:
+        """Tell whether Ray's head takes a host's node to be alive."""
+        return address(host) in self.client(1).do("nodes")
+
+    def close(self) -> None:
+        """End all."""
+        for host in list(self._clients):
+            self.forget(host)
+        for host in sorted(self._nodes, reverse=True):
+            self.end(host)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment = kept | {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+        with open(self.folder / f"{log}.log", "a") as errors:
+            return self.network.run(
+                host,
+                [sys.executable, "-m", module, *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+
+@contextmanager
+def hosts(number: int) -> Iterator[Hosts]:
+    """Give so many hosts, in a folder that is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="tv-hosts-"))
+    try:
+        with Network(number) as network, Hosts(network, folder) as started:
+            yield started
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""A Ray node on one host: `python -m tests.hosts.node HOST FOLDER`. It ends with its standard input.
+
+Rules
+- The head is host 1. It starts what a cluster needs, and neither dashboard nor monitors.
+- A node that does not answer is given up after some 10 s, and not after Ray's minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+from tests.hosts.network import address
+
+PORT = 6379
+HEAD = f"{address(1)}:{PORT}"
+STORE_BYTES = 80 << 20
+PATIENCE = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+}
+QUIET = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class SlimNode(Node):
+    """A node without what nobody here asks."""
+
+    def start_api_server(self, **_: object) -> None:
+        """Start no dashboard."""
+
+
+def main(host: int, folder: str) -> None:
+    """Run a node until the standard input ends."""
+    head = host == 1
+    parameters = RayParams(
+        node_ip_address=address(host),
+        gcs_address=None if head else HEAD,
+        redis_address=None if head else HEAD,
+        gcs_server_port=PORT if head else None,
+        num_cpus=4,
+        object_store_memory=STORE_BYTES,
+        temp_dir=folder,
+        worker_path=str(Path(__file__).with_name("worker.py")),
+        include_log_monitor=False,
+        include_dashboard=False,
+        dashboard_agent_listen_port=None,
+        dashboard_port=None,
+        no_monitor=True,
+        min_worker_port=0,
+        max_worker_port=0,
+    )
+    node = SlimNode(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
+    try:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+    finally:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
