@@ -29,6 +29,8 @@ from tests.fuzz.target import Target
 
 CRASHES = 10
 MEMORY = "/dev/shm"  # noqa: S108
+READY = 10
+"""How much longer a reader may take to be made ready, which may import a framework, than an input."""
 LOOK_S = 0.2
 """How often a child is looked at that says nothing."""
 
@@ -242,8 +244,8 @@ class _Watched:
             now, spent = self._place.get(), _spent(process)
             if now != at:
                 at, since, busy = now, time.monotonic(), spent
-            still = time.monotonic() - since
-            if not hangs and (spent - busy > self._limits.busy_s or still > self._limits.still_s):
+            still, times = time.monotonic() - since, READY if now[1] < 0 else 1
+            if not hangs and (spent - busy > times * self._limits.busy_s or still > times * self._limits.still_s):
                 hangs, since = True, time.monotonic()
                 os.kill(self._pid, signal.SIGABRT)  # it writes its traceback
             elif hangs and still > self._limits.still_s:

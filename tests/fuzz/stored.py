@@ -7,6 +7,7 @@ Rules
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -233,7 +234,7 @@ class _InMemory:
 def _segment_reading(folder: Path) -> Iterator[Read]:
     archive = Archive(str(folder / "segments"), shards=1)
     path = folder / "segments/segments/ab.0.arrow"
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
 
     def read(content: bytes) -> object:
         path.write_bytes(content)
@@ -375,6 +376,7 @@ def _numbers_reading(folder: Path) -> Iterator[Read]:
 
 @contextmanager
 def _mark_reading(folder: Path) -> Iterator[Read]:
+    shutil.rmtree(folder / "mark", ignore_errors=True)  # the last reader's mark is damaged
     Archive(str(folder / "mark"), shards=1)
     path = folder / "mark/repository.json"
 

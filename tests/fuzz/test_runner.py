@@ -113,6 +113,20 @@ def test_a_target_that_never_goes_on_is_left() -> None:
     assert others[0] + others[1] == 60
 
 
+def test_readers_of_files_are_made_ready_again() -> None:
+    script = """if True:
+        from tests.fuzz.runner import run, scratch
+        from tests.fuzz.stored import STORED
+        with scratch() as folder:
+            outcomes = [outcome for seed in (1, 2) for outcome in run(STORED, seed, range(9), folder)]
+        print(*(not one.times and one.read + one.refused == 9 for one in outcomes))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert set(found.stdout.split()) == {"True"}, found.stderr
+
+
 def test_a_fuzzer_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz", "1h", "--target", "numbers", "--folder", str(tmp_path)],
