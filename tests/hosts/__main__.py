@@ -24,8 +24,8 @@ HOSTS = 4
 CUTS = 3
 """In a round."""
 SECONDS = (1.0, 4.0, 15.0, 40.0, 90.0)
-SETTLE_S = 60.0
-"""After a cut, by when Ray has found out which hosts it gave up."""
+SETTLE_S = 15.0
+"""After a long cut, by when Ray has found out which hosts it gives up."""
 STEPS = (*SAVE, *LOAD, "pull.before", "pull.after", "grant.before", "note.after", "hold.after")
 
 
@@ -67,8 +67,9 @@ def play(at: Hosts, number: int, random: Random) -> None:
         finally:
             for gate in gates:
                 gate.open()
-        recover(ground, alive, long=seconds > SECONDS[1])
+        gone = recovered(at, alive) if seconds > SECONDS[1] else set[int]()
         failed = ground.settle(begun, certain=False)
+        note_losses(ground, gone)
         say(f"round {number}: {len(begun)} operations, {len(failed)} of them failed")
         ground.judge(at.network.hosts, whole=True)
     ground.retire_all()
@@ -78,24 +79,22 @@ def play(at: Hosts, number: int, random: Random) -> None:
     at.client(1).do("stop", prefix=f"round{number}-")
 
 
-def recover(ground: Ground, alive: set[int], long: bool) -> None:
-    """Have hosts that were given up join again, and take note of what may be lost."""
-    at = ground.hosts
-    gone: set[int] = set()
-    if long:
-        threading.Event().wait(SETTLE_S / 4)  # Ray's head looks at each host for some 10 s
-        gone = {host for host in alive if not at.is_alive(host)}
+def recovered(at: Hosts, alive: set[int]) -> set[int]:
+    """Have hosts that were given up join again; give them."""
+    threading.Event().wait(SETTLE_S)
+    gone = {host for host in alive if not at.is_alive(host)}
     for host in gone:
         at.forget(host)
         at.join(host)
-    if not gone:
-        return
-    say(f"given up, and joined again: {sorted(gone)}")
+    return gone
+
+
+def note_losses(ground: Ground, gone: set[int]) -> None:
+    """Take note of what may be lost with hosts that were given up: what was saved during the cut is on no path yet."""
+    if gone:
+        say(f"given up, and joined again: {sorted(gone)}")
     for repository, record in ground.records.items():
-        kind = repository.rpartition("-")[2]
-        if kind == "memory" or len(gone) > 1:  # what was saved during the cut is on no path yet
-            record.may_lose_all()
-        if kind == "path":
+        if gone and (repository.endswith(("memory", "path")) or len(gone) > 1):
             record.may_lose_all()
 
 

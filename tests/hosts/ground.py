@@ -145,7 +145,7 @@ class Ground:
             certain: none may fail.
         """
         failed: list[str] = []
-        for one in operations:
+        for one in sorted(operations, key=lambda one: isinstance(one, Loading)):  # loads may give what was saved beside
             try:
                 found = one.answer.result(TIMEOUT_S + WAIT_S)
             except FailedError as exc:

@@ -1,0 +1,103 @@
+"""Saves while their shard has no lease (`actors.shard.tenure`, H2 in docs/design/hosts.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
+from tensorvine.store.refs import ModelRef
+from tensorvine.store.waiting import Deadline
+
+from tests.support.home import Home
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home()
+
+
+class LapsedTenure:
+    """A lease that is over when a version would come to exist."""
+
+    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.holds = True
+        self.superseded = False
+        self.undone: list[ModelRef] = []
+        monkeypatch.setattr(home.peers, "note", self._noted)
+        monkeypatch.setattr(home.peers, "note_gently", self._noted)
+        monkeypatch.setattr(home.peers, "release", self._released)
+        home.context.tenure = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    def check(self) -> None:
+        pass
+
+    async def held(self, deadline: Deadline) -> None:
+        while not self.holds:
+            if self.superseded:
+                raise ShardUnavailableError("another one runs in its place")
+            if deadline.passed:
+                raise OperationTimeoutError("it does not answer")
+            await asyncio.sleep(0)
+
+    async def _noted(self, news: dict[ModelRef, Any]) -> None:
+        self.holds = not all(exists for _, exists in news.values())
+
+    async def _released(self, ref: ModelRef, shards: Any) -> None:
+        self.undone.append(ref)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    deadline = Deadline.after(60.0)
+    while not reached():
+        deadline.left_for("what is waited for")
+        await asyncio.sleep(0.001)
+
+
+def test_a_version_comes_to_exist_when_there_is_a_lease_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenure = LapsedTenure(home, monkeypatch)
+
+    async def save() -> None:
+        saving = asyncio.create_task(home.commit([]))
+        await until(lambda: not tenure.holds)
+        await asyncio.sleep(0)
+        assert home.state.models() == []
+        tenure.holds = True
+        await saving
+
+    asyncio.run(save())
+    assert home.state.models() == [ModelRef("m", 1)]
+
+
+def test_what_comes_to_nothing_without_a_lease_is_undone_with_the_next(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenure = LapsedTenure(home, monkeypatch)
+
+    async def save() -> None:
+        with pytest.raises(OperationTimeoutError, match="it does not answer"):
+            await home.commit([], timeout=0.05)
+        assert home.state.models() == tenure.undone == []
+        tenure.holds = True
+        await until(lambda: bool(tenure.undone))
+
+    asyncio.run(save())
+    assert tenure.undone == [ModelRef("m", 1)]
+
+
+def test_what_comes_to_nothing_where_another_is_in_the_shard_s_place_is_left_to_that(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may have the version, from the copies that were made before."""
+    tenure = LapsedTenure(home, monkeypatch)
+    tenure.superseded = True
+
+    async def save() -> None:
+        with pytest.raises(ShardUnavailableError, match="another one runs in its place"):
+            await home.commit([])
+        await until(lambda: "m@1 is left as it is at other shards" in caplog.text)
+
+    asyncio.run(save())
+    assert home.state.models() == tenure.undone == []
