@@ -17,13 +17,13 @@ import logging
 import os
 import secrets
 import select
-import threading
 import time
 from collections.abc import Callable
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..rpc.registry import Registry
+from .ticker import Ticker
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,11 @@ class Tenure:
         self._entry = json.dumps([node, os.getpid(), secrets.token_hex(8)]).encode()
         self._ends = 0.0
         self._superseded = False
+        self._reached = True
+        """The head answered last time."""
         _outlast(self._enter(), node, shard)
         self._renew()
-        threading.Thread(target=self._keep, name="tensorvine-tenure", daemon=True).start()
+        Ticker("tenure", shard, lambda: RENEW_S, self._keep)
 
     @property
     def holds(self) -> bool:
@@ -107,19 +109,19 @@ class Tenure:
             self._show(self._ends)
         else:
             self._superseded = True
+            log.error("%s; it answers nothing more", self._lapsed())
 
     def _keep(self) -> None:
-        """Renew the lease for as long as this is the shard."""
-        pauses, quiet = Backoff(RENEW_S, RENEW_S), True
-        while not self._superseded:
-            pauses.wait()
-            try:
-                self._renew()
-                quiet = True
-            except TensorVineError as exc:
-                log.log(logging.WARNING if quiet else logging.DEBUG, "shard %d: no new lease: %s", self._shard, exc)
-                quiet = False
-        log.error("%s; it answers nothing more", self._lapsed())
+        """Take a new lease, if this is the shard still."""
+        if self._superseded:
+            return
+        try:
+            self._renew()
+            self._reached = True
+        except TensorVineError as exc:
+            level = logging.WARNING if self._reached else logging.DEBUG
+            log.log(level, "shard %d: the head of the cluster gives no new lease: %s", self._shard, exc)
+            self._reached = False
 
 
 def _outlast(former: bytes | None, node: str, shard: int) -> None:

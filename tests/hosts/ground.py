@@ -57,7 +57,7 @@ class Record:
 
     def newest(self, name: str) -> int:
         """Return the newest version of a name; 0: there is none."""
-        return max(self.saved.get(name, {0: 0}))
+        return max(self.saved.get(name) or {0: 0})
 
     def may_lose_all(self) -> None:
         """Take note that whatever is there now may have been lost."""
