@@ -2,7 +2,8 @@
 
 Rules
 - Each member is a run of its own, with a thread here that tells it to go on: no member waits for another.
-- A member that is replaced is closed when its copy is whole. Nobody who is being copied is replaced meanwhile.
+- A member that is replaced is closed when its copy is whole. Nobody who is being copied is replaced meanwhile,
+  and nobody who is being replaced is copied.
 - Who is replaced by whom is decided as Ray Tune does it: whoever ends an interval among the worst quarter, by what the
   members' scores were last, is replaced by one of the best quarter.
 """
@@ -41,6 +42,8 @@ class Member:
     """None: it has not ended an interval."""
     copied: bool = False
     """Its state is being taken."""
+    replaced: bool = False
+    """A copy of another one takes its place."""
 
 
 class Population:
@@ -114,9 +117,11 @@ class Population:
                 at = time.perf_counter() - self._begun
                 self._intervals.append(Interval(at, member.number, member.step, steps, member.rate, accuracy))
                 winner = self._winner(member)
+                member.replaced = winner is not None
                 options = explore({"rate": winner.rate}, self._random) if winner else {}
             if winner is not None:
                 self._exploit(member, winner, options)
+                member.replaced = False
 
     def _winner(self, member: Member) -> Member | None:
         """Choose whom a member that has ended an interval is replaced by; None: by nobody."""
@@ -126,7 +131,7 @@ class Population:
         if member.copied or member not in alive[:count]:
             return None
         winner = self._random.choice(alive[-count:])
-        if winner.copied or winner.step + 2 * self._problem.interval > self._steps:
+        if winner.copied or winner.replaced or winner.step + 2 * self._problem.interval > self._steps:
             return None
         winner.copied = True
         return winner
