@@ -94,6 +94,7 @@ class Engine(Protocol):
 
         Raises:
             LookupError: there is none.
+            ShardUnavailableError: who knows the actors does not answer; `nodes`, `spawn` and `kill` raise it, too.
         """
         ...
 

@@ -46,10 +46,10 @@ class RayEngine:
     def nodes(self) -> list[Node]:
         """List living nodes, the driver's own first."""
         here = self.this_node()
+        with _head_asked("nodes"):
+            known = cast("list[dict[str, Any]]", ray.nodes())
         alive = [
-            Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0)))
-            for row in cast("list[dict[str, Any]]", ray.nodes())
-            if row["Alive"]
+            Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0))) for row in known if row["Alive"]
         ]
         return sorted(alive, key=lambda node: (node.id != here, node.id))
 
@@ -79,13 +79,15 @@ class RayEngine:
         restarts = -1 if lifetime.restarts else 0
         kept = "detached" if lifetime.outlives else None
         options = dict(name=name, namespace=NAMESPACE, lifetime=kept, get_if_exists=True, **placed)
-        return _actor_class(cls).options(max_restarts=restarts, **options).remote(**arguments)
+        with _head_asked(name):
+            return _actor_class(cls).options(max_restarts=restarts, **options).remote(**arguments)
 
     def find(self, name: str) -> Actor:
         """Find a named actor."""
         _check_running(name)
         try:
-            return cast(Actor, ray.get_actor(name, namespace=NAMESPACE))
+            with _head_asked(name):
+                return cast(Actor, ray.get_actor(name, namespace=NAMESPACE))
         except ValueError as exc:
             raise LookupError(f"no actor named {name!r} in namespace {NAMESPACE!r}") from exc
 
@@ -94,7 +96,8 @@ class RayEngine:
         if not ray.is_initialized():
             return
         try:
-            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+            with _head_asked(name):
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         except ValueError:
             return
 
@@ -105,7 +108,7 @@ class RayEngine:
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""
         _check_running(name)
-        with _stored(name):
+        with _head_asked(name):
             if value is None:
                 internal_kv._internal_kv_del(name, namespace=NAMESPACE)
             else:
@@ -114,7 +117,7 @@ class RayEngine:
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""
         _check_running(prefix)
-        with _stored(prefix):
+        with _head_asked(prefix):
             names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
             found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
@@ -154,11 +157,12 @@ class RayEngine:
 
 
 @contextlib.contextmanager
-def _stored(what: str) -> Generator[None]:
+def _head_asked(what: str) -> Generator[None]:
+    """Raise an error of the tree where the head of the cluster does not answer in Ray's time."""
     try:
         yield
     except (ray.exceptions.RayError, RuntimeError) as exc:
-        raise ShardUnavailableError(f"{what}: expected the head of the cluster to keep it; {exc}") from exc
+        raise ShardUnavailableError(f"{what}: expected an answer of the cluster's head; {exc}") from exc
 
 
 @cache

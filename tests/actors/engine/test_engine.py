@@ -341,6 +341,17 @@ def test_an_error_of_rays_that_means_nothing_here_stays_itself():
     assert caught.value is error
 
 
+@pytest.mark.parametrize("asked", [lambda e: e.find("a"), lambda e: e.kill("a"), lambda e: e.spawn(Probe, "a", {})])
+def test_a_head_that_does_not_answer_is_an_error_of_the_tree(asked, monkeypatch):
+    def late(*_, **__):
+        raise ray.exceptions.GetTimeoutError("the head is under high load")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_actor", late)
+    with pytest.raises(ShardUnavailableError, match="a: expected an answer of the cluster's head; the head is under"):
+        asked(engine_ray.RayEngine())
+
+
 # ---- shards at work on Dask ---------------------------------------------------------------------------
 
 
