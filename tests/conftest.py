@@ -33,6 +33,7 @@ OWN_CLUSTER = "own_cluster"
 """The marker."""
 LONGEST = (
     "test_hosts.py",
+    "test_replicas.py",
     "test_benchmarks_online.py",
     "test_cli.py",
     "test_nas_resume.py",
