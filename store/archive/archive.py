@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
-from .directory import FOLDER, TEMPORARY, Directory
+from .directory import FOLDER, TEMPORARY, Directory, GuardedDirectory
 from .encoding import block_of
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
 from .numbers import gather
@@ -62,6 +62,7 @@ class Archive:
         shards: how many the repository has, another number than before is fine; or which of them made a segment of
             that serial number.
         create: make what is missing; else there must be a repository.
+        guard: called before each change of a file; what it raises ends that. None: files may always change.
 
     Raises:
         StorageError: the path cannot be used, or holds files that are no repository's.
@@ -74,8 +75,9 @@ class Archive:
     ([], {})
     """
 
-    def __init__(self, uri: str, shards: Makers, create: bool = True) -> None:
-        self.directory: Directory = open_directory(uri, create)
+    def __init__(self, uri: str, shards: Makers, create: bool = True, guard: Callable[[], None] | None = None) -> None:
+        opened = open_directory(uri, create)
+        self.directory: Directory = GuardedDirectory(opened, guard) if guard is not None else opened
         self._shards = shards
         self._check_mark(create)
 

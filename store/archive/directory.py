@@ -152,6 +152,59 @@ class Directory(ABC):
         return [name for name in self.list(folder) if name.endswith(TEMPORARY)]
 
 
+class GuardedDirectory(Directory):
+    """Another directory, of which files change only while they may.
+
+    Args:
+        directory: it.
+        check: called before each change; what it raises is raised, and nothing has changed.
+    """
+
+    def __init__(self, directory: Directory, check: Callable[[], None]) -> None:
+        self.uri = directory.uri
+        self._directory = directory
+        self._check = check
+
+    def write(self, name: str, fill: Fill) -> int:
+        """Write a file, if that may be."""
+        self._check()
+        return self._directory.write(name, fill)
+
+    def append(self, name: str, data: bytes) -> bool:
+        """Add to a file, if that may be."""
+        self._check()
+        return self._directory.append(name, data)
+
+    def delete(self, *names: str) -> None:
+        """Remove files, if that may be."""
+        self._check()
+        self._directory.delete(*names)
+
+    def read(self, name: str) -> Content:
+        """Read a file."""
+        return self._directory.read(name)
+
+    def open(self, name: str) -> OpenFile:
+        """Open a file."""
+        return self._directory.open(name)
+
+    def list(self, folder: str) -> dict[str, int]:
+        """List files."""
+        return self._directory.list(folder)
+
+    def odd(self, folder: str) -> dict[str, str]:
+        """List all else."""
+        return self._directory.odd(folder)
+
+    def claim(self, name: str) -> int | None:
+        """Lock a file."""
+        return self._directory.claim(name)
+
+    def abandoned(self) -> list[str]:
+        """Name half-written files."""
+        return self._directory.abandoned()
+
+
 class OpenFile(ABC):
     """A file that is open for reading."""
 

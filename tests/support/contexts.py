@@ -11,6 +11,7 @@ from tensorvine.actors.rpc.messages import RecoveryInfo, ShardConfig
 from tensorvine.actors.rpc.notifier import Notifier
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.segment_memory import SegmentMemory
+from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.holders import Owner, Save
 from tensorvine.store.shard import ShardState
 from tensorvine.store.waiting import Deadline
@@ -46,12 +47,13 @@ def engine_at(node: str) -> Any:
 
 
 class HeldTenure:
-    """A lease that does not end."""
+    """A lease that does not end by itself."""
 
     holds = True
 
     def check(self) -> None:
-        pass
+        if not self.holds:
+            raise ShardUnavailableError("there is no lease")
 
     async def held(self, deadline: Deadline) -> None:
         pass

@@ -7,8 +7,8 @@ Rules
   writes it. Of a segment that is not known here all homes are asked, too, whether a version names it. Then it goes.
 - A half-written file is looked after by the first shard. It is an orphan when two looks found that nobody writes it:
   a write failed and the disk did not take it back, or a writer was killed.
-- There is no look while names or segments move, while other homes have not said what they name here, or while any
-  shard has manifests that it could not read.
+- There is no look while names or segments move, while other homes have not said what they name here, while any shard
+  has manifests that it could not read, or while this one has no lease (`tenure`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Care:
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
+        self._tenure = context.tenure
         self._archive = archive
         self._tiers = tiers
         self._persister = persister
@@ -151,7 +152,8 @@ class Care:
         topology = self._peers.topology
         with self._lock:
             here = self._state.index in topology.shards
-            return here and not topology.former and not topology.leaving and not self._state.is_blind and calm()
+            still = not topology.former and not topology.leaving and not self._state.is_blind
+            return here and still and self._tenure.holds and calm()
 
     def _needs(self, segment_id: SegmentId, file: StoredFile) -> bool:
         """Tell whether a file is a segment's, or may be about to be. Call it with the lock held."""

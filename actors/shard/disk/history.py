@@ -73,7 +73,9 @@ class History:
         self._lock = context.lock
         self._peers = context.peers
         self._settle = settle
-        self._archive = Archive(disk.uri, lambda serial: self._peers.topology.maker(serial), create=False)
+        self._archive = Archive(
+            disk.uri, lambda serial: self._peers.topology.maker(serial), create=False, guard=context.tenure.check
+        )
         codec = from_spec(disk.codec) if disk.codec else None
         self._tiers = Tiers(context, self._archive, codec, settle, self._stored_elsewhere)
         self._workers = Workers(READERS, thread_name_prefix="tensorvine-disk")

@@ -7,6 +7,8 @@ Rules
 - Encoding and writing run in a thread of the shard's process, at low priority; the codecs let go of the GIL.
 - A version that is retired before it was written is not written. One that was is buried: its manifest is replaced by
   a header that says so, and only then may its tensors go.
+- A shard without a lease changes no file (`tenure`): its next incarnation may need what it would delete, and may name
+  what it would write as lost.
 """
 
 from __future__ import annotations
@@ -307,7 +309,7 @@ class Persister:
         """Remove a manifest that was not written or not heard of, in case it got there: its version will not exist."""
         try:
             self.archive.directory.delete(manifest_name(ref))
-        except StorageError as exc:
+        except (StorageError, ShardUnavailableError) as exc:
             self._refused.add(ref)
             log.warning("shard %d: %s failed, its manifest is deleted later: %s", self._index, ref, exc)
         else:
@@ -354,5 +356,5 @@ class Persister:
     def _delete(self, names: list[str]) -> None:
         try:
             self.archive.delete_segments(names)
-        except StorageError as exc:
+        except (StorageError, ShardUnavailableError) as exc:
             log.warning("shard %d: files that nobody needs stay for now: %s", self._index, exc)

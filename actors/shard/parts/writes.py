@@ -265,6 +265,7 @@ class Writes:
             await self._segment_handoff.heard()
             await self._peers.hold(ref, draft.holds)
             await self._peers.note({ref: (draft.parent, True)})
+            await tenure.held(deadline)  # without a lease nothing is written
             if durable:
                 await self._write_now(draft, draft.header(ref, created_ns), deadline)
             else:

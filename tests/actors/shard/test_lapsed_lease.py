@@ -1,16 +1,20 @@
-"""Saves while their shard has no lease (`actors.shard.tenure`, H2 in docs/design/hosts.md)."""
+"""Saves, and the path, while their shard has no lease (`actors.shard.tenure`, H2 in docs/design/hosts.md)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
 
+from tests.support.disklife import Life, note, put
 from tests.support.home import Home
 
 
@@ -101,3 +105,30 @@ def test_what_comes_to_nothing_where_another_is_in_the_shard_s_place_is_left_to_
 
     asyncio.run(save())
     assert home.state.models() == tenure.undone == []
+
+
+# ---- the path -----------------------------------------------------------------------------------------
+
+
+def test_a_shard_without_a_lease_changes_no_file_and_does_with_the_next(tmp_path: Path) -> None:
+    """The files that it does not know may be those of its next incarnation."""
+    archive = Archive(str(tmp_path), 1)
+    put(archive, (0, 1), {0: np.ones(100, np.uint8)})
+    note(archive, ModelRef("m", 1), [(1, 0, 100)])
+    life = Life(tmp_path, again=True)
+    tenure: Any = life.context.tenure
+    put(archive, (0, 9), {0: np.ones(100, np.uint8)})
+    before = archive.segments()
+    tenure.holds = False
+    for _ in range(3):
+        life.history.care.look(lambda: True)
+    life.history.persister.delete([file.name for files in before.values() for file in files])
+    with pytest.raises(ShardUnavailableError, match="there is no lease"):
+        life.history.persister.bury(life.state.record("m", 1, "").header)
+    life.history.persister._deleter.submit(int).result(60)
+    assert archive.segments() == before
+    assert len(life.content(ModelRef("m", 1))) == 1
+    tenure.holds = True
+    for _ in range(2):
+        life.history.care.look(lambda: True)
+    assert list(archive.segments()) == [(0, 1)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.archive.directory import Directory
+from tensorvine.store.archive.directory import Directory, GuardedDirectory
 from tensorvine.store.archive.encoding import decode_slot, encode_tensors
 from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.errors import CorruptDataError, StorageError
@@ -342,6 +342,34 @@ class TestLocal(Contract):
             pytest.skip("mounting a file system takes root")
         yield place
         subprocess.run(["/bin/umount", "-l", place], check=True)
+
+
+class TestGuarded(Contract):
+    """Of a directory whose files may change."""
+
+    @pytest.fixture
+    def uri(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    @pytest.fixture
+    def directory(self, uri: str) -> Directory:
+        return GuardedDirectory(open_directory(uri), lambda: None)
+
+    def test_nothing_changes_while_it_may_not(self, uri: str) -> None:
+        def refuse() -> None:
+            raise StorageError("not now")
+
+        put(open_directory(uri), "a", b"1")
+        directory = GuardedDirectory(open_directory(uri), refuse)
+        for change in (
+            lambda: put(directory, "a", b"2"),
+            lambda: put(directory, "b", b"2"),
+            lambda: directory.append("a", b"2"),
+            lambda: directory.delete("a"),
+        ):
+            with pytest.raises(StorageError, match="not now"):
+                change()
+        assert (directory.list(""), content_of(directory, "a")) == ({"a": 1}, b"1")
 
 
 class TestOtherThanFiles:
