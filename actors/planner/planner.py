@@ -6,6 +6,7 @@ Rules (docs/design/ledger.md)
 - A planner that starts again answers at once, but tells nobody how things stand before it has heard every shard of the
   newest topology: its ledger, or that it starts again as well. It never goes by an older topology, it waits, and says
   so. Trainings tell it of themselves again.
+- It decides on a topology only while the head of the cluster says that it is the planner still (`shard.tenure`).
 - Where all that knew of some commits may have died, numbers begin anew above all that were used (`Registry`).
 - When to update and by which way is `streams`' part.
 """
@@ -23,7 +24,13 @@ from typing import TypeVar, TypeVarTuple
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import LOCK_NAME, Archive
-from ...store.errors import MovedError, RepositoryNotFoundError, StorageError, TensorVineError
+from ...store.errors import (
+    MovedError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    StorageError,
+    TensorVineError,
+)
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
 from ...store.waiting import Backoff, Deadline
@@ -36,6 +43,7 @@ from ..rpc.shard_channels import ShardChannels
 from ..rpc.sockets.framing import SocketAddress
 from ..rpc.sockets.server import LazyServer
 from ..shard.calls import ShardCalls
+from ..shard.tenure import Tenure
 from .autoscale import AutoScale
 from .calls import PlannerCalls
 from .resizing import Resizing, ScaleReport
@@ -82,7 +90,7 @@ class Planner:
             self._shards,
             plan=plan,
             topology=lambda: self._topology,
-            record=self._registry.decide,
+            record=self._record,
             decide=self._decide,
             finished=self._note_finished,
             ledger=self._told,
@@ -95,11 +103,14 @@ class Planner:
         self._ready: Future[None] = Future()
         """Done when it is known how things stand."""
         self._ready.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
+        self._tenure: Tenure | None = None
+        """Until when this is the planner; None: a former one may be."""
         if engine.restarted():
             threading.Thread(target=self._start_again, name="tensorvine-recover", daemon=True).start()
         else:
             self._registry.clear()
-            self._registry.decide(topology)
+            self._tenure = self._enter()
+            self._record(topology)
             self._begin()
 
     @answers(PlannerCalls.socket_address)
@@ -174,6 +185,16 @@ class Planner:
         """Plan in a thread of its own, one thing at a time, so that no commit waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._planning, work, *arguments)
 
+    def _enter(self) -> Tenure:
+        return Tenure(self._registry, "planner", self._engine.this_node())
+
+    def _record(self, topology: Topology) -> None:
+        """Have a topology outlive all actors, if this is the planner."""
+        if self._tenure is None:
+            raise ShardUnavailableError("planner: expected to be the only one; a former one may run still")
+        self._tenure.check()
+        self._registry.decide(topology)
+
     def _decide(self, topology: Topology) -> None:
         with self._lock:
             self._topology = topology
@@ -209,6 +230,7 @@ class Planner:
 
     def _start_again(self) -> None:
         """Learn how things stand, however long it takes."""
+        self._tenure = self._enter()
         try:
             self._take_path(sweep=False)  # shards may be writing
         except TensorVineError as exc:

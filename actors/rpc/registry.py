@@ -62,15 +62,15 @@ class Registry:
         found = self._engine.kept(self._own + _RESTARTS)
         return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
 
-    def enter(self, shard: int, entry: bytes) -> bytes | None:
-        """Note which incarnation is a shard from now on; give the entry of the one that was, if one ever was."""
-        former = self.tenure(shard)
-        self._engine.keep(f"{self._own}{_TENURE}{shard}", entry)
+    def enter(self, actor: str, entry: bytes) -> bytes | None:
+        """Note which incarnation is an actor from now on; give the entry of the one that was, if one ever was."""
+        former = self.tenure(actor)
+        self._engine.keep(f"{self._own}{_TENURE}{actor}", entry)
         return former
 
-    def tenure(self, shard: int) -> bytes | None:
-        """Return the entry of the incarnation that is a shard."""
-        name = f"{self._own}{_TENURE}{shard}"
+    def tenure(self, actor: str) -> bytes | None:
+        """Return the entry of the incarnation that is an actor."""
+        name = f"{self._own}{_TENURE}{actor}"
         return self._engine.kept(name).get(name)
 
     def owes(self, shard: int, owing: bool) -> None:

@@ -87,7 +87,7 @@ def open_context(engine: Engine, config: ShardConfig) -> ShardContext:
     state = ShardState(config.index, lambda name: peers.topology.home(name), config.session_s)
     segment_memory = SegmentMemory(state, lock, config.capacity, config.preallocate_bytes)
     registry = Registry(engine, config.repository, config.start)
-    tenure = Tenure(registry, config.index, engine.this_node(), segment_memory.memory.lease)
+    tenure = Tenure(registry, f"shard {config.index}", engine.this_node(), segment_memory.memory.lease)
     peers = Peers(engine, config)
     recovery_info = peers.recovery_info() if engine.restarted() else None
     if (

@@ -51,7 +51,7 @@ class Sweep:
         self._replica_store = replica_store
         self._senders = senders
         self._exports = exports
-        self._ticker = Ticker("sweep", context.index, lambda: SWEEP_S, self._sweep)
+        self._ticker = Ticker("sweep", f"shard {context.index}", lambda: SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         if self._reconciliation is not None and self._reconciliation.open and not self._peers.topology.former:

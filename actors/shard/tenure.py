@@ -1,9 +1,10 @@
-"""How long a shard may answer for what it keeps: where a network is cut, its next incarnation may run by then.
+"""How long an actor may answer for what it keeps: where a network is cut, its next incarnation may run by then.
 
 Rules (docs/design/hosts.md)
 - A shard enters itself at the head of the cluster (`registry`), and asks there again and again whether it still is the
-  one. Each answer that it is gives it a lease, from when it was asked. Without a lease it answers for no version and
-  commits none, and the readers of its node see on its version page that the lease is over.
+  one. Each answer that it is gives it a lease, from when it was asked. Without a lease it answers for no version,
+  commits none and changes no file, and the readers of its node see on its version page that the lease is over.
+- A planner does so, too. Without a lease it decides on no topology.
 - The next incarnation enters itself in its place, and answers nothing before the former's lease has run out. A former
   one of its own node has ended, which is quicker to see.
 - A lease is counted on the monotonic clock of its machine alone; no two machines compare their clocks.
@@ -37,36 +38,40 @@ PAUSE_S = 0.05
 """Between two looks of who waits for the lease."""
 
 
+def _unseen(ends: float) -> None:
+    """Show a lease to nobody."""
+
+
 class Tenure:
-    """The lease of one incarnation of a shard. Made when it starts; a former one's is over by then.
+    """The lease of one incarnation of an actor. Made when it starts; a former one's is over by then.
 
     Args:
-        registry: keeps who the shard is.
-        shard: its number.
+        registry: keeps who the actor is.
+        actor: "shard 3" or "planner".
         node: where this incarnation runs.
         show: told the end of each lease, of `time.monotonic`.
     """
 
-    def __init__(self, registry: Registry, shard: int, node: str, show: Callable[[float], None]) -> None:
+    def __init__(self, registry: Registry, actor: str, node: str, show: Callable[[float], None] = _unseen) -> None:
         self._registry = registry
-        self._shard = shard
+        self._actor = actor
         self._show = show
         self._entry = json.dumps([node, os.getpid(), secrets.token_hex(8)]).encode()
         self._ends = 0.0
         self._superseded = False
         self._reached = True
         """The head answered last time."""
-        _outlast(self._enter(), node, shard)
-        self._renew()
-        Ticker("tenure", shard, lambda: RENEW_S, self._keep)
+        _outlast(self._enter(), node, actor)
+        self._keep()
+        Ticker("tenure", actor, lambda: RENEW_S, self._keep)
 
     @property
     def holds(self) -> bool:
-        """Whether the shard may answer for what it keeps."""
+        """Whether the actor may answer for what it keeps."""
         return time.monotonic() < self._ends
 
     def check(self) -> None:
-        """Refuse to answer while the shard may not.
+        """Refuse to answer while the actor may not.
 
         Raises:
             ShardUnavailableError: it may not, for now or for good.
@@ -75,7 +80,7 @@ class Tenure:
             raise ShardUnavailableError(self._lapsed())
 
     async def held(self, deadline: Deadline) -> None:
-        """Wait until the shard may answer.
+        """Wait until the actor may answer.
 
         Raises:
             ShardUnavailableError: it never will: another one is in its place.
@@ -90,21 +95,21 @@ class Tenure:
 
     def _lapsed(self) -> str:
         reason = "another one runs in its place" if self._superseded else "it does not answer"
-        return f"shard {self._shard}: expected the head of the cluster to say that this is it still; {reason}"
+        return f"{self._actor}: expected the head of the cluster to say that this is it still; {reason}"
 
     def _enter(self) -> bytes | None:
-        """Take the shard's place, however long the head takes to say so; give who was in it."""
+        """Take the actor's place, however long the head takes to say so; give who was in it."""
         pauses = Backoff(RENEW_S, RENEW_S)
         while True:
             try:
-                return self._registry.enter(self._shard, self._entry)
+                return self._registry.enter(self._actor, self._entry)
             except TensorVineError as exc:
-                log.warning("shard %d starts and waits for the head of the cluster: %s", self._shard, exc)
+                log.warning("%s starts and waits for the head of the cluster: %s", self._actor, exc)
             pauses.wait()
 
     def _renew(self) -> None:
         asked = time.monotonic()
-        if self._registry.tenure(self._shard) == self._entry:
+        if self._registry.tenure(self._actor) == self._entry:
             self._ends = asked + LEASE_S
             self._show(self._ends)
         else:
@@ -112,7 +117,7 @@ class Tenure:
             log.error("%s; it answers nothing more", self._lapsed())
 
     def _keep(self) -> None:
-        """Take a new lease, if this is the shard still."""
+        """Take a new lease, if this is the actor still."""
         if self._superseded:
             return
         try:
@@ -120,11 +125,11 @@ class Tenure:
             self._reached = True
         except TensorVineError as exc:
             level = logging.WARNING if self._reached else logging.DEBUG
-            log.log(level, "shard %d: the head of the cluster gives no new lease: %s", self._shard, exc)
+            log.log(level, "%s: the head of the cluster gives no new lease: %s", self._actor, exc)
             self._reached = False
 
 
-def _outlast(former: bytes | None, node: str, shard: int) -> None:
+def _outlast(former: bytes | None, node: str, actor: str) -> None:
     """Wait until a former incarnation answers nothing more: it has ended, or its last lease is over."""
     if former is None:
         return
@@ -133,7 +138,7 @@ def _outlast(former: bytes | None, node: str, shard: int) -> None:
     if where == node:
         _await_end(pid, over)
         return
-    log.info("shard %d: its former incarnation ran on another node; its lease ends in %.1f s", shard, over.left())
+    log.info("%s: its former incarnation ran on another node; its lease ends in %.1f s", actor, over.left())
     Backoff(over.left(), over.left()).wait(NEVER)
 
 

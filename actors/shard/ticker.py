@@ -1,4 +1,4 @@
-"""What a shard does again and again, as long as its process lives: each in a thread of its own.
+"""What a shard or the planner does again and again, as long as its process lives: each in a thread of its own.
 
 Rules
 - One thread each, because each waits for something else: sweeps for other shards, care for the disk, copies for other
@@ -20,19 +20,19 @@ class Ticker:
 
     Args:
         what: names the thread, and the step in the log.
-        shard: whose it is, for the log.
+        whose: "shard 3", for the log.
         pause: returns the seconds until the next step.
         step: the step.
 
     >>> done = threading.Event()
-    >>> Ticker("example", 0, lambda: 3600.0, done.set).soon()
+    >>> Ticker("example", "shard 0", lambda: 3600.0, done.set).soon()
     >>> done.wait(60)
     True
     """
 
-    def __init__(self, what: str, shard: int, pause: Callable[[], float], step: Callable[[], None]) -> None:
+    def __init__(self, what: str, whose: str, pause: Callable[[], float], step: Callable[[], None]) -> None:
         self._what = what
-        self._shard = shard
+        self._whose = whose
         self._pause = pause
         self._step = step
         self._now = threading.Event()
@@ -50,5 +50,5 @@ class Ticker:
             try:
                 self._step()
             except Exception:
-                log.exception("shard %d: %s failed; the next try comes", self._shard, self._what)
+                log.exception("%s: %s failed; the next try comes", self._whose, self._what)
                 failed.wait(self._pause())

@@ -76,7 +76,9 @@ class _NoServer:
 class _NoTenure(HeldTenure):
     """Processes end whole here, and no network is cut: a shard's lease never runs out (see tests/hosts)."""
 
-    def __init__(self, registry: object, shard: int, node: str, show: Callable[[float], None]) -> None:
+    def __init__(
+        self, registry: object, actor: str, node: str, show: Callable[[float], None] = lambda ends: None
+    ) -> None:
         show(1e9)
 
 

@@ -75,7 +75,7 @@ class Care:
         Args:
             calm: tells whether the other homes have said what they name here. Called with the lock held.
         """
-        Ticker("care", self._state.index, self._pause, partial(self._step, calm))
+        Ticker("care", f"shard {self._state.index}", self._pause, partial(self._step, calm))
 
     def _pause(self) -> float:
         return self._read_pause if self._state.unread else LOOK_S

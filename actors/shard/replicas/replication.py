@@ -76,7 +76,7 @@ class Replication:
         self._accepted = False
         """A backup goes by this incarnation."""
         self._marks = 0
-        self._ticker = Ticker("replica", self._index, lambda: TICK_S, self._tick)
+        self._ticker = Ticker("replica", f"shard {self._index}", lambda: TICK_S, self._tick)
 
     @property
     def behind(self) -> int:

@@ -56,7 +56,7 @@ def head() -> Head:
 
 def entered(head: Any, node: str = "here", shows: list[float] | None = None) -> Tenure:
     shown = shows if shows is not None else []
-    return Tenure(Registry(head, "models", "start"), 3, node, shown.append)
+    return Tenure(Registry(head, "models", "start"), "shard 3", node, shown.append)
 
 
 def until(reached: Any) -> None:
@@ -113,11 +113,11 @@ class TestTheNextIncarnation:
 
     def test_of_the_same_node_waits_for_its_process(self, head: Head) -> None:
         process = subprocess.Popen(["sleep", "600"])  # noqa: S607
-        head.facts["models:start:tenure/3"] = f'["here", {process.pid}, ""]'.encode()
+        head.facts["models:start:tenure/shard 3"] = f'["here", {process.pid}, ""]'.encode()
         made: list[Tenure] = []
         thread = threading.Thread(target=lambda: made.append(entered(head)), daemon=True)
         thread.start()
-        until(lambda: f'"here", {os.getpid()}' in head.facts["models:start:tenure/3"].decode())
+        until(lambda: f'"here", {os.getpid()}' in head.facts["models:start:tenure/shard 3"].decode())
         assert not made
         process.kill()
         process.wait(60.0)
@@ -127,7 +127,7 @@ class TestTheNextIncarnation:
     def test_does_not_wait_where_that_has_ended(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
         with subprocess.Popen(["true"]) as process:  # noqa: S607
             process.wait(60.0)
-        head.facts["models:start:tenure/3"] = f'["here", {process.pid}, ""]'.encode()
+        head.facts["models:start:tenure/shard 3"] = f'["here", {process.pid}, ""]'.encode()
         monkeypatch.setattr(tenure_module, "LEASE_S", 3600.0)
         with contextlib.suppress(ProcessLookupError):  # its id may be another's by now, on a machine that forks much
             os.kill(process.pid, 0)
