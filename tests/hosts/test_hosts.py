@@ -72,18 +72,18 @@ class TestASecond:
 
     @pytest.mark.parametrize("cut", CUTS)
     def test_saves_and_loads_go_on(self, ground: Ground, cut: str) -> None:
-        steps = zip(SAVE, NAMES, strict=False)
+        names = dict(zip(SAVE, NAMES, strict=False))
         for batch in BATCHES:
             begun: list[Saving | Loading] = []
-            for _, (step, name) in zip(batch, steps, strict=False):
-                host = ground.host()
+            for step in batch:
+                name, host = names[step], ground.host()
                 begun += ground.begin_until(step, lambda r: ground.save(r, name, host))  # noqa: B023
             for step in LOAD if batch is BATCHES[0] else ():
                 host = ground.host()
                 begun += ground.begin_until(step, lambda r: ground.load(r, NAMES[-1], host))  # noqa: B023
             ground.cut_for(CUTS[cut], SECOND_S)
             ground.settle(begun, certain=True)
-        ground.judge(ground.hosts.network.hosts, NAMES[: len(SAVE)])
+        ground.judge(ground.hosts.network.hosts, names.values())
 
     @pytest.mark.parametrize("cut", ["2-3", "1>3"])
     @pytest.mark.parametrize(("shards", "steps"), [(4, JOIN), (3, DRAIN)], ids=["join", "drain"])
@@ -127,10 +127,8 @@ class TestGivenUp:
     def test_others_go_on_and_it_serves_nothing_stale(self, ground: Ground, host: int, cut: str) -> None:
         at = ground.hosts
         others = [other for other in at.network.hosts if other != host]
-        for repository, record in ground.records.items():
-            ground.settle([ground.save(repository, NAMES[-1], host, "disk") for _ in "x" if "path" in repository], True)
-            if repository == "memory":
-                record.may_lose_all()
+        ground.settle([ground.save(r, NAMES[-1], host, "disk") for r in ("path", "both")], certain=True)
+        ground.records["memory"].may_lose_all()
         ground.settle([ground.load(r, name, host) for r in ground.records for name in NAMES[:3]], certain=True)
         flush(ground)
         with at.cut(*CUTS[cut]):
