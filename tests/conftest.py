@@ -32,7 +32,8 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
 """The marker."""
 LONGEST = (
-    "test_hosts.py",
+    "test_a_second.py",
+    "test_given_up.py",
     "test_replicas.py",
     "test_benchmarks_online.py",
     "test_cli.py",

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import combinations
 from typing import Any, Self
 
 PROGRAMS = ("ip", "nsenter", "unshare")
@@ -43,6 +44,20 @@ def both(a: int, b: int) -> tuple[Link, ...]:
 def around(host: int, hosts: int) -> tuple[Link, ...]:
     """Return all links of a host."""
     return tuple(link for other in range(1, hosts + 1) if other != host for link in both(host, other))
+
+
+def cuts(hosts: int) -> dict[str, tuple[Link, ...]]:
+    """Return ways to cut the links of so many hosts, by name: each pair, each direction of one, each host.
+
+    >>> list(cuts(2))
+    ['1-2', '1>2', '2>1', '1 alone', '2 alone']
+    """
+    pairs = list(combinations(range(1, hosts + 1), 2))
+    return {
+        **{f"{a}-{b}": both(a, b) for a, b in pairs},
+        **{f"{a}>{b}": ((a, b),) for pair in pairs for a, b in both(*pair)},
+        **{f"{host} alone": around(host, hosts) for host in range(1, hosts + 1)},
+    }
 
 
 class Network(AbstractContextManager["Network"]):

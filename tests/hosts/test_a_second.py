@@ -1,0 +1,90 @@
+"""Links are cut for a second: nobody is given up, and nothing fails. The first table of docs/design/hosts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.cluster import WAIT_S
+from tests.hosts.conftest import HOSTS
+from tests.hosts.ground import LOAD, NAMES, SAVE, TIMEOUT_S, Ground, Loading, Saving
+from tests.hosts.network import cuts
+
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
+
+SECOND_S = 1.0
+CUTS = cuts(HOSTS)
+PAIRS = [cut for cut in CUTS if "-" in cut]
+BATCHES = (SAVE[:3], SAVE[3:5], SAVE[5:])
+"""Steps at which saves of different hosts are when links are cut."""
+JOIN, DRAIN = (
+    ("learn.before", "hand_over.before", "take.before"),
+    ("copy_out.before", "move_segments.before", "arrived.before"),
+)
+"""Steps of a change of the shards, in the order in which it comes there."""
+FORK = ("describe.before", "arm.before", "arm.after", "start.before", "adopt.before")
+"""Steps of a fork, at the training's ranks or at the clones'."""
+
+
+@pytest.fixture(scope="module")
+def run(ground: Ground) -> Iterator[str]:
+    """A training on hosts 2 and 3, begun on host 1."""
+    at, client = ground.hosts, ground.hosts.client(1)
+    client.do("train", run="run", nodes=[at.id_of(2), at.id_of(3)])
+    yield "run"
+    client.do("end", run="run")
+
+
+class TestASecond:
+    """Links are cut for a second: nobody is given up, and nothing fails."""
+
+    @pytest.mark.parametrize("cut", CUTS)
+    def test_saves_and_loads_go_on(self, ground: Ground, cut: str) -> None:
+        names = dict(zip(SAVE, NAMES, strict=False))
+        for batch in BATCHES:
+            begun: list[Saving | Loading] = []
+            for step in batch:
+                name, host = names[step], ground.host()
+                begun += ground.begin_until(step, lambda r: ground.save(r, name, host))  # noqa: B023
+            for step in LOAD if batch is BATCHES[0] else ():
+                host = ground.host()
+                begun += ground.begin_until(step, lambda r: ground.load(r, NAMES[-1], host))  # noqa: B023
+            ground.cut_for(CUTS[cut], SECOND_S)
+            ground.settle(begun, certain=True)
+        ground.judge(ground.hosts.network.hosts, names.values())
+
+    @pytest.mark.parametrize("cut", [*PAIRS, "1>3"])
+    @pytest.mark.parametrize(("shards", "steps"), [(4, JOIN), (3, DRAIN)], ids=["join", "drain"])
+    def test_changes_of_the_shards_go_on(self, ground: Ground, shards: int, steps: tuple[str, ...], cut: str) -> None:
+        client = ground.hosts.client(1)
+        changes = ground.begin_until(
+            steps[0], lambda r: client.begin("scale", repository=r, shards=shards, timeout=TIMEOUT_S)
+        )
+        meanwhile: list[Saving | Loading] = []
+        for following in (*steps[1:], None):
+            gates = ground.arm(following) if following else []
+            meanwhile += [ground.save(r, NAMES[0], 2) for r in ground.records]
+            meanwhile += [ground.load(r, NAMES[1], 3) for r in ground.records]
+            ground.cut_for(CUTS[cut], SECOND_S)
+            ground.await_stops(gates, changes if gates else ())
+        for change in changes:
+            change.result(TIMEOUT_S + WAIT_S)
+        ground.settle(meanwhile, certain=True)
+        ground.judge(ground.hosts.network.hosts, NAMES[:2])
+
+    @pytest.mark.parametrize("cut", PAIRS)
+    @pytest.mark.parametrize("step", FORK)
+    def test_forks_go_on(self, ground: Ground, run: str, step: str, cut: str) -> None:
+        clones = f"clones-{step}-{cut}"
+        gate = ground.hosts.gate(clones if step in ("start.before", "adopt.before") else run, step)
+        forking = ground.hosts.client(1).begin("fork", run=run, clones=clones, timeout=TIMEOUT_S)
+        ground.await_stops([gate], [forking])
+        assert not forking.done()
+        ground.cut_for(CUTS[cut], SECOND_S)
+        forking.result(TIMEOUT_S + WAIT_S)
+
+    def test_all_go_on(self, ground: Ground) -> None:
+        """Every step was come to, and all that was ever saved is there, on all hosts."""
+        ground.judge(ground.hosts.network.hosts, whole=True)
+        assert ground.reached == {*SAVE, *LOAD, *JOIN, *DRAIN, *FORK}
