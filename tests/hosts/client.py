@@ -96,7 +96,7 @@ class Operations:
         self._runs[run] = Run(run, list(nodes))
 
     def fork(self, run: str, clones: str, timeout: float) -> int:
-        """Fork it while it trains, and hold the clones against it."""
+        """Fork it, and hold the clones against it."""
         return self._runs[run].forked(clones, timeout)
 
     def end(self, run: str) -> None:

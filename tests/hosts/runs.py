@@ -1,4 +1,7 @@
-"""A training over two hosts, and forks of it while it runs: clones go on bit for bit."""
+"""A training over two hosts, and forks of it: clones go on bit for bit.
+
+A fork is asked for when the training begins its steps, and was seen to come about only after the last of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext
 
 STEPS = 200
-"""Of a training while it is forked."""
+"""That the training begins when it is forked; they take less time than the fork."""
 ON = 5
 """Steps that both then go on."""
 
@@ -44,7 +47,7 @@ class Run:
         self._losses: list[list[float]] = [[] for _ in nodes]
 
     def forked(self, clones: str, timeout: float) -> int:
-        """Fork it while it trains; give the step that the clones began after.
+        """Fork it, and let it train meanwhile; give the step that the clones began after.
 
         Raises:
             ValueError: clones did not go on as the training did.
