@@ -3,6 +3,7 @@
 Rules
 - The ranks are ordered, the clones started, and all of them waited for. Whoever fails is named; then the fork is given
   up everywhere and every clone of it is ended. The run goes on.
+- Ranks take the order first, and are then told that all have: some may hear of it late. No rank passes the step before.
 - A step that is given is captured even if the clones are not there yet; where none is given, the clones are started
   first, and the fork takes place at one of the next steps, or at the last one if the training ends before.
 """
@@ -92,6 +93,7 @@ class ForkDirector:
         try:
             if self._at_step is not None:
                 self._arm(order, self._at_step)
+                self._agree(order)
             self._start(counts, options, names)
             adopting = self._adopt(order, steps)
             step = self._at_step if self._at_step is not None else self._soon(order)
@@ -133,7 +135,15 @@ class ForkDirector:
         )
 
     def _arm(self, order: ForkOrder, step: int) -> None:
+        """Have all ranks take the order; then none begins what comes after that step before `_agree`.
+
+        Raises:
+            ForkError: it was too late for some of them.
+        """
         self._all(self._trainers, RankCalls.arm(order, step))
+
+    def _agree(self, order: ForkOrder) -> None:
+        self._all(self._trainers, RankCalls.agree(order.id))
 
     def _soon(self, order: ForkOrder) -> int:
         """Order the fork for one of the next steps; anew, if the training stands still before it came to that step."""
@@ -176,6 +186,7 @@ class ForkDirector:
                 log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
                 margin, refused = 4 * margin, str(exc)
             else:
+                self._agree(order)
                 return step
         where = f"fork {order.id} of {self._run!r}"
         raise ForkError(f"{where}: expected a step that no rank has begun; {TRIES} were too soon: {refused}")

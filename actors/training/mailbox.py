@@ -169,6 +169,10 @@ class RankMailbox:
     async def arm(self, order: ForkOrder, step: int) -> None:
         await self._ask("arm", order, step)
 
+    @answers(RankCalls.agree, group="watch")
+    async def agree(self, fork: str) -> None:
+        await self._ask("agree", fork)
+
     @answers(RankCalls.cancel, group="watch")
     async def cancel(self, fork: str, reason: str) -> None:
         await self._ask("cancel", fork, reason)

@@ -94,9 +94,13 @@ class OutsideRank:
         )
 
     def arm(self, order: ForkOrder, step: int) -> None:
-        """Take an order to fork; errors as in `ForkHooks.arm` and `ForkHooks.capture`."""
-        with self._lock:
-            if self._fork_hooks.arm(order, step):
+        """Take an order to fork; errors as in `ForkHooks.arm`."""
+        self._fork_hooks.arm(order, step)
+
+    def agree(self, fork_id: str) -> None:
+        """Learn that all ranks have taken it; errors as in `ForkHooks.agree`."""
+        if self._fork_hooks.agree(fork_id):  # a step that waits for it holds the lock
+            with self._lock:
                 self._fork_hooks.capture()
 
     def cancel(self, fork_id: str, reason: str) -> None:

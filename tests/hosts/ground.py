@@ -184,13 +184,17 @@ class Ground:
         self._armed += armed
         return armed
 
-    def await_stops(self, gates: Iterable[Gate], operations: Iterable[Saving | Loading | Future[Any]]) -> None:
-        """Wait until each operation has come to its gate, or ended."""
+    def await_stops(self, gates: Iterable[Gate], operations: Iterable[Saving | Loading | Future[Any]]) -> bool:
+        """Wait until each operation has come to its gate, or ended; tell whether all have come there."""
+        all_came = True
         for gate, operation in zip(gates, operations, strict=True):
             answer = operation if isinstance(operation, Future) else operation.answer
             if gate.wait(lambda asked=answer: not asked.done(), TIMEOUT_S):
                 self.reached.add(gate.step)
+            else:
+                all_came = False
             self._stopped.append(gate)
+        return all_came
 
     def cut_for(self, links: Iterable[Link], seconds: float) -> None:
         """Cut links, have what is stopped go on, and heal them after some seconds."""

@@ -1,6 +1,6 @@
 """A training over two hosts, and forks of it: clones go on bit for bit.
 
-A fork is asked for when the training begins its steps, and was seen to come about only after the last of them.
+The training goes on while it is forked, and is stopped afterwards.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext
 
-STEPS = 200
-"""That the training begins when it is forked; they take less time than the fork."""
+STEPS = 10**9
+"""That the training begins before it is forked: more than it comes to."""
 ON = 5
 """Steps that both then go on."""
 
@@ -52,12 +52,17 @@ class Run:
         Raises:
             ValueError: clones did not go on as the training did.
         """
-        steps = self._trainers.train_async(STEPS)
-        made = fork(self._trainers, at_step=None, name=clones, timeout=timeout)
+        self._trainers.train_async(STEPS)
         try:
-            self._note([answer.result(timeout) for answer in steps])
-            self._note(self._trainers.train(ON, timeout))
+            made = fork(self._trainers, at_step=None, name=clones, timeout=timeout)
+        finally:
+            self._trainers.stop(timeout)
+            self._note(self._trainers.results(timeout))
+        try:
             after = made.report.step
+            if after >= len(self._losses[0]):
+                raise ValueError(f"expected the training to go on after step {after}; it ended there")
+            self._note(self._trainers.train(ON, timeout))
             found = made.train(ON, timeout)
             expected = [losses[after : after + ON] for losses in self._losses]
             if found != expected:

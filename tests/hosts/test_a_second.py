@@ -79,8 +79,7 @@ class TestASecond:
         clones = f"clones-{step}-{cut}"
         gate = ground.hosts.gate(clones if step in ("start.before", "adopt.before") else run, step)
         forking = ground.hosts.client(1).begin("fork", run=run, clones=clones, timeout=TIMEOUT_S)
-        ground.await_stops([gate], [forking])
-        assert not forking.done()
+        assert ground.await_stops([gate], [forking])
         ground.cut_for(CUTS[cut], SECOND_S)
         forking.result(TIMEOUT_S + WAIT_S)
 

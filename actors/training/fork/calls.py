@@ -11,14 +11,19 @@ from .order import ForkOrder
 
 
 class ForkCalls:
-    """Answered by `fork.forkable`; the first three also by `mailbox`."""
+    """Answered by `fork.forkable`; the first four also by `mailbox`."""
 
     @remote("ctl")
     def arm(self, order: ForkOrder, step: int) -> None:
-        """Take an order to fork; a training that stands still after just that step is captured as it is.
+        """Take an order to fork, on which all ranks have yet to agree; errors as in `ForkHooks.arm`."""
+        ...
+
+    @remote("ctl")
+    def agree(self, fork: str) -> None:
+        """Learn that all ranks have taken the order; a training that stands still after its step is captured as it is.
 
         Raises:
-            ForkError: as in `ForkHooks.arm` and `ForkHooks.capture`.
+            ForkError: as in `ForkHooks.agree`.
         """
         ...
 

@@ -2,6 +2,9 @@
 
 Rules
 - One fork at a time. An order for a step that has begun, or is past, is refused, and so is one of another state.
+- All ranks agree on the step: each takes the order first, and then hears that all have (`agree`). A training that comes
+  to the step before that stands still there for so long. Else a rank that hears of the order late would be captured
+  after another step than the others.
 - While nothing is ordered, a step costs the training a lock that nobody holds.
 - A fork that fails is told to the caller, and logged; it never fails the training.
 - A training that comes to its end sends what was captured of it first, and tells so.
@@ -59,7 +62,6 @@ class ForkState:
 @dataclass(slots=True)
 class _Fork:
     order: ForkOrder
-    step: int
     sender: ForkSender
     state: ForkState
     deadline: Deadline
@@ -97,11 +99,12 @@ class ForkHooks:
         with self._lock:
             return self._fork.order.id if self._running() and self._fork else None
 
-    def arm(self, order: ForkOrder, step: int) -> bool:
-        """Take an order, or another step for the one that was taken.
+    def arm(self, order: ForkOrder, step: int) -> None:
+        """Take an order, or another step for the one that was taken; `agree` says that all ranks have.
 
-        Returns:
-            True: the step is the last one that ended; whoever holds the training calls `capture` between two steps.
+        Args:
+            order: the fork.
+            step: after which it takes place: one to come, or the last one that ended.
 
         Raises:
             ForkError: the step is past, another fork is under way, the order is of another training, or its step has
@@ -116,36 +119,48 @@ class ForkHooks:
         with self._lock:
             taken = self._fork if self._running() else None
             if taken is not None and (taken.order.id != order.id or taken.state.began_at):
-                raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {taken.step} goes on")
+                at = taken.sender.step
+                raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {at} goes on")
+            if taken is None and order.id in self._states:
+                raise ForkError(f"{where}: expected a fork that is new, or goes on; it has ended")
             done = self._training.steps_done
             if step < done or step <= self._begun != done:
                 raise ForkError(f"{where}: expected a step to come; step {step} is past, {self._begun} has begun")
             if taken is not None:
-                taken.step = taken.state.step = taken.sender.step = step
-                return step == done
+                taken.state.step = step
+                taken.sender.order(step)
+                return
             deadline = Deadline.after(order.timeout)
             sender = ForkSender(order, step, self._rank, self._connect, deadline)
-            self._fork = _Fork(order, step, sender, ForkState(step=step), deadline)
+            self._fork = _Fork(order, sender, ForkState(step=step), deadline)
             self._states[order.id] = self._fork
             while len(self._states) > KEPT:
                 self._states.popitem(last=False)
-            return step == done
 
-    def capture(self) -> None:
-        """Hand over the state as it is: the training stands between two steps.
+    def agree(self, fork_id: str) -> bool:
+        """Learn that all ranks have taken the order of a fork: it takes place at its step.
+
+        Returns:
+            True: that step is the last one that ended; whoever holds the training calls `capture` between two steps.
 
         Raises:
-            ForkError: it has gone on meanwhile; another step may be ordered.
+            ForkError: the fork is not known here, or failed: maybe this came too late.
         """
         with self._lock:
+            fork = self._known(fork_id)
+            if fork.sender.error is not None:
+                raise ForkError(str(fork.sender.error))
+            fork.sender.agree()
+            return fork.sender.step == self._training.steps_done
+
+    def capture(self) -> None:
+        """Hand over the state as it is, where a fork takes place now: the training stands between two steps."""
+        with self._lock:
             fork = self._fork
-            if fork is None or fork.sender.ended:
+            if fork is None or fork.sender.ended or fork.state.began_at or not fork.sender.agreed:
                 return
-            if fork.step != self._training.steps_done:
-                raise ForkError(
-                    f"fork {fork.order.id}: rank {self._rank} of {self._run!r}: expected step {fork.step} to be the "
-                    f"last one that ended; it is {self._training.steps_done}"
-                )
+            if fork.sender.step != self._training.steps_done:
+                return
             self._begin(fork)
         self._hand_over(fork)
 
@@ -163,11 +178,7 @@ class ForkHooks:
             ForkError: the fork is not known here.
         """
         with self._lock:
-            fork = self._states.get(fork_id)
-        if fork is None:
-            raise ForkError(
-                f"fork {fork_id}: rank {self._rank} of {self._run!r}: expected a fork that was ordered here"
-            )
+            fork = self._known(fork_id)
         ended = fork.sender.wait(timeout)
         if ended and not fork.state.ended:
             fork.state.ended, fork.state.ended_at = True, time.time()
@@ -180,12 +191,20 @@ class ForkHooks:
 
     def step_begins(self, step: int) -> bool:
         """Tell that a step is about to begin (`training.Hooks`)."""
-        with self._lock:  # an order is taken before the step begins, or it is refused
-            self._begun, fork = step, self._fork
-            if fork is None or fork.step != step or fork.sender.ended or fork.state.captured:
-                return False
-            self._begin(fork)
-            return True
+        while True:
+            with self._lock:  # an order is taken before the step begins, or it is refused
+                fork = self._due(step)
+                if fork is None or fork.sender.agreed:
+                    if fork is not None:
+                        self._begin(fork)
+                    self._begun = step
+                    break
+            began = time.monotonic()
+            fork.sender.await_agreement(step)
+            fork.state.held_s += time.monotonic() - began
+        if fork is not None and fork.sender.step < step:
+            self._hand_over(fork)
+        return self._capturing is not None
 
     def before_update(self) -> None:
         """Make the tensors of the captured step free to be changed (`training.Hooks`)."""
@@ -211,7 +230,7 @@ class ForkHooks:
     def step_ended(self, step: int) -> None:
         """Tell that a step has ended (`training.Hooks`)."""
         fork = self._capturing
-        if fork is not None and fork.step == step:
+        if fork is not None and fork.sender.step == step:
             self._hand_over(fork)
 
     def leave(self) -> None:
@@ -232,6 +251,20 @@ class ForkHooks:
             forks = list(self._states.values())
         for fork in forks:
             fork.sender.fail(ForkError(f"fork {fork.order.id}: rank {self._rank} of {self._run!r} was closed"))
+
+    def _due(self, step: int) -> _Fork | None:
+        """Return the fork that takes place in a step that is about to begin, or right before it; the lock is held."""
+        fork = self._fork if self._running() else None
+        if fork is None or fork.state.began_at or not step - 1 <= fork.sender.step <= step:
+            return None
+        return fork
+
+    def _known(self, fork_id: str) -> _Fork:
+        """Return a fork that was ordered here; the lock is held."""
+        if fork_id not in self._states:
+            where = f"fork {fork_id}: rank {self._rank} of {self._run!r}"
+            raise ForkError(f"{where}: expected a fork that was ordered here")
+        return self._states[fork_id]
 
     def _running(self) -> bool:
         return self._fork is not None and not self._fork.sender.ended

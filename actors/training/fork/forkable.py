@@ -57,8 +57,12 @@ class Forkable:
 
     @answers(ForkCalls.arm)
     async def arm(self, order: ForkOrder, step: int) -> None:
+        self._ready().arm(order, step)
+
+    @answers(ForkCalls.agree)
+    async def agree(self, fork: str) -> None:
         fork_hooks = self._ready()
-        if fork_hooks.arm(order, step):
+        if fork_hooks.agree(fork):
             await self._at_boundary(fork_hooks.capture)
 
     @answers(ForkCalls.cancel)

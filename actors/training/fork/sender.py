@@ -35,6 +35,8 @@ UNDER_WAY = 2
 """Messages of a stream that are on their way at once."""
 SETTLE_S = 5.0
 """How long a training waits at most for messages on their way, before it changes what they carry."""
+AGREE_S = 10.0
+"""How long a training stands still, before a step after which it may be forked, until all ranks have agreed to that."""
 
 
 class Connect(Protocol):
@@ -59,8 +61,8 @@ class ForkSender:
     def __init__(self, order: ForkOrder, step: int, rank: int, connect: Connect, deadline: Deadline) -> None:
         self._order = order
         self._deadline = deadline
-        self.step = step
-        """As long as it has not begun, another may be ordered."""
+        self._step = step
+        self._agreed = False
         self._where = f"fork {order.id}: rank {rank} of {order.run!r}"
         self._changed = threading.Condition()
         self._arrays: dict[int, tuple[int, np.ndarray]] = {}
@@ -68,7 +70,6 @@ class ForkSender:
         self._unstable: set[int] = set()
         self._facts: bytes | None = None
         self._error: BaseException | None = None
-        self._ended = False
         self._open = 0
         plan = order.plan()
         outgoing = plan.outgoing(rank)
@@ -92,6 +93,44 @@ class ForkSender:
     def error(self) -> BaseException | None:
         """Why the fork failed."""
         return self._error
+
+    @property
+    def step(self) -> int:
+        """After which the fork takes place; as long as that has not begun, another may be ordered."""
+        return self._step
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the fork takes place after this step at all ranks."""
+        return self._agreed
+
+    def order(self, step: int) -> None:
+        """Take another step, to which the ranks have yet to agree."""
+        with self._changed:
+            self._step, self._agreed = step, False
+            self._changed.notify_all()
+
+    def agree(self) -> None:
+        """Learn that all ranks have taken the step."""
+        with self._changed:
+            self._agreed = True
+            self._changed.notify_all()
+
+    def await_agreement(self, begins: int) -> None:
+        """Wait until it is known whether the fork takes place before or in a step that is about to begin.
+
+        That takes `AGREE_S` at most; then the fork fails, and the step may begin.
+
+        Args:
+            begins: that step.
+        """
+        with self._changed:
+            known = self._changed.wait_for(
+                lambda: self._error is not None or self._agreed or self._step > begins, AGREE_S
+            )
+        if not known:
+            expected = f"the word that all ranks have taken step {self._step} within {AGREE_S} s"
+            self.fail(ForkError(f"{self._where}: expected {expected}; it did not come"))
 
     def offer(self, tensor: int, array: object, stable: bool) -> None:
         """Tell that a tensor has its final value.
@@ -251,7 +290,7 @@ class ForkSender:
             raise ForkError(str(self._error))
         if not came:
             raise OperationTimeoutError(
-                f"expected the end of step {self.step} within {self._order.timeout} s; it did not come"
+                f"expected the end of step {self._step} within {self._order.timeout} s; it did not come"
             )
 
 

@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -27,7 +28,7 @@ from tensorvine.actors.training.fork.order import ForkOrder
 from tensorvine.actors.training.forks import fork, fork_many, fork_version
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, start_trainers
-from tensorvine.actors.training.training import RankContext
+from tensorvine.actors.training.training import RankContext, TensorSpec
 from tensorvine.store.errors import ForkError, PeerLostError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,8 +63,13 @@ def net(context: RankContext) -> NumpyTraining:
                 time.sleep(0.01)
             return super().memory(name)
 
+        def specs(self) -> Sequence[TensorSpec]:
+            if context.rank and self.steps_done:
+                threading.Event().wait(self.options["hears_late_s"])
+            return super().specs()
+
     random = np.random.default_rng(context.rank)
-    options = {"rate": 0.01, "width": width, "stalls_until": "", "waits_for": ""}
+    options = {"rate": 0.01, "width": width, "stalls_until": "", "waits_for": "", "hears_late_s": 0.0}
     return Net(context, state, step, parameters=["w", "b"], random=random, local=["noise"], options=options)
 
 
@@ -131,6 +137,18 @@ class TestClones:
         originals = run.results()
         assert losses == [own[report.step : report.step + 20] for own in originals]
         assert [own[:STEPS] for own in originals] == [own[: len(originals[0])] for own in unforked]
+
+    def test_a_rank_that_hears_late_of_it_is_forked_after_the_same_step(self, run: Trainers) -> None:
+        """The other one stands still before that step: it would be past when the late one hears."""
+        run.configure({"hears_late_s": 0.5})
+        run.train_async(1_000_000)
+        with fork(run, at_step=None, options={"hears_late_s": 0.0}) as clones:
+            step = clones.report.step
+            assert clones.report.held_s > 0.1
+            losses = clones.train(20)
+            until(lambda: run.describe()[0].steps_done > step + 20, "the run goes on")
+        run.stop()
+        assert losses == [own[step : step + 20] for own in run.results()]
 
     def test_a_training_that_ends_before_the_step_was_to_come_is_forked_where_it_ended(
         self, run: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

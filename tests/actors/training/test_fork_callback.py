@@ -192,6 +192,7 @@ class Forker:
             timeout=timeout,
         )
         self.ask("arm", order, at)
+        self.ask("agree", order.id)
         return order
 
     def clone(self, order: ForkOrder) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.rendezvous import LocalRendezvous
+from tensorvine.actors.training.fork import sender
 from tensorvine.actors.training.fork.fork_hooks import ForkHooks
 from tensorvine.actors.training.fork.order import CLONE, ForkOrder
 from tensorvine.actors.training.fork.receiver import ForkReceiver
@@ -80,6 +81,9 @@ class Run:
     def arm(self, step: int = AT) -> None:
         for fork_hooks in self.ports:
             fork_hooks.arm(self.order, step)
+        for fork_hooks in self.ports:
+            if fork_hooks.agree(self.order.id):
+                fork_hooks.capture()
 
     def ended(self) -> list[str | None]:
         """Wait for the end of the fork at the ranks, and give their errors."""
@@ -244,9 +248,7 @@ class TestWhole:
         one = run(2, 2)
         one.train(AT)
         one.adopt()
-        for fork_hooks in one.ports:
-            assert fork_hooks.arm(one.order, AT)
-            fork_hooks.capture()
+        one.arm(AT)
         for rank, receiver in enumerate(one.intakes):
             receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
@@ -256,25 +258,21 @@ class TestWhole:
         one.adopt()
         one.arm(AT + 1000)
         one.train(AT)
-        for fork_hooks in one.ports:
-            assert fork_hooks.arm(one.order, AT)
-            fork_hooks.capture()
+        one.arm(AT)
         for rank, receiver in enumerate(one.intakes):
             receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == expected(rank, 3)[1]
 
-    def test_an_order_stays_when_its_training_has_gone_on(self, run: Make) -> None:
+    def test_a_training_that_goes_on_is_captured_before_its_next_step(self, run: Make) -> None:
         one = run(1, 1)
-        one.train(AT - 1)
+        one.train(AT)
         one.adopt()
-        assert one.ports[0].arm(one.order, AT - 1)
-        one.train(1)
-        with pytest.raises(ForkError, match=f"expected step {AT - 1} to be the last one that ended; it is {AT}"):
-            one.ports[0].capture()
-        one.arm(AT + 3)
-        one.train(3)
+        one.ports[0].arm(one.order, AT)
+        assert one.ports[0].agree(one.order.id)
+        losses = one.train(3)[0]
+        one.ports[0].capture()  # nothing is left to be done
         one.intakes[0].whole(TIMEOUT_S)
-        assert one.clones[0].step() == one.train(1)[0][0]
+        assert [one.clones[0].step() for _ in range(3)] == losses == expected(0, 3)[1]
 
     def test_one_fork_after_the_other(self, run: Make) -> None:
         one = run(1, 1)
@@ -302,6 +300,76 @@ class TestWhole:
             assert {name: one.clones[clone].tensor(name).tobytes() for name in SHAPES}.items() <= expected(clone, 0)[
                 0
             ].items()
+
+
+class TestAgreement:
+    """Ranks that hear of an order at different times are forked after the same step."""
+
+    def test_a_rank_stands_still_before_the_step_until_all_have_taken_the_order(self, run: Make) -> None:
+        one = run(2, 2)
+        one.adopt()
+        early, late = one.ports
+        early.arm(one.order, 2)
+        with ThreadPoolExecutor(2) as pool:
+            held = pool.submit(lambda: [one.trainings[0].step() for _ in range(AT + 3)])
+            one.trainings[1].step()
+            one.trainings[1].step()
+            with pytest.raises(ForkError, match="expected a step to come; step 1 is past"):
+                late.arm(one.order, 1)
+            assert not held.done()
+            assert one.trainings[0].steps_done < 2
+            one.arm(AT)  # both can still take it
+            losses = [held.result(TIMEOUT_S), [one.trainings[1].step() for _ in range(AT + 1)]]
+        for rank, receiver in enumerate(one.intakes):
+            receiver.whole(TIMEOUT_S)
+            assert [one.clones[rank].step() for _ in range(3)] == losses[rank][-3:] == expected(rank, 3)[1]
+        assert early.state(one.order.id, TIMEOUT_S).held_s > 0
+
+    def test_a_rank_that_stands_still_does_not_go_on_before_all_have_taken_the_order(self, run: Make) -> None:
+        one = run(1, 1)
+        one.train(AT)
+        one.adopt()
+        one.ports[0].arm(one.order, AT)
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(one.train, 3)
+            one.ports[0].capture()
+            assert not one.ports[0].state(one.order.id, 0.05).captured
+            assert not held.done()
+            one.ports[0].agree(one.order.id)
+            losses = held.result(TIMEOUT_S)[0]
+        one.intakes[0].whole(TIMEOUT_S)
+        assert [one.clones[0].step() for _ in range(3)] == losses == expected(0, 3)[1]
+
+    def test_without_a_word_the_fork_fails_and_the_training_goes_on(
+        self, run: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sender, "AGREE_S", 0.05)
+        one = run(1, 1)
+        one.ports[0].arm(one.order, AT)
+        one.train(AT + 1)
+        failed = f"expected the word that all ranks have taken step {AT} within 0.05 s; it did not come"
+        with pytest.raises(ForkError, match=failed):
+            one.ports[0].agree(one.order.id)
+        assert failed in (one.ended()[0] or "")
+
+    @pytest.mark.parametrize("end", ["cancel", "close"])
+    def test_a_fork_that_is_given_up_keeps_no_training(self, run: Make, end: str) -> None:
+        one = run(1, 1)
+        one.ports[0].arm(one.order, 1)
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(one.train, 1)
+            one.ports[0].cancel(one.order.id, "no more") if end == "cancel" else one.ports[0].close()
+            held.result(TIMEOUT_S)
+
+    def test_a_fork_that_has_ended_is_not_ordered_again(self, run: Make) -> None:
+        """Its clones have the state of another step."""
+        one = run(1, 1)
+        one.adopt()
+        one.arm()
+        one.train(AT)
+        assert one.ended() == [None]
+        with pytest.raises(ForkError, match="expected a fork that is new, or goes on; it has ended"):
+            one.ports[0].arm(one.order, AT + 5)
 
 
 class TestOrders:
@@ -354,9 +422,8 @@ class TestOrders:
                 order = replace(one.order, id=uuid.uuid4().hex, specs=tuple(small.specs()), forward=("bias",))
                 try:
                     step = small.steps_done + 1 + 20 * attempt
-                    if fork_hooks.arm(order, step):
-                        fork_hooks.cancel(order.id, "it stands between two steps")
-                        continue
+                    fork_hooks.arm(order, step)
+                    fork_hooks.agree(order.id)
                 except ForkError:
                     continue
                 taken += 1

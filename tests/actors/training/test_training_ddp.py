@@ -140,6 +140,9 @@ class Target:
     def arm(self, order: Any, step: int) -> None:
         raise ForkError(f"step {step} is past")
 
+    def agree(self, fork_id: str) -> None:
+        raise ForkError(f"fork {fork_id} is not known")
+
     def cancel(self, fork_id: str, reason: str) -> None:
         raise KeyError(fork_id)
 
@@ -178,6 +181,8 @@ class TestMailboxServer:
             assert ask(handle, "recipe") is None
             with pytest.raises(ForkError, match=r"^step 7 is past$"):
                 ask(handle, "arm", None, 7)
+            with pytest.raises(ForkError, match=r"^fork f is not known$"):
+                ask(handle, "agree", "f")
             with pytest.raises(ForkError, match=r"mailbox of rank 0 of .*: cancel: KeyError: 'f'"):
                 ask(handle, "cancel", "f", "reason")
             target.go.set()
@@ -342,6 +347,7 @@ class TestDdp:
         ranks = Ranks(engine, run)
         order, done = ranks.order(2), ranks.steps_done()
         ranks.ask("arm", order, done + 3)
+        ranks.ask("agree", order.id)
         training = [actor.train.remote(9) for actor in actors]
         assert answers([clone.adopt.remote(order) for clone in clones]) == [done + 3] * 2
         assert ranks.ended(order) == [None, None]
@@ -362,6 +368,7 @@ class TestDdp:
         with pytest.raises(ForkError, match=f"step {done - 1} is past"):
             ranks.ask("arm", order, done - 1)
         ranks.ask("arm", order, done)
+        ranks.ask("agree", order.id)
         assert answers([clone.adopt.remote(order) for clone in clones]) == [done] * 2
         assert ranks.ended(order) == [None, None]
         expected = answers([actor.train.remote(4) for actor in actors])
@@ -503,6 +510,7 @@ def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, eng
         ranks = Ranks(engine, run)
         order = ranks.order(1)
         ranks.ask("arm", order, at)
+        ranks.ask("agree", order.id)
         (tmp_path / "ordered").touch()
         clone = make("Convolutional", sgd, seed=9)
         while ranks.steps_done() < at + 5:  # the training has come to its end: it stays until its state is sent

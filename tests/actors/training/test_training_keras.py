@@ -438,6 +438,7 @@ class TestForks:
             timeout=TIMEOUT_S,
         )
         fork_hooks.arm(order, at)
+        fork_hooks.agree(order.id)
         losses = train(source, at - source.steps_done + FURTHER)
         intakes = [ForkReceiver(order, place, clone, joins) for place, clone in enumerate(clones)]
         for receiver in intakes:
