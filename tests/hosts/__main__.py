@@ -4,6 +4,7 @@ Rules
 - Everything is drawn from the seed; what races does not follow from it.
 - Each round has repositories of its own, and cuts until their time is over; hosts that were given up join again, and
   all is held against the record. A round that finds something ends the soak.
+- At each cut a training is forked, too. The fork may fail; clones that there are go on as the training does.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
+from concurrent.futures import Future
 from random import Random
+from typing import Any
 
-from tests.hosts.cluster import FailedError, Hosts, hosts
-from tests.hosts.ground import LOAD, NAMES, SAVE, Ground
+from tests.hosts.cluster import WAIT_S, FailedError, Hosts, hosts
+from tests.hosts.ground import FORK, LOAD, NAMES, SAVE, TIMEOUT_S, Ground, forks_at
 from tests.hosts.network import Link, around, both, missing
 from tests.soak.modes import seconds_of
 
@@ -43,18 +47,21 @@ def drawn_cut(random: Random) -> tuple[Link, ...]:
 def play(at: Hosts, number: int, random: Random) -> None:
     """Play a round."""
     ground = Ground(at, f"round{number}-")
-    for _ in range(CUTS):
-        links, seconds, step = drawn_cut(random), random.choice(SECONDS), random.choice(STEPS)
-        say(f"round {number}: {seconds:.0f} s of {links} at {step}")
+    for cut in range(CUTS):
+        links, seconds, step, fork_step = drawn_cut(random), *map(random.choice, (SECONDS, STEPS, FORK))
+        say(f"round {number}: {seconds:.0f} s of {links} at {step} and {fork_step}")
         flush(ground)
         names = random.sample(NAMES, 4)
         alive = {host for host in at.network.hosts if at.is_alive(host)}
         gates = [at.gate(repository, step) for repository in ground.records]
+        run = f"round{number}-run{cut}"
+        gates.append(at.gate(forks_at(fork_step, run, f"{run}-clones"), fork_step))
+        forking = begin_fork(at, run, sorted(alive), random)
         try:
             begun = [ground.save(r, name, random.choice(at.network.hosts)) for r in ground.records for name in names]
             begun += [ground.load(r, name, random.choice(at.network.hosts)) for r in ground.records for name in names]
             for gate in gates:
-                gate.wait(lambda: not all(one.answer.done() for one in begun), 5.0)  # noqa: B023
+                gate.wait(lambda: not all(one.done() for one in [*(o.answer for o in begun), forking]), 5.0)  # noqa: B023
             with at.cut(*links):
                 for gate in gates:
                     gate.open()
@@ -68,6 +75,7 @@ def play(at: Hosts, number: int, random: Random) -> None:
             for gate in gates:
                 gate.open()
         gone = recovered(at, alive) if seconds > SECONDS[1] else set[int]()
+        end_fork(at, run, forking)
         failed = ground.settle(begun, certain=False)
         note_losses(ground, gone)
         say(f"round {number}: {len(begun)} operations, {len(failed)} of them failed")
@@ -77,6 +85,29 @@ def play(at: Hosts, number: int, random: Random) -> None:
     if left:
         raise AssertionError(f"when all is retired: {left}")
     at.client(1).do("stop", prefix=f"round{number}-")
+
+
+def begin_fork(at: Hosts, run: str, alive: Sequence[int], random: Random) -> Future[Any]:
+    """Begin a training on two of the hosts that are alive, and to fork it."""
+    nodes = [at.id_of(host) for host in random.sample(alive, 2)]
+    at.client(1).do("train", run=run, nodes=nodes)
+    return at.client(1).begin("fork", run=run, clones=f"{run}-clones", timeout=TIMEOUT_S)
+
+
+def end_fork(at: Hosts, run: str, forking: Future[Any]) -> None:
+    """Wait for a fork, which may fail, and end the training: nothing of either is left."""
+    try:
+        say(f"{run}: forked after step {forking.result(4 * TIMEOUT_S)}")
+    except FailedError as exc:
+        if not exc.ours:
+            raise
+        say(f"{run}: {exc}")
+    at.client(1).do("end", run=run)
+    deadline = time.monotonic() + WAIT_S
+    while living := at.client(1).do("living", prefix=f"{run}"):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{run}: expected no ranks and no clones; found {living}")
+        threading.Event().wait(0.2)
 
 
 def recovered(at: Hosts, alive: set[int]) -> set[int]:

@@ -103,6 +103,11 @@ class Operations:
         """End a training."""
         self._runs.pop(run).close()
 
+    def living(self, prefix: str) -> list[str]:
+        """Name the actors that are there, by the beginning of their names."""
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        return [actor["name"] for actor in actors if actor["name"].startswith(prefix)]
+
     def _at(self, repository: str) -> Repository:
         with self._lock:
             if repository not in self._repositories:

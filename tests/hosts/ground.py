@@ -29,6 +29,8 @@ TIMEOUT_S = 90.0
 SAVE = ("begin.before", "begin.after", "hold.before", "note.before", "put_in_replica.before", "commit.before")
 SAVE = (*SAVE, "commit.after")
 LOAD = ("fetch.before", "fetch.after")
+FORK = ("describe.before", "arm.before", "arm.after", "agree.before", "agree.after", "start.before", "adopt.before")
+"""Steps of a fork; the last two at the clones, the others at the training's ranks."""
 HEALED_S = 1.5
 """Between two cuts. So TCP finds out that a link carries again: Ray takes the host of one that flaps for gone."""
 
@@ -42,6 +44,11 @@ def kinds(folder: Path) -> dict[str, dict[str, Any]]:
         "replicas": {"shards": 3, "replicas": 2},
         "both": {"shards": 3, "path": on_path["both"], "replicas": 2},
     }
+
+
+def forks_at(step: str, run: str, clones: str) -> str:
+    """Name the run whose ranks come to a step of a fork."""
+    return clones if step in FORK[-2:] else run
 
 
 @dataclass

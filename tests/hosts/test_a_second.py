@@ -8,7 +8,7 @@ import pytest
 
 from tests.hosts.cluster import WAIT_S
 from tests.hosts.conftest import HOSTS
-from tests.hosts.ground import LOAD, NAMES, SAVE, TIMEOUT_S, Ground, Loading, Saving
+from tests.hosts.ground import FORK, LOAD, NAMES, SAVE, TIMEOUT_S, Ground, Loading, Saving, forks_at
 from tests.hosts.network import cuts
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
@@ -23,8 +23,6 @@ JOIN, DRAIN = (
     ("copy_out.before", "move_segments.before", "arrived.before"),
 )
 """Steps of a change of the shards, in the order in which it comes there."""
-FORK = ("describe.before", "arm.before", "arm.after", "start.before", "adopt.before")
-"""Steps of a fork, at the training's ranks or at the clones'."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ class TestASecond:
     @pytest.mark.parametrize("step", FORK)
     def test_forks_go_on(self, ground: Ground, run: str, step: str, cut: str) -> None:
         clones = f"clones-{step}-{cut}"
-        gate = ground.hosts.gate(clones if step in ("start.before", "adopt.before") else run, step)
+        gate = ground.hosts.gate(forks_at(step, run, clones), step)
         forking = ground.hosts.client(1).begin("fork", run=run, clones=clones, timeout=TIMEOUT_S)
         assert ground.await_stops([gate], [forking])
         ground.cut_for(CUTS[cut], SECOND_S)
