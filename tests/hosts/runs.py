@@ -5,6 +5,8 @@ The training goes on while it is forked, and is stopped afterwards.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from tensorvine.actors.training.forks import fork
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
@@ -13,6 +15,8 @@ from tensorvine.actors.training.training import RankContext
 
 STEPS = 10**9
 """That the training begins before it is forked: more than it comes to."""
+STEP_S = 0.02
+"""That a step takes at least, so that the machine is left to what is tested."""
 ON = 5
 """Steps that both then go on."""
 
@@ -23,6 +27,7 @@ def build(context: RankContext) -> NumpyTraining:
     state = {"w": np.ones((300, 200)), "b": np.zeros(3)}
 
     def step(now: StepContext) -> float:
+        time.sleep(STEP_S)
         loss = float(np.mean(now["w"] ** 2) + now["b"].sum())
         now.reduce("w", np.cos(now["w"] * now.step + now.rank))
         now.reduce("b", now.random.normal(size=3))
