@@ -3,7 +3,8 @@
 Rules
 - The ranks are ordered, the clones started, and all of them waited for. Whoever fails is named; then the fork is given
   up everywhere and every clone of it is ended. The run goes on.
-- Ranks take the order first, and are then told that all have: some may hear of it late. No rank passes the step before.
+- Ranks take the order first, and are then told that all have, for some may hear of it late. Until then no rank goes
+  beyond the step.
 - A step that is given is captured even if the clones are not there yet; where none is given, the clones are started
   first, and the fork takes place at one of the next steps, or at the last one if the training ends before.
 """

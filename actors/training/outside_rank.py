@@ -98,7 +98,7 @@ class OutsideRank:
         self._fork_hooks.arm(order, step)
 
     def agree(self, fork_id: str) -> None:
-        """Learn that all ranks have taken it; errors as in `ForkHooks.agree`."""
+        """Learn that all ranks have taken it; errors as in `ForkHooks.agree` and `ForkHooks.capture`."""
         if self._fork_hooks.agree(fork_id):  # a step that waits for it holds the lock
             with self._lock:
                 self._fork_hooks.capture()

@@ -6,6 +6,7 @@ The training goes on while it is forked, and is stopped afterwards.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import numpy as np
 from tensorvine.actors.training.forks import fork
@@ -58,12 +59,13 @@ class Run:
             ValueError: clones did not go on as the training did.
         """
         self._trainers.train_async(STEPS)
-        try:
-            made = fork(self._trainers, at_step=None, name=clones, timeout=timeout)
-        finally:
-            self._trainers.stop(timeout)
-            self._note(self._trainers.results(timeout))
-        try:
+        with ExitStack() as ending:
+            try:
+                made = fork(self._trainers, at_step=None, name=clones, timeout=timeout)
+                ending.callback(made.kill)
+            finally:
+                self._trainers.stop(timeout)
+                self._note(self._trainers.results(timeout))
             after = made.report.step
             if after >= len(self._losses[0]):
                 raise ValueError(f"expected the training to go on after step {after}; it ended there")
@@ -73,8 +75,6 @@ class Run:
             if found != expected:
                 raise ValueError(f"clones after step {after}: expected losses {expected}; found {found}")
             return after
-        finally:
-            made.kill()
 
     def close(self) -> None:
         """End it."""

@@ -23,7 +23,7 @@ class ForkCalls:
         """Learn that all ranks have taken the order; a training that stands still after its step is captured as it is.
 
         Raises:
-            ForkError: as in `ForkHooks.agree`.
+            ForkError: as in `ForkHooks.agree` and `ForkHooks.capture`.
         """
         ...
 

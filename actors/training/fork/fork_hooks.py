@@ -121,7 +121,8 @@ class ForkHooks:
             if taken is not None and (taken.order.id != order.id or taken.state.began_at):
                 at = taken.sender.step
                 raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {at} goes on")
-            if taken is None and order.id in self._states:
+            known = self._states.get(order.id)
+            if taken is None and known is not None and (known.state.began_at or known.sender.error is not None):
                 raise ForkError(f"{where}: expected a fork that is new, or goes on; it has ended")
             done = self._training.steps_done
             if step < done or step <= self._begun != done:
@@ -154,13 +155,21 @@ class ForkHooks:
             return fork.sender.step == self._training.steps_done
 
     def capture(self) -> None:
-        """Hand over the state as it is, where a fork takes place now: the training stands between two steps."""
+        """Hand over the state as it is, unless that was done: the training stands between two steps.
+
+        Raises:
+            ForkError: it went on from another state meanwhile.
+        """
         with self._lock:
             fork = self._fork
             if fork is None or fork.sender.ended or fork.state.began_at or not fork.sender.agreed:
                 return
-            if fork.sender.step != self._training.steps_done:
-                return
+            done = self._training.steps_done
+            if fork.sender.step != done:
+                where = f"fork {fork.order.id}: rank {self._rank} of {self._run!r}"
+                raise ForkError(
+                    f"{where}: expected step {fork.sender.step} to be the last one that ended; it is {done}"
+                )
             self._begin(fork)
         self._hand_over(fork)
 

@@ -144,7 +144,6 @@ class TestClones:
         run.train_async(1_000_000)
         with fork(run, at_step=None, options={"hears_late_s": 0.0}) as clones:
             step = clones.report.step
-            assert clones.report.held_s > 0.1
             losses = clones.train(20)
             until(lambda: run.describe()[0].steps_done > step + 20, "the run goes on")
         run.stop()

@@ -323,7 +323,6 @@ class TestAgreement:
         for rank, receiver in enumerate(one.intakes):
             receiver.whole(TIMEOUT_S)
             assert [one.clones[rank].step() for _ in range(3)] == losses[rank][-3:] == expected(rank, 3)[1]
-        assert early.state(one.order.id, TIMEOUT_S).held_s > 0
 
     def test_a_rank_that_stands_still_does_not_go_on_before_all_have_taken_the_order(self, run: Make) -> None:
         one = run(1, 1)
@@ -351,6 +350,27 @@ class TestAgreement:
         with pytest.raises(ForkError, match=failed):
             one.ports[0].agree(one.order.id)
         assert failed in (one.ended()[0] or "")
+        assert one.ports[0].state(one.order.id, 0.0).held_s > 0
+
+    def test_a_training_that_went_on_from_another_state_is_not_captured(self, run: Make) -> None:
+        one = run(1, 1)
+        one.train(AT)
+        one.ports[0].arm(one.order, AT)
+        assert one.ports[0].agree(one.order.id)
+        one.trainings[0].hook(None)
+        one.train(1)
+        with pytest.raises(ForkError, match=f"expected step {AT} to be the last one that ended; it is {AT + 1}"):
+            one.ports[0].capture()
+
+    def test_a_rank_that_sends_nothing_takes_another_step(self, run: Make) -> None:
+        """All that there is goes whole, from another rank."""
+        one, small = run(1, 1), training(1, 2, shapes={"bias": (5,)})
+        order = replace(one.order, sources=2, specs=tuple(small.specs()), forward=("bias",))
+        assert (1, 0) not in order.plan().pairs()
+        fork_hooks = ForkHooks(small, "run", 1, 2, one.connect)
+        for step in (AT, AT + 1):
+            fork_hooks.arm(order, step)
+        assert not fork_hooks.agree(order.id)
 
     @pytest.mark.parametrize("end", ["cancel", "close"])
     def test_a_fork_that_is_given_up_keeps_no_training(self, run: Make, end: str) -> None:
