@@ -94,8 +94,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """The embedded Ray, started once."""
-    with warm_workers() as serve, LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
-        serve()
+    with warm_workers(), LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
         yield started
 
 

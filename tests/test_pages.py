@@ -21,8 +21,7 @@ RUN = f"""
 import sys
 from tensorvine.clusters import LocalCluster
 from tests.support.warm import warm_workers
-with warm_workers() as serve, LocalCluster(object_store_bytes=256 << 20, cpus=2):
-    serve()
+with warm_workers(), LocalCluster(object_store_bytes=256 << 20, cpus=2):
     for block in sys.stdin.read().split({MARK!r}):
         exec(compile(block, "page", "exec"), {{"__name__": "__main__"}})
         print({MARK!r}, flush=True)

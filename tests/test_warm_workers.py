@@ -20,9 +20,6 @@ from tensorvine.clusters import LocalCluster
 
 from tests.support.warm import worker
 
-COLD = 5
-"""So many workers may have been started before the fork server was ready."""
-
 
 @pytest.fixture
 def forked(cluster: LocalCluster) -> Iterator[tuple[Any, psutil.Process]]:
@@ -32,17 +29,11 @@ def forked(cluster: LocalCluster) -> Iterator[tuple[Any, psutil.Process]]:
         def run(self, call: Any, *arguments: Any) -> Any:
             return call(*arguments)
 
-    made: list[Any] = []
-    for _ in range(COLD + 1):  # those that are forked come last
-        made.append(ray.remote(num_cpus=0)(Empty).remote())
-        process = psutil.Process(ray.get(made[-1].run.remote(os.getpid), timeout=60))
-        if process.parent().name() != "raylet":
-            break
+    made = ray.remote(num_cpus=0)(Empty).remote()
     try:
-        yield made[-1], process
+        yield made, psutil.Process(ray.get(made.run.remote(os.getpid), timeout=60))
     finally:
-        for each in made:
-            ray.kill(each)
+        ray.kill(made)
 
 
 def waiting() -> set[int]:
@@ -80,7 +71,8 @@ def test_what_started_a_worker_ends_with_it(forked: tuple[Any, psutil.Process]) 
 def test_who_is_killed_while_it_asks_for_a_worker_stops_nobody_else(
     cluster: LocalCluster, sent: bytes, request: pytest.FixtureRequest
 ) -> None:
-    (address,) = Path(os.environ[worker.FOLDER]).iterdir()
+    job = ray.get_runtime_context().get_job_id()
+    (address,) = (each for each in Path(os.environ[worker.FOLDER]).iterdir() if each.name.endswith(f"-{job}"))
     with socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(address))
         if sent:

@@ -220,8 +220,7 @@ from tests.support.warm import warm_workers
 
 @contextmanager
 def warm_raylets(store_bytes):
-    with warm_workers() as serve, two_raylets(store_bytes) as nodes:
-        serve()
+    with warm_workers(), two_raylets(store_bytes) as nodes:
         yield nodes
 
 plan = update_latency.PLANS[Effort.QUICK]

@@ -542,8 +542,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
 
 
 def main(names: list[str]) -> None:
-    with warm_workers() as serve, three_nodes() as cluster:
-        serve()
+    with warm_workers(), three_nodes() as cluster:
         for name in names or SCENARIOS:
             began = time.monotonic()
             error = ""

@@ -56,8 +56,7 @@ def save(repo: Repository, name: str, seeds: range | count[int], said: threading
 def main() -> None:
     """See the top."""
     path, first = sys.argv[1], int(sys.argv[2])
-    with warm_workers() as serve, LocalCluster(object_store_bytes=128 * MIB, cpus=2):
-        serve()
+    with warm_workers(), LocalCluster(object_store_bytes=128 * MIB, cpus=2):
         codec = Delta() | Shuffle() | Zstd(1)
         repo = Repository.start("killed", path=path, shards=2, store_bytes=192 * MIB, preallocate_bytes=0, codec=codec)
         said = threading.Lock()

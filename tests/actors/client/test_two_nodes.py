@@ -22,12 +22,11 @@ SCRIPT = textwrap.dedent("""
 
     arguments = dict(num_cpus=1, object_store_memory=256 << 20)
     warm = ExitStack()
-    serve = warm.enter_context(warm_workers())
+    warm.enter_context(warm_workers())
     cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
     other = cluster.add_node(**arguments)
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
-    serve()
 
     @ray.remote(num_cpus=1)
     class Probe:

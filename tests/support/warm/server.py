@@ -31,27 +31,36 @@ TIMEOUT_S = 30.0
 """For an order that has begun."""
 
 
-def main(path: str) -> None:
-    """Serve at a socket of this path until the process that started this one ends."""
-    for module in PRELOADED:
-        importlib.import_module(module)
+def main(path: str, *modules: str) -> None:
+    """Serve at a socket of this path until the raylet ends.
+
+    Args:
+        path: of the socket.
+        modules: to import besides; one that has an `install` is installed.
+    """
+    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
+    for name in (*PRELOADED, *modules):
+        module = importlib.import_module(name)
+        if hasattr(module, "install"):
+            module.install()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        os.write(1, b"ready\n")
+        os.dup2(0, 1)  # who started this one ends with its worker
         while True:
-            ready, _, _ = select.select([sys.stdin, listener], [], [])
-            if sys.stdin in ready:
+            ready, _, _ = select.select([raylet, listener], [], [])
+            if raylet in ready:
                 return
             connection, _ = listener.accept()
             with connection:
                 order, streams = ordered(connection)
                 if order and os.fork() == 0:
                     listener.close()
+                    os.close(raylet)
                     work(order, streams)
                     return
             for stream in streams:
@@ -90,4 +99,4 @@ def work(order: bytes, streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
