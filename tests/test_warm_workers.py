@@ -97,3 +97,9 @@ def test_no_framework_is_imported_before_a_worker_asks_for_it(forked: tuple[Any,
         return {"keras", "tensorflow", "torch"} & sys.modules.keys()
 
     assert ray.get(running.run.remote(imported), timeout=30) == set()
+
+
+def test_environments_of_workers_are_made_when_they_are_asked_for(cluster: LocalCluster) -> None:
+    told = ray.remote(lambda: os.environ["TENSORVINE_TEST_TOLD"])
+    asked = [told.options(runtime_env={"env_vars": {"TENSORVINE_TEST_TOLD": text}}).remote() for text in "ab"]
+    assert ray.get(asked, timeout=60) == ["a", "b"]

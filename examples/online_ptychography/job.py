@@ -52,7 +52,7 @@ class Size:
         return Study(REPOSITORY, instrument, self.width, BATCH, RATE, scan, scan * (1 + self.scans))
 
 
-QUICK = Size(width=8, scans=4, scans_per_sample=2, period_s=0.04)
+QUICK = Size(width=8, scans=3, scans_per_sample=2, period_s=0.04)
 FULL = Size(width=16, scans=14, scans_per_sample=3, period_s=0.1)
 
 

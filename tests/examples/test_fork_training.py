@@ -19,4 +19,4 @@ SAYS = (
 @pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("fork_training", SAYS, mark, tmp_path)
+    check("fork_training", SAYS, mark, tmp_path, modules="torch")

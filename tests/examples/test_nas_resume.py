@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import pytest
 
 from examples.nas.journal import Told, read
 from examples.nas.results import results_of
+from tests.support.example_runs import PYTHON, ROOT
 from tests.support.marked import MARK, marked
 
-RUN = Path(__file__).parents[2] / "examples/nas/run.py"
+RUN = ROOT / "examples/nas/run.py"
 CANDIDATES, KILL_AFTER = 13, 10
 """The first 8 are drawn; then they descend from one another, and those that leave the population are retired."""
 LIMIT_S = 200.0
@@ -26,9 +26,10 @@ pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(RUN), "--quick", "--mode", "repository", "--workers", "1", "--data", "wine"]
+    command = [*PYTHON, "torch", str(RUN), "--quick", "--mode", "repository", "--workers", "1", "--data", "wine"]
     return subprocess.Popen(
         [*command, "--candidates", str(CANDIDATES), "--out", str(out), *options],
+        cwd=ROOT,
         env={**os.environ, MARK: str(out), "RAY_ADDRESS": "local", "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

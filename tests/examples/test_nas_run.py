@@ -21,4 +21,4 @@ SAYS = (
 @pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("nas", SAYS, mark, tmp_path, "--candidates", "14")
+    check("nas", SAYS, mark, tmp_path, "--candidates", "14", modules="torch")

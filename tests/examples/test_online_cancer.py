@@ -15,4 +15,4 @@ SAYS = (r"552/552 loss 0\.\d+  published @\d+", r"planned +\d+ ", r"230 answers 
 @pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("online_cancer", SAYS, mark, tmp_path)
+    check("online_cancer", SAYS, mark, tmp_path, modules="keras")

@@ -23,7 +23,7 @@ SAYS = (
 @pytest.mark.own_cluster
 @pytest.mark.timeout(900)
 def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("population_training", SAYS, mark, tmp_path)
+    check("population_training", SAYS, mark, tmp_path, modules="ray.tune")
 
 
 def test_nobody_who_is_being_replaced_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

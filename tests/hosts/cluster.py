@@ -19,6 +19,7 @@ from typing import Any, Self
 from tests.hosts import gates
 from tests.hosts.network import Link, Network, address
 from tests.hosts.node import HEAD, PATIENCE, QUIET
+from tests.support.warm import worker
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 180.0
@@ -113,7 +114,9 @@ class Hosts:
         self.network = network
         self.folder = folder
         self.gates = folder / "gates"
-        self.gates.mkdir()
+        self._servers = folder / "servers"
+        for made in (self.gates, self._servers):
+            made.mkdir()
         self._nodes: dict[int, subprocess.Popen[str]] = {}
         self._clients: dict[int, Client] = {}
         try:
@@ -191,7 +194,9 @@ class Hosts:
 
     def _run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        environment = kept | {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+        warm = {worker.FOLDER: str(self._servers), worker.MODULES: gates.__name__}
+        ours = {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = kept | warm | ours | more
         with open(self.folder / f"{log}.log", "a") as errors:
             return self.network.run(
                 host,

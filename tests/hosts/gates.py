@@ -3,8 +3,8 @@
 Rules
 - A step is a call's name and "before" or "after" what carries it out. It is wanted by a file of its name in the folder
   of a repository or a run; the first call that comes there takes the file away and waits for the next one.
-- Only actors on the test's hosts have gates: their workers put them in before they run (`worker`), and so do clients,
-  from whom Ray takes the methods of actors that they start.
+- Only actors on the test's hosts have gates: what their workers are forked from puts them in (`node`), and so do
+  clients, from whom Ray takes the methods of actors that they start.
 """
 
 from __future__ import annotations

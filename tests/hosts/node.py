@@ -1,19 +1,21 @@
 """A Ray node on one host: `python -m tests.hosts.node HOST FOLDER`. It ends with its standard input.
 
 Rules
-- The head is host 1. It starts what a cluster needs, and neither dashboard nor monitors.
+- The head is host 1. It starts what a cluster needs, and neither dashboard nor monitors nor agents.
+- Workers are forked (`tests.support.warm`) from a process that has put gates into the actors (`tests.hosts.gates`).
 - A node that does not answer is given up after some 10 s, and not after Ray's minute.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from tests.hosts.network import address
+from tests.support.warm import agent_command, worker
 
 PORT = 6379
 HEAD = f"{address(1)}:{PORT}"
@@ -42,6 +44,7 @@ class SlimNode(Node):
 def main(host: int, folder: str) -> None:
     """Run a node until the standard input ends."""
     head = host == 1
+    services._build_python_executable_command_memory_profileable = agent_command
     parameters = RayParams(
         node_ip_address=address(host),
         gcs_address=None if head else HEAD,
@@ -50,7 +53,7 @@ def main(host: int, folder: str) -> None:
         num_cpus=4,
         object_store_memory=STORE_BYTES,
         temp_dir=folder,
-        worker_path=str(Path(__file__).with_name("worker.py")),
+        worker_path=worker.__file__,
         include_log_monitor=False,
         include_dashboard=False,
         dashboard_agent_listen_port=None,

@@ -16,7 +16,7 @@ from tensorvine.actors.training.training import RankContext
 
 STEPS = 10**9
 """That the training begins before it is forked: more than it comes to."""
-STEP_S = 0.02
+STEP_S = 0.05
 """That a step takes at least, so that the machine is left to what is tested."""
 ON = 5
 """Steps that both then go on."""

@@ -1,4 +1,5 @@
-"""Examples as their users run them: `python examples/NAME/run.py --quick`, in a process of its own."""
+"""Examples as their users run them: `python examples/NAME/run.py --quick`, in a process of its own. Workers of their
+Rays are forked (`tests.support.warm`)."""
 
 from __future__ import annotations
 
@@ -12,19 +13,22 @@ from pathlib import Path
 from tests.support.marked import MARK, outlive
 
 ROOT = Path(__file__).parents[2]
+PYTHON = (sys.executable, "-u", "-m", "tests.support.warm.run")
 LIMIT_S = 880.0
 
 
-def start(example: str, mark: str, *options: str) -> subprocess.Popen[str]:
+def start(example: str, mark: str, *options: str, modules: str = "-") -> subprocess.Popen[str]:
     """Start an example, at its smallest.
 
     Args:
         example: its folder.
         mark: of all that it starts.
         options: of its command line.
+        modules: that workers of its Ray are forked with.
     """
     return subprocess.Popen(
-        [sys.executable, "-u", str(ROOT / "examples" / example / "run.py"), "--quick", *options],
+        [*PYTHON, modules, str(ROOT / "examples" / example / "run.py"), "--quick", *options],
+        cwd=ROOT,
         env={**os.environ, MARK: mark, "RAY_ADDRESS": "local", "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -35,7 +39,7 @@ def start(example: str, mark: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: str) -> None:
+def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: str, modules: str = "-") -> None:
     """Run an example to its end: it says what it must, draws its picture, and leaves no process.
 
     Args:
@@ -44,8 +48,9 @@ def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: s
         mark: of all that it starts.
         out: where the picture goes.
         options: of its command line, besides.
+        modules: that workers of its Ray are forked with.
     """
-    process = start(example, mark, "--out", str(out), *options)
+    process = start(example, mark, "--out", str(out), *options, modules=modules)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     for line in says:

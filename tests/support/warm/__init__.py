@@ -10,13 +10,14 @@ Rules
 - Ray's core reads the RAY_* of the environment when it is loaded. So a fork server serves one raylet and one job. The
   first worker of the two starts it; it ends with the raylet.
 - A server imports no framework but those that it is told, and starts no thread of Python before it forks.
-- `agent.py` stands for both agents of a node: without them there are no metrics and no `runtime_env`.
+- `agent.py` stands for both agents of a node: there are no metrics, and that for `runtime_env` starts when it is asked.
 - Ray's monitors of logs and of demand are left out: nobody reads the one, nor adds nodes for the other, and the first
   looks into all logs ten times a second.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,8 @@ from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import pytest
 from ray._private import services
 from ray._private.parameter import RayParams
 
@@ -41,13 +42,15 @@ def warm_workers(modules: Iterable[str] = ()) -> Iterator[None]:
     Args:
         modules: that fork servers import, besides what all workers need.
     """
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER, folder)
-        patch.setenv(MODULES, " ".join(modules))
-        worker = str(HERE / "worker.py")
-        started = partialmethod(RayParams.__init__, worker_path=worker, include_log_monitor=False, no_monitor=True)
-        patch.setattr(RayParams, "__init__", started)
-        patch.setattr(services, "_build_python_executable_command_memory_profileable", agent_command)
+    started = partialmethod(
+        RayParams.__init__, worker_path=str(HERE / "worker.py"), include_log_monitor=False, no_monitor=True
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, {FOLDER: folder, MODULES: " ".join(modules)}),
+        mock.patch.object(RayParams, "__init__", started),
+        mock.patch.object(services, "_build_python_executable_command_memory_profileable", agent_command),
+    ):
         yield
 
 
