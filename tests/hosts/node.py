@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import sys
 
-from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from tests.hosts.network import address
-from tests.support.warm import agent_command, worker
+from tests.support.warm import lean_nodes, worker
 
 PORT = 6379
 HEAD = f"{address(1)}:{PORT}"
@@ -34,17 +33,9 @@ QUIET = {
 }
 
 
-class SlimNode(Node):
-    """A node without what nobody here asks."""
-
-    def start_api_server(self, **_: object) -> None:
-        """Start no dashboard."""
-
-
 def main(host: int, folder: str) -> None:
     """Run a node until the standard input ends."""
     head = host == 1
-    services._build_python_executable_command_memory_profileable = agent_command
     parameters = RayParams(
         node_ip_address=address(host),
         gcs_address=None if head else HEAD,
@@ -62,7 +53,8 @@ def main(host: int, folder: str) -> None:
         min_worker_port=0,
         max_worker_port=0,
     )
-    node = SlimNode(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
+    with lean_nodes():
+        node = Node(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
     try:
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Workers of Ray that are forked from a process which has imported what they need, and nodes without agents.
+"""Workers of Ray that are forked from a process which has imported what they need, and nodes with little else.
 
 A worker of Ray is a new Python that imports Ray and TensorVine, for 0.8 s of a core, and the tests on a shared cluster
 start nine hundred. Forked, one takes 0.1 s. A node's two agents take 2.5 s more, which nobody here asks for anything.
@@ -11,8 +11,8 @@ Rules
   first worker of the two starts it; it ends with the raylet.
 - A server imports no framework but those that it is told, and starts no thread of Python before it forks.
 - `agent.py` stands for both agents of a node: there are no metrics, and that for `runtime_env` starts when it is asked.
-- Ray's monitors of logs and of demand are left out: nobody reads the one, nor adds nodes for the other, and the first
-  looks into all logs ten times a second.
+- Ray's dashboard and its monitors of logs and of demand are left out: nobody reads the ones, nor adds nodes for the
+  other, and that of logs looks into all of them ten times a second.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from ray._private import services
+from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from tests.support.warm.worker import FOLDER, MODULES
@@ -46,14 +46,20 @@ def warm_workers(modules: Iterable[str] = ()) -> Iterator[None]:
         RayParams.__init__, worker_path=str(HERE / "worker.py"), include_log_monitor=False, no_monitor=True
     )
     with (
+        lean_nodes(),
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, {FOLDER: folder, MODULES: " ".join(modules)}),
         mock.patch.object(RayParams, "__init__", started),
-        mock.patch.object(services, "_build_python_executable_command_memory_profileable", agent_command),
     ):
         yield
 
 
-def agent_command(*_: Any, **__: Any) -> list[str]:
-    """Return how an agent is started; its file and arguments follow."""
-    return [sys.executable, "-S", "-E", str(HERE / "agent.py")]
+@contextmanager
+def lean_nodes() -> Iterator[None]:
+    """Have the nodes that are started in the block go without a dashboard, and with `agent.py` for their agents."""
+    of_agents = [sys.executable, "-S", "-E", str(HERE / "agent.py")]
+    with (
+        mock.patch.object(Node, "start_api_server"),
+        mock.patch.object(services, "_build_python_executable_command_memory_profileable", return_value=of_agents),
+    ):
+        yield
