@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from tests.hosts import gates
+from tests.hosts import gates, runs
 from tests.hosts.network import Link, Network, address
 from tests.hosts.node import HEAD, PATIENCE, QUIET
 from tests.support.warm import worker
@@ -194,7 +194,7 @@ class Hosts:
 
     def _run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        warm = {worker.FOLDER: str(self._servers), worker.MODULES: gates.__name__}
+        warm = {worker.FOLDER: str(self._servers), worker.MODULES: f"{gates.__name__} {runs.__name__}"}
         ours = {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environment = kept | warm | ours | more
         with open(self.folder / f"{log}.log", "a") as errors:
