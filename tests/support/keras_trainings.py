@@ -241,7 +241,9 @@ class Ranks:
 
 @contextmanager
 def start_ranks(count: int) -> Iterator[Ranks]:
-    context = multiprocessing.get_context("spawn")
+    """Fork ranks from a process that has imported Keras, and done nothing with it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     pairs = [context.Pipe() for _ in range(count)]
     processes = [context.Process(target=run_rank, args=(theirs,), daemon=True) for _, theirs in pairs]
     for process in processes:

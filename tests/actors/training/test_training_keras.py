@@ -9,7 +9,8 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,39 @@ KINDS = [
 """Each net and each optimizer at least once."""
 
 
+@dataclass(frozen=True)
+class Course:
+    """A training whose step `AT` was listened to."""
+
+    facts: Any
+    """After step `AT`."""
+    losses: list[float]
+    """Of each step, from the first."""
+    states: dict[int, dict[str, np.ndarray]]
+    """After some steps."""
+    weights: list[np.ndarray]
+    """In the model's order, after step `AT + 2`."""
+    recorder: Recorder
+
+
+@cache
+def course(net: str, optimizer: str) -> Course:
+    """Train once what several tests hold their clones against: most of a training's cost is that it is traced."""
+    training, recorder = make(net, optimizer), Recorder(AT)
+    training.hook(recorder)
+    losses: list[float] = []
+    facts, states, weights = None, {}, []
+    for step in range(1, AT + FURTHER + 1):
+        losses += train(training, 1)
+        if step == AT:
+            facts = training.facts()
+        if step == AT + 2:
+            weights = training.model.get_weights()
+        if step in (AT, AT + 1, AT + 3, AT + FURTHER):
+            states[step] = state_of(training)
+    return Course(json.loads(json.dumps(facts)), losses, states, weights, recorder)
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     """Two fresh processes."""
@@ -98,39 +132,34 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.parametrize(("net", "optimizer"), KINDS)
 def test_the_bits_are_those_of_train_on_batch_whoever_listens(net: str, optimizer: str) -> None:
-    plain, ours = model(net, optimizer), make(net, optimizer)
+    plain, ours = model(net, optimizer), course(net, optimizer)
     expected = [plain.train_on_batch(*batches(step, 0, 1)) for step in range(1, AT + 3)]
-    recorder = Recorder(AT)
-    ours.hook(recorder)
-    losses = train(ours, AT)
-    final = state_of(ours)
-    losses += train(ours, 2)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)  # Keras's metric: their mean over a batch of batches
-    weights = zip(plain.get_weights(), ours.model.get_weights(), strict=True)
+    # Keras's metric: their mean over a batch of batches
+    np.testing.assert_allclose(ours.losses[: AT + 2], expected, rtol=1e-6)
+    weights = zip(plain.get_weights(), ours.weights, strict=True)
     assert all(one.tobytes() == other.tobytes() for one, other in weights)
+    final, recorder = ours.states[AT], ours.recorder
     assert sorted(recorder.told) == sorted(final)
     assert same(recorder.copies, final)
     assert same({name: np.array(array) for name, array in recorder.arrays.items()}, final)
-    assert recorder.begun == recorder.ended == list(range(1, AT + 3))
+    assert recorder.begun == recorder.ended == list(range(1, AT + FURTHER + 1))
 
 
 @pytest.mark.parametrize(("net", "optimizer"), [*KINDS[:3], KINDS[-1]])
 def test_a_clone_goes_on_bit_for_bit(net: str, optimizer: str) -> None:
-    source, clone = make(net, optimizer), make(net, optimizer, seed=2)
-    train(source, AT)
+    source, clone = course(net, optimizer), make(net, optimizer, seed=2)
     train(clone, 2)  # one that has trained is filled, too
-    hand_over(state_of(source), source.facts(), clone)
+    hand_over(source.states[AT], source.facts, clone)
     assert clone.steps_done == AT
-    assert train(clone, FURTHER) == train(source, FURTHER)
-    assert same(state_of(clone), state_of(source))
+    assert train(clone, FURTHER) == source.losses[AT:]
+    assert same(state_of(clone), source.states[AT + FURTHER])
 
 
 def test_a_clone_in_a_fresh_process_goes_on_bit_for_bit(ranks: Ranks) -> None:
-    source = make("convolutional", "adam")
-    train(source, AT)
+    source = course("convolutional", "adam")
     ranks.ask(0, "build", "convolutional", "adam", 2)
-    ranks.ask(0, "adopt", state_of(source), source.facts())
-    assert ranks.ask(0, "train", FURTHER) == train(source, FURTHER)
+    ranks.ask(0, "adopt", source.states[AT], source.facts)
+    assert ranks.ask(0, "train", FURTHER) == source.losses[AT:]
 
 
 class TestTelling:
@@ -302,12 +331,12 @@ class TestGate:
     class Arrivals:
         """Tensors that come one after the other, in the order of the forward pass, when the step asks for them."""
 
-        def __init__(self, source: KerasTraining, clone: KerasTraining) -> None:
-            self.state, self.clone = state_of(source), clone
+        def __init__(self, state: dict[str, np.ndarray], facts: Any, clone: KerasTraining) -> None:
+            self.state, self.clone = state, clone
             self.memory = {name: clone.memory(name) for name in self.state}
             for array in self.memory.values():
                 array[...] = np.nan if array.dtype.kind == "f" else 99
-            clone.restore(source.facts())
+            clone.restore(facts)
             self.asked: list[str] = []
 
         def wait(self, name: str) -> None:
@@ -316,18 +345,16 @@ class TestGate:
             self.memory[name][...] = self.state[name]
             self.clone.filled(name)
 
-    @pytest.mark.parametrize("traced", [False, True])
     @pytest.mark.parametrize(("net", "optimizer"), [*KINDS[:4], ("deep", "adamw")])
-    def test_each_tensor_is_waited_for_before_it_is_read(self, net: str, optimizer: str, traced: bool) -> None:
-        source, clone = make(net, optimizer), make(net, optimizer, seed=2)
-        train(source, AT)
-        if traced:
-            train(clone, 1)
-        arrivals = self.Arrivals(source, clone)
-        clone.gate(arrivals.wait)
-        assert train(clone, 3) == train(source, 3)
-        assert arrivals.asked == list(clone.forward_order())
-        assert same(state_of(clone), state_of(source))
+    def test_each_tensor_is_waited_for_before_it_is_read(self, net: str, optimizer: str) -> None:
+        """Once while the step is traced, and once by a step that was traced before."""
+        source, clone = course(net, optimizer), make(net, optimizer, seed=2)
+        for _ in ("not traced", "traced"):
+            arrivals = self.Arrivals(source.states[AT], source.facts, clone)
+            clone.gate(arrivals.wait)
+            assert train(clone, 3) == source.losses[AT : AT + 3]
+            assert arrivals.asked == list(clone.forward_order())
+            assert same(state_of(clone), source.states[AT + 3])
 
     @several_threads
     def test_the_forward_pass_goes_on_while_later_tensors_are_awaited(self) -> None:
@@ -335,7 +362,7 @@ class TestGate:
         source, clone = make("deep"), make("deep", seed=2)
         train(source, AT)
         train(clone, 1)
-        arrivals = self.Arrivals(source, clone)
+        arrivals = self.Arrivals(state_of(source), source.facts(), clone)
         last = "optimizer/sgd/dense/kernel/momentum"
         updated = threading.Event()
 
@@ -377,15 +404,14 @@ class TestRanks:
 
     @pytest.mark.parametrize(("net", "optimizer"), [("Own", "adamw"), ("deep", "sgd")])
     def test_they_train_as_one_with_the_whole_batch(self, ranks: Ranks, net: str, optimizer: str) -> None:
-        single = make(net, optimizer)
-        expected = train(single, 4)
+        single = course(net, optimizer)
         ranks.join(f"{net}-{uuid.uuid4().hex[:6]}")
         ranks.all("build", [net] * 2, [optimizer] * 2, [1, 7])
         losses = ranks.all("train", [4] * 2)
-        np.testing.assert_allclose(np.mean(losses, axis=0), expected, rtol=1e-4)
+        np.testing.assert_allclose(np.mean(losses, axis=0), single.losses[:4], rtol=1e-4)
         states = ranks.all("state")
         assert same(*states)
-        for name, array in state_of(single).items():
+        for name, array in single.states[4].items():
             np.testing.assert_allclose(states[0][name], array, rtol=1e-3, atol=1e-4)
         ranks.all("leave")
 
