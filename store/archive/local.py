@@ -272,6 +272,8 @@ class _Opened(OpenFile):
 
     def arrow(self) -> object:
         self._check_open()
+        if self.nbytes <= _SHORT:  # one call of the system in place of a dozen
+            return pa.BufferReader(self.part(0, self.nbytes))
         return pa.PythonFile(FileIO(self._descriptor, closefd=False), mode="r")
 
     def close(self) -> None:

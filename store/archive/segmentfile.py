@@ -298,7 +298,7 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
             raise CorruptDataError(f"{where}: expected format {FORMAT}; found {header.get('format')!r}")
         if (stated.batches, stated.dictionaries, stated.compressed) != (1, 0, False):
             raise CorruptDataError(f"{where}: expected a whole Arrow file of one batch, not compressed; found {stated}")
-        if [(f.name, f.type) for f in reader.schema] != [(f.name, f.type) for f in list(schema)[:columns]]:
+        if (reader.schema.names, reader.schema.types) != (schema.names[:columns], schema.types[:columns]):
             raise CorruptDataError(f"{where}: expected the columns of a {kind}; found {reader.schema.names}")
         batch = reader.get_batch(0)
         batch.validate(full=True)

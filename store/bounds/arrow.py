@@ -105,10 +105,10 @@ def _buffers(file: Readable, block: _Block, kind: int, what: str) -> tuple[bool,
     batch = message.table(2)
     if kind == _DICTIONARY:
         batch = batch.table(1)
-    places = list(batch.items(2, 16))
+    places = batch.items(2, 16)
     if len(places) > MOST_BUFFERS:
         raise _wrong(what, f"at most {MOST_BUFFERS} buffers in a batch", f"{len(places)}")
-    spans = [(batch.number("<q", at), batch.number("<q", at + 8)) for at in places]
+    spans = batch.pairs(places)
     if any(min(span) < 0 or sum(span) > length for span in spans) or sum(span[1] for span in spans) > length:
         raise _wrong(what, f"buffers within the {length} bytes of their batch", "others")
     if batch.field(3) is None:
@@ -161,6 +161,10 @@ class _Table:
         if end > len(self._data):
             raise _wrong(self._what, f"an Arrow message of {len(self._data)} bytes", f"one of {end} at least")
         return range(start + 4, end, size)
+
+    def pairs(self, places: range) -> list[tuple[int, int]]:
+        """Return the two numbers that each item of 16 bytes is."""
+        return list(struct.iter_unpack("<qq", memoryview(self._data)[places.start : places.stop]))
 
 
 def _root(data: bytes, at: int, what: str) -> _Table:
