@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from tensorvine.actors.training.training import Hooks, RankContext, TensorSpec
 
 SHAPES = {"large": (700, 300), "odd": (100_003,), "kernel": (31, 7), "bias": (5,), "scalar": (), "empty": (0, 4)}
+
+
+@cache
+def _weights(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, np.ndarray]:
+    """Draw weights once: each training begins with a copy."""
+    rng = np.random.default_rng(7)
+    return {name: np.array(rng.normal(size=shape)) for name, shape in shapes}
 
 
 class PlainTraining:
@@ -28,8 +36,7 @@ class PlainTraining:
         self.context, self.turn = context, turn
         self.options = {"rate": 0.1, **context.options}
         shapes = self.options.pop("shapes", SHAPES)
-        rng = np.random.default_rng(7)
-        self.weights = {name: np.array(rng.normal(size=shape)) for name, shape in shapes.items()}
+        self.weights = {name: array.copy() for name, array in _weights(tuple(shapes.items())).items()}
         self.momenta = {name: np.zeros_like(array) for name, array in self.weights.items()}
         self.statistic = np.full(3, float(context.rank))
         self.random = np.random.default_rng(100 + context.rank)
@@ -101,7 +108,8 @@ class PlainTraining:
             hooks.before_update()
         self.statistic += self.random.normal(size=3)
         for place, name in enumerate(reversed(self.weights)):
-            gradient = np.cos(self.weights[name] * step + place)
+            gradient = self.weights[name] * step + place
+            gradient -= np.rint(gradient)
             self.momenta[name] *= 0.9
             self.momenta[name] += gradient
             self.weights[name] -= self.options["rate"] * self.momenta[name]
