@@ -265,7 +265,8 @@ def _fit(form: LossForm, series: _Series) -> Array:
     def residuals(at: Array) -> Array:
         with np.errstate(all="ignore"):
             off = (form.function(x, *free.params(at)) - y) * weights
-        return np.nan_to_num(off, nan=WORST, posinf=WORST, neginf=-WORST).clip(-WORST, WORST)
+        off[np.isnan(off)] = WORST
+        return np.clip(off, -WORST, WORST, out=off)
 
     errors = [float(np.square(residuals(at)).sum()) for at in free.starts]
     order: list[int] = np.argsort(errors, kind="stable")[:STARTS].tolist()
