@@ -158,6 +158,8 @@ def run(
         EndedError: a signal asked for it.
     """
     outcomes = [Outcome(target.name) for target in targets]
+    for target in targets:
+        target.compiled()
     left = [numbers for _ in targets]
     first, ends = 0, 0
     while first < len(targets) and goes_on():

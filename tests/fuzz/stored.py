@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -316,6 +316,14 @@ def _codec_input(spec: str, part: Encoded) -> bytes:
     return json.dumps([part.codec, part.dtype, part.shape]).encode() + b"\n" + part.data.tobytes()
 
 
+@cache
+def _compiled() -> None:
+    """Have loops compiled that quantise, and that undo it."""
+    with _codec_reading(Path()) as read:
+        for content in _codec_inputs(Path()):
+            read(content)
+
+
 @contextmanager
 def _codec_reading(folder: Path) -> Iterator[Read]:
     def read(content: bytes) -> object:
@@ -389,8 +397,8 @@ def _mark_reading(folder: Path) -> Iterator[Read]:
 
 STORED = (
     Target("manifest", _manifests, _manifest_reading, _damaged_manifest),
-    Target("segment", _segments, _segment_reading, _damaged_segment),
-    Target("codec", _codec_inputs, _codec_reading, _damaged_codec),
+    Target("segment", _segments, _segment_reading, _damaged_segment, compiled=_compiled),
+    Target("codec", _codec_inputs, _codec_reading, _damaged_codec, compiled=_compiled),
     Target("body", lambda folder: [encode_body(entries())], _body_reading, _json_damaged),
     Target("graph", lambda folder: [GRAPH.to_json().encode()], _graph_reading, _json_damaged),
     Target("numbers", lambda folder: [numbers.encoded([REF, ModelRef("b", 1)])], _numbers_reading),

@@ -34,6 +34,8 @@ class Target:
     """Opens the reader, in a folder for files of its own."""
     damaged: Callable[[Random, Sequence[bytes]], bytes] = lambda dice, valid: of_bytes(dice, dice.choice(valid), valid)
     """Draws an input."""
+    compiled: Callable[[], object] = lambda: None
+    """Has compiled what is so at first use: in the runner, for all children, which are its forks."""
     trusted: bool = False
     """Who says so much memory is needed is believed, so that memory is not measured."""
     slow: bool = False
