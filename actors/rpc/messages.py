@@ -149,6 +149,8 @@ class Tag:
     """Of the shard: another one after each restart."""
     again: bool
     """It is not the shard's first incarnation."""
+    age_s: float = field(compare=False)
+    """How long this incarnation has been there."""
 
 
 @dataclass(frozen=True, slots=True)

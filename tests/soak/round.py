@@ -46,6 +46,7 @@ from tests.soak.ground import Ground, send
 from tests.soak.journal import Entry, Journal, read
 from tests.soak.modes import CLIENTS, Round
 from tests.soak.promises import Finding, Ledger, Seen
+from tests.support.warm import warm_workers
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "soak"
@@ -497,7 +498,8 @@ def main() -> None:
     play, began = Play(plan, folder, seconds, faults), time.monotonic()
     outcome: dict[str, Any] = {"error": ""}
     try:
-        play.run()
+        with warm_workers():
+            play.run()
     except Exception:  # noqa: BLE001  it goes to the report
         outcome["error"] = traceback.format_exc()[-4000:]
     outcome |= tally(read(sorted(folder.glob("*.jsonl"))))

@@ -79,6 +79,7 @@ class NameHandoff:
         self._frozen: set[str] = set()
         self._writing: Counter[str] = Counter()
         self._incarnation = uuid.uuid4().hex[:8]
+        self._began = time.monotonic()
         self._revision = 0
         self._asked = 0.0
         """When somebody last asked all shards something: on the monotonic clock."""
@@ -141,10 +142,16 @@ class NameHandoff:
     def tag(self) -> Tag:
         """Tell how things stand."""
         with self._lock:
-            self._asked = time.monotonic()
+            self._asked = now = time.monotonic()
             revision, sending = f"{self._incarnation}.{self._revision}", self._sending is not None
             return Tag(
-                self._peers.topology.version, revision, sending, self._state.index, self._incarnation, self._again
+                self._peers.topology.version,
+                revision,
+                sending,
+                self._state.index,
+                self._incarnation,
+                self._again,
+                now - self._began,
             )
 
     def _answers(self, name: str) -> bool:

@@ -201,6 +201,25 @@ class TestShardKilled:
         eventually(lambda: segments(tmp_path) == [], "nothing left on disk")
         repo._session.broadcast(ShardCalls.check())
 
+    def test_a_flush_says_that_one_died_before_it_answered(
+        self, shared: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The incarnation that was to answer had what was saved; the next one knows of nothing that waits."""
+        repo = shared
+        broadcast, asked = repo._session.broadcast, list[object]()
+
+        def killing_first(call: object, *arguments: object, **options: object) -> object:
+            asked.append(call)
+            if len(asked) == 1:
+                kill_shard(repo, 0)
+            return broadcast(call, *arguments, **options)
+
+        monkeypatch.setattr(repo._session, "broadcast", killing_first)
+        with pytest.raises(ShardUnavailableError, match=r"died and started again meanwhile: \[0\]"):
+            repo.flush()
+        assert len(asked) == 3
+        repo.flush()
+
     def test_one_that_starts_again_waits_for_its_disk(self, shared: Repository, place: Path) -> None:
         repo = shared
         ref = repo.save(name_at(repo, 0, "again"), tensors(1), durability="disk").ref
