@@ -5,7 +5,8 @@ Rules
   starts a Ray of its own says `own_cluster`, and is marked `ray` as well. All others are `not ray`, and whatever in
   their process wants to start or join a Ray is refused.
 - Nothing is started unless a test asks for it, and no framework is imported here.
-- Workers of the shared Ray are forked from a process that has imported what they need (`tests/support/warm`).
+- Workers of the shared Ray are forked from a process that has imported what they need (`tests/support/warm`). A file
+  whose actors use a framework names it, `workers_import("torch")`, and it is imported once for all of them.
 - A Ray that runs on this machine already, such as another test's, is not joined.
 - Property tests draw the same examples everywhere and are not timed, so that what fails in CI fails at home, and a busy
   machine fails nothing. `pytest --hypothesis-profile=default` draws others.
@@ -26,7 +27,7 @@ from hypothesis import settings
 from tensorvine.actors.client.repository import Repository
 from tensorvine.clusters import LocalCluster
 
-from tests.support.warm import warm_workers
+from tests.support.warm import ask_for, warm_workers
 
 STORE_BYTES = 256 << 20
 OWN_CLUSTER = "own_cluster"
@@ -55,6 +56,8 @@ os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at t
 settings.load_profile("ci")
 
 _serial = count(1)
+_asked: set[str] = set()
+"""What workers of the shared Ray are to have imported."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -94,6 +97,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ask for what the workers of a test's file are to have imported."""
+    names = {name for marker in item.iter_markers("workers_import") for name in marker.args} - _asked
+    if names and item.get_closest_marker("ray"):
+        _asked.update(names)
+        ask_for(names)
+
+
 def refuse(*_: object, **__: object) -> NoReturn:
     """Stand in for `ray.init`."""
     pytest.fail("a test that is not marked `ray` starts or joins a Ray: it is to ask for `cluster`")
@@ -102,7 +114,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """The embedded Ray, started once."""
-    with warm_workers(), LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
+    with warm_workers(_asked), LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
         yield started
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,17 +19,21 @@ import pytest
 import ray
 from tensorvine.clusters import LocalCluster
 
-from tests.support.warm import worker
+from tests.support.warm import ask_for, worker
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Empty:
+    """An actor that does what it is told."""
+
+    def run(self, call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
 
 
 @pytest.fixture
 def forked(cluster: LocalCluster) -> Iterator[tuple[Any, psutil.Process]]:
     """An actor that is forked, with its process."""
-
-    class Empty:
-        def run(self, call: Any, *arguments: Any) -> Any:
-            return call(*arguments)
-
     made = ray.remote(num_cpus=0)(Empty).remote()
     try:
         yield made, psutil.Process(ray.get(made.run.remote(os.getpid), timeout=60))
@@ -71,6 +76,7 @@ def test_what_started_a_worker_ends_with_it(forked: tuple[Any, psutil.Process]) 
 def test_who_is_killed_while_it_asks_for_a_worker_stops_nobody_else(
     cluster: LocalCluster, sent: bytes, request: pytest.FixtureRequest
 ) -> None:
+    ray.get(ray.remote(num_cpus=0)(Empty).remote().run.remote(os.getpid), timeout=60)  # the first starts the server
     job = ray.get_runtime_context().get_job_id()
     (address,) = (each for each in Path(os.environ[worker.FOLDER]).iterdir() if each.name.endswith(f"-{job}"))
     with socket.socket(socket.AF_UNIX) as asking:
@@ -88,15 +94,18 @@ def test_a_full_object_store_is_spilled_to_disk(cluster: LocalCluster) -> None:
     assert [ray.get(ref, timeout=60)[-1] for ref in refs] == [0, 1, 2, 3]
 
 
-def test_no_framework_is_imported_before_a_worker_asks_for_it(forked: tuple[Any, psutil.Process]) -> None:
-    running, _ = forked
+def test_what_is_asked_for_is_imported_before_workers_are_started(forked: tuple[Any, psutil.Process]) -> None:
+    """What no file asks for is not: `tests/actors/client/test_two_nodes.py` looks for frameworks."""
+    name = "tabnanny"  # nobody imports it otherwise
 
-    def imported() -> set[str]:
+    def imported() -> bool:
         import sys
 
-        return {"keras", "tensorflow", "torch"} & sys.modules.keys()
+        return name in sys.modules
 
-    assert ray.get(running.run.remote(imported), timeout=30) == set()
+    assert not ray.get(forked[0].run.remote(imported), timeout=30)
+    ask_for([name])
+    assert ray.get(ray.remote(num_cpus=0)(Empty).remote().run.remote(imported), timeout=60)
 
 
 def test_environments_of_workers_are_made_when_they_are_asked_for(cluster: LocalCluster) -> None:

@@ -40,7 +40,7 @@ from tests.support.redis_server import RedisServer
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.workers_import("torch", "torch._dynamo")]
 
 SPACE = AttnSpace(2, range(4, 82))
 PLAN = Plan(data="wine", candidates=20, population=5, sample=3)

@@ -19,7 +19,7 @@ from typing import Any, Self
 from tests.hosts import gates, runs
 from tests.hosts.network import Link, Network, address
 from tests.hosts.node import HEAD, PATIENCE, QUIET
-from tests.support.warm import worker
+from tests.support.warm import server, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 180.0
@@ -117,6 +117,7 @@ class Hosts:
         self._servers = folder / "servers"
         for made in (self.gates, self._servers):
             made.mkdir()
+        (self._servers / server.ASKED).write_text(f"{gates.__name__}\n{runs.__name__}\n")
         self._nodes: dict[int, subprocess.Popen[str]] = {}
         self._clients: dict[int, Client] = {}
         try:
@@ -194,7 +195,7 @@ class Hosts:
 
     def _run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        warm = {worker.FOLDER: str(self._servers), worker.MODULES: f"{gates.__name__} {runs.__name__}"}
+        warm = {worker.FOLDER: str(self._servers)}
         ours = {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environment = kept | warm | ours | more
         with open(self.folder / f"{log}.log", "a") as errors:

@@ -13,12 +13,14 @@ pytestmark = pytest.mark.own_cluster
 
 SCRIPT = textwrap.dedent("""
     from contextlib import ExitStack
-    import numpy as np, ray
+    from pathlib import Path
+    import numpy as np, os, psutil, ray
     from ray.cluster_utils import Cluster
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from tensorvine.actors import Repository
     from tensorvine.store import Layer, ModelGraph
     from tests.support.warm import warm_workers
+    from tests.support.warm.worker import FOLDER
 
     arguments = dict(num_cpus=1, object_store_memory=256 << 20)
     warm = ExitStack()
@@ -107,6 +109,12 @@ SCRIPT = textwrap.dedent("""
 
     there = NodeAffinitySchedulingStrategy(other, soft=False)
     fetched, first, second = ray.get(from_elsewhere.options(scheduling_strategy=there).remote(), timeout=100)
+    folder = os.environ[FOLDER]
+    ours = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(FOLDER) == folder]
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in ours]
+    workers = [each for each in maps if "_raylet.so" in each]  # and what they are forked from
+    framework = any(f"lib{name}" in each for each in workers for name in ("torch", "tensorflow", "jax"))
+    print("workers, and a framework in one:", len(workers) >= 7, framework)
     whole = np.array_equal(lone.load(first)["a"], np.arange(5 << 20)), (lone.load(second)["a"] == 3).all()
     print("a save from elsewhere is fetched:", fetched, *map(bool, whole))
     lone.close()
@@ -124,7 +132,7 @@ def test_two_raylets_share_a_repository() -> None:
     command = [sys.executable, "-c", SCRIPT]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines()[-10:] == [
+    assert run.stdout.splitlines()[-11:] == [
         "shards on nodes: 2",
         "sockets within the node only: [True, True]",
         "homes of metadata: 2",
@@ -134,5 +142,6 @@ def test_two_raylets_share_a_repository() -> None:
         "and back: ['a', 'b', 'c'] (100000,) True",
         "shared tensors stay: True",
         "nothing left: True",
+        "workers, and a framework in one: True False",
         "a save from elsewhere is fetched: True True True",
     ]

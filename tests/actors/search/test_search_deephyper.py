@@ -26,7 +26,10 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import InvalidNameError, ShardUnavailableError
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning"),
+    pytest.mark.workers_import("torch", "deephyper.evaluator", "deephyper.hpo", "tensorvine.actors.search.deephyper"),
+]
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 REPOSITORY = "search-deephyper"

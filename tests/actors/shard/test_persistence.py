@@ -16,7 +16,7 @@ from tensorvine.store.errors import ModelNotFoundError, StorageError
 from tests.support.disk import MIB, chain, eventually, is_refused, noise, same, start, weights
 from tests.support.s3 import SECRET, S3Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.workers_import("quantising")]
 
 GRAPH = chain(["Dense", "Conv", "Dense"])
 TUNED = chain(["Dense", "Conv", "Dense", "Head"])

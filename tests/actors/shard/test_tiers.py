@@ -16,7 +16,7 @@ from tensorvine.store.errors import StoreFullError, TensorVineError
 
 from tests.support.disk import MIB, bits, eventually, noise, same, segments, start, weights
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.workers_import("quantising")]
 
 PART = MIB // 4
 """Of a small memory: it has 24 of them."""

@@ -76,6 +76,17 @@ def telling_rate(context: RankContext) -> NumpyTraining:
     return NumpyTraining(context, {"w": np.zeros(2)}, step, parameters=["w"], options={"rate": 1.0})
 
 
+def telling_slowly(context: RankContext) -> NumpyTraining:
+    """Its steps leave the processor to others, for nobody looks at what it trains."""
+
+    def step(now: StepContext) -> float:
+        time.sleep(0.005)
+        now.reduce("w", np.ones(2))
+        return 0.0
+
+    return NumpyTraining(context, {"w": np.zeros(2)}, step, parameters=["w"])
+
+
 def telling_bundle(context: RankContext) -> NumpyTraining:
     """Its loss is the number of the bundle that it is placed in."""
     taken = ray._private.worker.global_worker.core_worker.resource_ids()  # pyright: ignore  the only place that tells
@@ -300,7 +311,7 @@ def test_ranks_end_with_who_started_them(cluster):
     @ray.remote(num_cpus=0)
     class Starter:
         def start(self) -> list[int]:
-            self.trainers = start_trainers(telling_rate, 2, name="orphans")
+            self.trainers = start_trainers(telling_slowly, 2, name="orphans")
             self.trainers.train_async(1_000_000)
             return [report.pid for report in self.trainers.describe()]
 

@@ -40,6 +40,7 @@ from tests.support.torch_trainings import MODELS, batches, loss, make
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(torch_trainings)
 
+pytestmark = pytest.mark.workers_import("torch", "torch._dynamo")
 TIMEOUT_S = 60.0
 
 
@@ -496,7 +497,7 @@ def test_a_ray_train_worker_is_forked_while_it_trains(cluster: LocalCluster, eng
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    run, at = f"train-{uuid.uuid4().hex[:8]}", 200
+    run, at = f"train-{uuid.uuid4().hex[:8]}", 20
     config = {"run": run, "at": at, "ordered": str(tmp_path / "ordered"), "losses": str(tmp_path / "losses")}
     trainer = TorchTrainer(
         loop_of_ray_train,

@@ -19,6 +19,8 @@ from tensorvine.actors.client.fetch.group_transport import GroupTransport
 from tensorvine.actors.client.reader import Reader
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
+from tests.support.warm import plain_workers
+
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NBYTES = (1 << 20) + 56
 
@@ -62,7 +64,7 @@ def has_torch(pid: int) -> bool:
 
 
 def test_nothing_is_loaded_before_somebody_asks(cluster: object, name: str) -> None:
-    with Repository.start(f"lazy-{name}", shards=1, preallocate_bytes=0) as repo:
+    with plain_workers(), Repository.start(f"lazy-{name}", shards=1, preallocate_bytes=0) as repo:
         shard = repo._session.connection(0).hello.pid
         repo.save(name, tensors(1))
         far = Far(repo.name)

@@ -9,7 +9,8 @@ Rules
   and ends with the child. All else is Ray's: the child is a process in a group of its own, and may be killed like any.
 - Ray's core reads the RAY_* of the environment when it is loaded. So a fork server serves one raylet and one job. The
   first worker of the two starts it; it ends with the raylet.
-- A server imports no framework but those that it is told, and starts no thread of Python before it forks.
+- A server imports no framework but those that it is told, and starts no thread of Python before it forks. It may be
+  told later: then workers that are started from there on have them.
 - `agent.py` stands for both agents of a node: there are no metrics, and that for `runtime_env` starts when it is asked.
 - Ray's dashboard and its monitors of logs and of demand are left out: nobody reads the ones, nor adds nodes for the
   other, and that of logs looks into all of them ten times a second.
@@ -30,7 +31,8 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from tests.support.warm.worker import FOLDER, MODULES
+from tests.support.warm.server import ASKED
+from tests.support.warm.worker import FOLDER, PLAIN
 
 HERE = Path(__file__).parent
 
@@ -40,7 +42,7 @@ def warm_workers(modules: Iterable[str] = ()) -> Iterator[None]:
     """Have the Rays that are started in the block fork their workers, and go without agents.
 
     Args:
-        modules: that fork servers import, besides what all workers need.
+        modules: that fork servers import, besides what all workers need; `ask_for` may add some.
     """
     started = partialmethod(
         RayParams.__init__, worker_path=str(HERE / "worker.py"), include_log_monitor=False, no_monitor=True
@@ -48,10 +50,29 @@ def warm_workers(modules: Iterable[str] = ()) -> Iterator[None]:
     with (
         lean_nodes(),
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.dict(os.environ, {FOLDER: folder, MODULES: " ".join(modules)}),
+        mock.patch.dict(os.environ, {FOLDER: folder}),
         mock.patch.object(RayParams, "__init__", started),
     ):
+        ask_for(modules)
         yield
+
+
+def ask_for(modules: Iterable[str]) -> None:
+    """Have workers that are started from now on forked from a process which has imported these, too."""
+    if FOLDER in os.environ:
+        with Path(os.environ[FOLDER], ASKED).open("a") as names:
+            names.writelines(f"{name}\n" for name in modules)
+
+
+@contextmanager
+def plain_workers() -> Iterator[None]:
+    """Have workers that are started in the block forked from a process that has imported nothing it was asked for."""
+    note = Path(os.environ[FOLDER], PLAIN)
+    note.touch()
+    try:
+        yield
+    finally:
+        note.unlink()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 
 PRELOADED = (
     "pyarrow.json",
@@ -25,26 +27,22 @@ PRELOADED = (
     "tensorvine.actors.updates.producer",
 )
 """What every worker of Ray, a shard and a planner import when they start, or soon after."""
+ASKED = "modules"
+"""A file beside the sockets: what is to be imported besides, a module a line. It may grow."""
 HEAD_BYTES = 8
 """Of an order: how long it is."""
 TIMEOUT_S = 30.0
 """For an order that has begun."""
 
 
-def main(path: str, *modules: str) -> None:
-    """Serve at a socket of this path until the raylet ends.
-
-    Args:
-        path: of the socket.
-        modules: to import besides; one that has an `install` is installed.
-    """
+def main(path: str) -> None:
+    """Serve at a socket of this path until the raylet ends."""
     raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
-    for name in (*PRELOADED, *modules):
-        module = importlib.import_module(name)
-        if hasattr(module, "install"):
-            module.install()
-    gc.collect()
-    gc.freeze()
+    folder = os.path.dirname(path)
+    plain = path.endswith("-plain") or "RAY_JOB_ID" not in os.environ  # without a job, its worker spills
+    names: Callable[[], set[str]] = set if plain else partial(asked, folder)
+    imported: set[str] = set()
+    have_imported({*PRELOADED, *names()}, imported)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -58,6 +56,7 @@ def main(path: str, *modules: str) -> None:
             connection, _ = listener.accept()
             with connection:
                 order, streams = ordered(connection)
+                have_imported(names(), imported)
                 if order and os.fork() == 0:
                     listener.close()
                     os.close(raylet)
@@ -65,6 +64,25 @@ def main(path: str, *modules: str) -> None:
                     return
             for stream in streams:
                 os.close(stream)
+
+
+def asked(folder: str) -> set[str]:
+    """Return which modules are asked for by now."""
+    with open(os.path.join(folder, ASKED)) as names:
+        return set(names.read().split())
+
+
+def have_imported(names: set[str], imported: set[str]) -> None:
+    """Import what is not imported, and keep it from the collector; what has an `install` is installed."""
+    if names <= imported:
+        return
+    for name in sorted(names - imported):
+        module = importlib.import_module(name)
+        if hasattr(module, "install"):
+            module.install()
+    imported |= names
+    gc.collect()
+    gc.freeze()
 
 
 def ordered(connection: socket.socket) -> tuple[bytes, list[int]]:

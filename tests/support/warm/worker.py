@@ -11,8 +11,9 @@ import sys
 
 FOLDER = "TENSORVINE_TEST_FORK_SERVERS"
 """An environment variable: the folder of the servers' sockets, each named after its raylet and its job."""
-MODULES = "TENSORVINE_TEST_FORK_SERVERS_IMPORT"
-"""An environment variable: modules that a fork server imports besides its own."""
+
+PLAIN = "plain"
+"""A file in that folder: while it is there, workers are forked from a server that imports nothing it is asked for."""
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def connected() -> socket.socket:
     """Connect to the fork server of this raylet and job; the first who does starts it."""
     job = os.environ.get("RAY_JOB_ID")  # one that spills the object store to disk has none
     address = os.path.join(os.environ[FOLDER], f"{os.environ['RAY_RAYLET_PID']}-{job}")
+    address += f"-{PLAIN}" if os.path.exists(os.path.join(os.environ[FOLDER], PLAIN)) else ""
     server = socket.socket(socket.AF_UNIX)
     with open(f"{address}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -49,7 +51,6 @@ def start(address: str) -> None:
     import subprocess
 
     command = [sys.executable, os.path.join(os.path.dirname(__file__), "server.py"), address]
-    command += os.environ[MODULES].split()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
