@@ -236,11 +236,10 @@ class Deployment:
         Raises:
             StorageError: the repository has no path, or the disk does not take it.
             OperationTimeoutError: it took longer than `timeout` seconds.
-            ShardUnavailableError: a shard died meanwhile, or started again only now: what was only in its memory is
-                lost.
+            ShardUnavailableError: a shard died meanwhile, or just before: what was only in its memory is lost.
         """
         patience = timeout + CONTROL_TIMEOUT_S
-        incarnations = Incarnations()
+        incarnations = Incarnations(self._session.incarnations)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         self._session.broadcast(ShardCalls.flush(timeout), patience, heard=incarnations.heard)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)

@@ -92,6 +92,8 @@ class Session:
         """The planner answered last time."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
         self.connections = Connections(self._channels)
+        self.incarnations: dict[int, str] = {}
+        """Of the shards that answered when all were asked last."""
         self._greeted: set[int] = set()
         """Shards that may know this client, whether there still is a connection or not."""
         self._lock = threading.Lock()
@@ -263,6 +265,7 @@ class Session:
                 tags = [tag for tag, _ in told]
                 if heard is not None:
                     heard(tags)
+                self.incarnations = {tag.shard: tag.incarnation for tag in tags}
                 if self._fits(topology, tags, deadline):
                     return [answer for _, answer in told]
                 if spoiled is not None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 PRELOADED = (
@@ -45,10 +46,12 @@ def main(path: str) -> None:
     have_imported({*PRELOADED, *names()}, imported)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(f"{path}.{os.getpid()}")
         listener.listen(64)
-        os.write(1, b"ready\n")
-        os.dup2(0, 1)  # who started this one ends with its worker
+        os.rename(f"{path}.{os.getpid()}", path)  # whoever finds it is answered
+        with suppress(BrokenPipeError):  # who started this one may have been killed, and ends with its worker
+            os.write(1, b"ready\n")
+        os.dup2(0, 1)
         while True:
             ready, _, _ = select.select([raylet, listener], [], [])
             if raylet in ready:
@@ -117,4 +120,4 @@ def work(order: bytes, streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

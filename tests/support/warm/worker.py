@@ -11,7 +11,6 @@ import sys
 
 FOLDER = "TENSORVINE_TEST_FORK_SERVERS"
 """An environment variable: the folder of the servers' sockets, each named after its raylet and its job."""
-
 PLAIN = "plain"
 """A file in that folder: while it is there, workers are forked from a server that imports nothing it is asked for."""
 
@@ -40,7 +39,7 @@ def connected() -> socket.socket:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             server.connect(address)
-        except FileNotFoundError:
+        except (FileNotFoundError, ConnectionRefusedError):  # none was started, or it has ended
             start(address)
             server.connect(address)
     return server
