@@ -22,11 +22,11 @@ DTYPES = ("float16", "float32", "float64")
 """Those that CuPy's kernels know, of the ones that can be quantised."""
 _BODY = """
     const long long group = by_column ? i % columns : i / columns;
-    const double rounded = rint(__dmul_rn(__dsub_rn((double)(W)value, low[group]), inverse[group]));
+    const double rounded = rint(__dmul_rn(__dsub_rn((double)(WIDE)value, low[group]), inverse[group]));
     code = (C)rounded;
-    const T decoded = (T)(W)__dadd_rn(low[group], __dmul_rn(rounded, step[group]));
+    const T decoded = (T)(WIDE)__dadd_rn(low[group], __dmul_rn(rounded, step[group]));
     // The bits of numbers that are not negative have the order of the numbers.
-    const unsigned long long error = __double_as_longlong(fabs(__dsub_rn((double)(W)value, (double)(W)decoded)));
+    const unsigned long long error = __double_as_longlong(fabs(__dsub_rn((double)(WIDE)value, (double)(WIDE)decoded)));
     if (error > worst[group]) atomicMax(&worst[group], error);
 """
 
@@ -76,7 +76,7 @@ def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[np.generi
         spread = Scales(part.spread(scales.low), part.spread(scales.step))
         numbers = [cupy.asarray(each) for each in (spread.low, spread.step, spread.inverse)]
         found = cupy.zeros(len(spread.low), np.uint64)
-        _kernel()(flat[part.data], *numbers, part.columns, bool(part.axis), wide.type(0), codes[part.data], found)
+        _kernel(wide.name)(flat[part.data], *numbers, part.columns, bool(part.axis), codes[part.data], found)
         errors = part.spread(worst)
         np.maximum(errors, found.get().view(np.float64), out=errors)
         part.gather(errors, worst, np.maximum)
@@ -84,8 +84,10 @@ def codes_of(flat: Any, layout: Layout, scales: Scales, wide: np.dtype[np.generi
     return worst
 
 
-@lru_cache(maxsize=1)
-def _kernel() -> Callable[..., object]:
+@lru_cache(maxsize=2)
+def _kernel(wide: str) -> Callable[..., object]:
+    """Return the kernel that rounds to a type: CuPy knows no type that only a number has."""
     cupy: Any = import_module("cupy")
-    given = "T value, raw float64 low, raw float64 step, raw float64 inverse, int64 columns, bool by_column, W wide"
-    return cupy.ElementwiseKernel(given, "C code, raw uint64 worst", _BODY, "tensorvine_quantize")
+    given = "T value, raw float64 low, raw float64 step, raw float64 inverse, int64 columns, bool by_column"
+    body = _BODY.replace("WIDE", {"float32": "float", "float64": "double"}[wide])
+    return cupy.ElementwiseKernel(given, "C code, raw uint64 worst", body, f"tensorvine_quantize_{wide}")
