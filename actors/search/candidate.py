@@ -183,7 +183,7 @@ class Candidate:
         shared = {
             name for mine in self.layers if frozen >= set(tensors := graph.by_name[mine].tensors) for name in tensors
         }
-        written = [own[name] for name in graph.tensors if name not in shared]
+        written = {name: own[name] for name in graph.tensors if name not in shared}
         parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
         try:
             self._announced = repository._saves.saver.announce(self.name, parent, written)

@@ -2,13 +2,14 @@
 
 Rules
 - By layers: the tensors that the caller names are the parent's, whatever their bytes.
-- By content: tensors whose bytes equal the parent's tensor of the same name. They are compared with its bytes where
-  those are mapped here, else by their content hashes.
+- By content: tensors whose bytes equal the parent's tensor of the same name or, where it has none of that name, any of
+  its tensors of the same shape and dtype (an adapter renames what it is put around). They are compared with the
+  parent's bytes where those are mapped here, else by their content hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ from ..catalog import Catalog
 from ..reader import Reader
 from ..session import Session
 from .request import SaveRequest, in_order, inherit_layers, same_bytes
+
+ENDS_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,24 +95,23 @@ class Inheritance:
         deadline: Deadline,
     ) -> dict[str, TensorEntry]:
         """Return the parent's rows of the tensors whose bytes are the parent's."""
-        alike = {
-            name: entry
-            for name, array in request.arrays.items()
-            if (entry := table.get(name)) is not None
-            and (entry.shape, entry.dtype) == (array.shape, dtype_name(array.dtype))
-        }
-        if begun.blocks is not None and begun.header is not None and alike:
-            parent = self._reader.mapped(alike, begun.blocks)
+        alike = _alike(request.arrays, table)
+        rows = {name: table[name] for names in alike.values() for name in names}
+        if begun.blocks is not None and begun.header is not None and rows:
+            parent = self._reader.mapped(rows, begun.blocks)
             if parent is None:  # it was moved between the answer and now
-                parent = self._reader.load(begun.header.ref, None, list(alike), None, deadline.left())
-            return {name: row for name, row in alike.items() if same_bytes(request.arrays[name], parent[name])}
-        unknown = {entry.segment for entry in alike.values()} - begun.digests.keys()
+                parent = self._reader.load(begun.header.ref, None, list(rows), None, deadline.left())
+            return {name: rows[same] for name, same in _same_content(request.arrays, alike, parent).items()}
+        unknown = {entry.segment for entry in rows.values()} - begun.digests.keys()
         known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
-        return {
-            name: entry
-            for name, entry in alike.items()
-            if entry.segment in known and digest_of(as_bytes(request.arrays[name])) == known[entry.segment][entry.slot]
-        }
+        digests = {name: known[row.segment][row.slot] for name, row in rows.items() if row.segment in known}
+        unchanged: dict[str, TensorEntry] = {}
+        for name, names in alike.items():
+            digest = digest_of(as_bytes(request.arrays[name]))
+            same = next((other for other in names if digests.get(other) == digest), None)
+            if same is not None:
+                unchanged[name] = rows[same]
+        return unchanged
 
     def _digests(self, segments: Set[SegmentId], deadline: Deadline, what: str) -> dict[SegmentId, tuple[str, ...]]:
         """Ask for the content hashes of segments, wherever they are."""
@@ -126,3 +128,41 @@ class Inheritance:
             except MovedError as exc:
                 self._session.refresh(exc.version)
         return known
+
+
+def _alike(arrays: Mapping[str, np.ndarray], table: Mapping[str, TensorEntry]) -> dict[str, list[str]]:
+    """Return, for each tensor, which of the parent's may have its bytes; none for those of which none may."""
+    kinds: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    if not arrays.keys() <= table.keys():
+        for name, entry in sorted(table.items()):
+            kinds.setdefault((entry.shape, entry.dtype), []).append(name)
+    alike: dict[str, list[str]] = {}
+    for name, array in arrays.items():
+        kind = array.shape, dtype_name(array.dtype)
+        row = table.get(name)
+        if row is None:
+            alike[name] = kinds.get(kind, [])
+        elif (row.shape, row.dtype) == kind:
+            alike[name] = [name]
+    return {name: names for name, names in alike.items() if names}
+
+
+def _same_content(
+    arrays: Mapping[str, np.ndarray], alike: Mapping[str, Sequence[str]], parent: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+    """Return, for each tensor, the name of the parent's that has its bytes; without those of which none has."""
+    ends = {name: _ends(parent[name]) for names in alike.values() if len(names) > 1 for name in names}
+    found: dict[str, str] = {}
+    for name, names in alike.items():
+        mine = _ends(arrays[name]) if len(names) > 1 else None
+        for other in names:
+            if (mine is None or ends[other] == mine) and same_bytes(arrays[name], parent[other]):
+                found[name] = other
+                break
+    return found
+
+
+def _ends(array: np.ndarray) -> bytes:
+    """Return the first and the last bytes of an array, to tell it from most others."""
+    content = as_bytes(array)
+    return content[:ENDS_BYTES].tobytes() + content[-ENDS_BYTES:].tobytes()

@@ -229,6 +229,16 @@ def to_write(request: SaveRequest) -> dict[str, np.ndarray]:
     return arrays
 
 
+def once(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return, for each tensor, the first one that has the very same memory: its own name but for tied tensors."""
+    first: dict[object, str] = {}
+    return {name: first.setdefault(_place_of(array), name) for name, array in arrays.items()}
+
+
+def _place_of(array: np.ndarray) -> object:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+
+
 def same_bytes(array: np.ndarray, other: np.ndarray) -> bool:
     """Compare two arrays of one shape and dtype by their bytes; soon done where they differ soon."""
     mine, theirs = as_bytes(array), as_bytes(other)

@@ -63,7 +63,7 @@ class ReservedMemory:
         arrays, deadline = to_write(request), Deadline.after(request.timeout)
         with self._lock:
             reserved = self._waiting
-            if reserved is None or reserved.lengths != announce(list(arrays.values())):
+            if reserved is None or reserved.lengths != announce(arrays):
                 return None
             self._waiting = None
         if reserved.shard not in self._session.staying:  # it drains
@@ -98,7 +98,7 @@ class ReservedMemory:
         Raises:
             TensorVineError: it cannot be asked for.
         """
-        lengths = announce(list(to_write(request).values()))
+        lengths = announce(to_write(request))
         with self._lock:
             if self._waiting is not None and self._waiting.lengths == lengths:
                 return

@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -57,7 +57,7 @@ class Saver:
         """End the helper thread."""
         self._helper.shutdown()
 
-    def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Sequence[np.ndarray]) -> Announced:
+    def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Mapping[str, np.ndarray]) -> Announced:
         """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
 
         Args:
@@ -131,7 +131,7 @@ class Saver:
             if upload is not None:
                 upload.keep(plan.written)
             else:
-                fits = lengths == announce(list(plan.written.values()))
+                fits = lengths == announce(plan.written)
                 upload = self._written(request, plan, save, begun, begun.offsets if fits else [], deadline, asked)
                 staged()
                 upload.finish()
@@ -243,7 +243,7 @@ class Saver:
                 return []
         except MovedError:  # it has drained
             return []
-        return announce(list(to_write(request).values()))
+        return announce(to_write(request))
 
     def _commit(
         self,
@@ -260,8 +260,9 @@ class Saver:
         key = blake2b(f"{text}\0{request.recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         parent, home = begun.header, self._session.home(request.name)
         kept = parent is not None and parent.graph_key == key and begun.shard == home
-        written = sum(entry.nbytes for entry in entries.values() if entry.owner is None)
-        inherited = sum(entry.nbytes for entry in entries.values() if entry.owner is not None)
+        single = {(entry.segment, entry.slot): entry for entry in entries.values()}  # tied tensors count once
+        written = sum(entry.nbytes for entry in single.values() if entry.owner is None)
+        inherited = sum(entry.nbytes for entry in single.values() if entry.owner is not None)
         draft = Draft(
             name=request.name,
             save=upload.save,

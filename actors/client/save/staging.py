@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from ....store.segments.segment import layout
+from .request import once
 from .upload import copy_into
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ class Staging:
             arrays: name -> array.
             what: names the save in the log.
         """
-        offsets, length = layout([array.nbytes for array in arrays.values()])
+        first = once(arrays)
+        copied = {name: arrays[name] for name, of in first.items() if name == of}
+        offsets, length = layout([array.nbytes for array in copied.values()])
         if length > self._most:
             if not self._told:
                 self._told = True
@@ -74,13 +77,14 @@ class Staging:
                 self._block = np.empty(length, np.uint8)
             if self._helper is None:
                 self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-stage")
-            copy_into(self._block, list(arrays.values()), self._helper)
+            copy_into(self._block, list(copied.values()), self._helper)
         except BaseException:
             staged.release()
             raise
-        for offset, (name, array) in zip(offsets, arrays.items(), strict=True):
+        for offset, (name, array) in zip(offsets, copied.items(), strict=True):
             part = self._block[offset : offset + array.nbytes]
             staged.arrays[name] = part.view(array.dtype).reshape(array.shape)
+        staged.arrays = {name: staged.arrays[of] for name, of in first.items()}
         return staged
 
     def let_go(self) -> None:

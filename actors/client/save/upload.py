@@ -36,6 +36,7 @@ from ...shard.segment_memory import INLINE_BYTES
 from ..connections import Connection
 from ..session import Session
 from .offer import Offer
+from .request import once
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +103,20 @@ class Upload:
     def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
         """Bring all tensors to the shard, or to where it can take them; the caller may change them afterwards.
 
+        Tensors that are the same memory are brought once.
+
         Raises:
             StoreFullError: the shard has no room for them.
         """
         if not arrays:
             return
-        names, values = list(arrays), list(arrays.values())
+        first = once(arrays)
+        names = [name for name, of in first.items() if name == of]
+        values = [arrays[name] for name in names]
+        self._write(names, values, at_home)
+        self.entries.update({name: self.entries[of] for name, of in first.items()})
+
+    def _write(self, names: list[str], values: list[np.ndarray], at_home: bool) -> None:
         total = sum(padded(array.nbytes) for array in values)
         if total <= INLINE_BYTES and at_home:
             self._pack_inline(self._block(names, values), values)
@@ -245,9 +254,9 @@ def copy_into(block: np.ndarray, arrays: Sequence[np.ndarray], helper: Executor)
     copy_all(((_place(block, offset, array), array) for offset, array in zip(offsets, arrays, strict=True)), helper)
 
 
-def announce(arrays: Sequence[np.ndarray]) -> list[int]:
+def announce(arrays: Mapping[str, np.ndarray]) -> list[int]:
     """Return the lengths of the blocks that `Upload.write` makes of these arrays; none for what travels inline."""
-    sizes = [array.nbytes for array in arrays]
+    sizes = [arrays[name].nbytes for name, of in once(arrays).items() if name == of]
     if sum(padded(size) for size in sizes) <= INLINE_BYTES:
         return []
     return [_length([sizes[i] for i in run]) for run in split(sizes)]

@@ -92,6 +92,7 @@ class Machine(RuleBasedStateMachine):
         kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
         seeds=st.lists(st.integers(0, 2), min_size=4, max_size=4),
         big=st.booleans(),
+        tied=st.booleans(),
         parent=st.none() | versions,
         auto=st.booleans(),
         quality=st.none() | st.sampled_from([0.1, 0.5]),
@@ -102,13 +103,15 @@ class Machine(RuleBasedStateMachine):
         kinds: list[str],
         seeds: list[int],
         big: bool,
+        tied: bool,
         parent: ModelRef | None,
         auto: bool,
         quality: float | None,
     ) -> ModelRef:
         name = f"{self.root}/{name}"
         graph = self.salted(kinds)
-        tensors = {f"l{i}/w": array(seeds[i], big) for i in range(len(kinds))}
+        arrays = {seed: array(seed, big) for seed in seeds}
+        tensors = {f"l{i}/w": arrays[seeds[i]] if tied else array(seeds[i], big) for i in range(len(kinds))}
         if parent is not None and not (self.model[parent].live or self.model[parent].pins):
             with pytest.raises(ModelNotFoundError):
                 self.repo.save(name, tensors, graph=graph, parent=parent)
@@ -121,12 +124,15 @@ class Machine(RuleBasedStateMachine):
         self.next[name] = ref.version + 1
         assert saved.ref == ref
         version = Version(graph, tensors, {}, base, quality, len(self.model))
+        old = self.model[base] if base is not None and auto else None
+        written: dict[int, tuple[ModelRef, str]] = {}
         for tensor, value in tensors.items():
-            old = self.model[base] if base is not None else None
-            shared = auto and old is not None and np.array_equal(old.tensors.get(tensor), value)
-            version.owners[tensor] = old.owners[tensor] if shared and old else ref
-            version.blocks[tensor] = old.blocks[tensor] if shared and old else (ref, tensor)
-        assert saved.bytes_written == sum(tensors[t].nbytes for t, owner in version.owners.items() if owner == ref)
+            among = [] if old is None else [tensor] if tensor in old.tensors else sorted(old.tensors)
+            same = next((other for other in among if np.array_equal(old.tensors[other], value)), None)
+            version.owners[tensor] = old.owners[same] if same is not None else ref
+            block = old.blocks[same] if same is not None else written.setdefault(id(value), (ref, tensor))
+            version.blocks[tensor] = block
+        assert saved.bytes_written == sum(tensors[name].nbytes for _, name in written.values())
         self.model[ref] = version
         return ref
 

@@ -51,6 +51,9 @@ class TestContract:
             base = repo.save("base", first, graph=GRAPH, quality=0.25, metadata={"epoch": 1}, durability="disk").ref
             child = repo.save("tuned", tuned, graph=TUNED, parent=base, quality=0.75).ref
             grand = repo.save("tuned", {**tuned, "step": np.array(7)}, graph=TUNED, metadata={"ä": [None]}).ref
+            head = noise(70_000, 5)
+            tied = {"wrapped/w": first["l1/w"].copy(), "embed": head, "head": head}
+            adapted = repo.save("adapted", tied, parent=base)
             gone = repo.save("base", tensors(2), graph=GRAPH).ref
             repo.save("deep/name/", {"t": np.zeros((0, 3), np.float16)}, durability="disk")
             repo.flush()
@@ -59,7 +62,8 @@ class TestContract:
             infos = {ref: repo.info(ref) for ref in repo.models()}
             owners = {ref: repo.owners(ref) for ref in infos}
             written = repo.contributions(grand)
-        assert infos.keys() == {base, grand, ModelRef("deep/name/", 1)}
+        assert infos.keys() == {base, grand, adapted.ref, ModelRef("deep/name/", 1)}
+        assert (adapted.bytes_written, adapted.bytes_inherited) == (head.nbytes, first["l1/w"].nbytes)
         assert infos[grand].codec == (codec.spec if codec else None)
         assert written == {base: ["l0/w", "l1/w"], child: ["l2/w", "l3/w"], grand: ["step"]}
         with start(uri, shards=3, codec=codec) as repo:
@@ -67,7 +71,9 @@ class TestContract:
             assert repo.stats().bytes_memory == 0
             assert {ref: repo.owners(ref) for ref in infos} == owners
             assert repo.lineage(grand) == [grand, child, base]
-            assert repo.descendants(base) == [grand]
+            assert repo.descendants(base) == [adapted.ref, grand]
+            assert same(repo.load("adapted"), tied)
+            assert repo.contributions("adapted") == {base: ["wrapped/w"], adapted.ref: ["embed", "head"]}
             assert repo.common_ancestor(grand, base) == base
             assert repo.contributions(grand) == written
             assert repo.graph("tuned") == TUNED
