@@ -129,19 +129,26 @@ class Repository(Deployment):
         options["timeout"] = timeout
         return self._submit(name, tensors, graph, copy=True, **options)
 
-    def save_model(self, name: str, model: Any, *, optimizer: bool = False, **as_save: Any) -> Saved:
+    def save_model(
+        self, name: str, model: Any, *, optimizer: Any = False, scheduler: Any = None, **as_save: Any
+    ) -> Saved:
         """Save a Keras or PyTorch model: its architecture, its tensors and, for Keras, all it takes to rebuild it.
 
         Args:
             name: as in `save`.
-            model: a built Keras model, or a torch module.
-            optimizer: save the Keras optimizer's state too, as tensors named `optimizer/...`.
+            model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither.
+            optimizer: True: save the state of the optimizer that a Keras model was compiled with, too, as tensors named
+                `optimizer/...`. Of a torch module, its optimizer.
+            scheduler: a torch optimizer's learning-rate schedule, whose state is saved as `scheduler:json`.
             as_save: the keyword arguments of `save`, except `graph`.
+
+        Raises:
+            GraphError: the optimizer is none that goes with the model.
+            TensorMismatchError: part of the model's state cannot be stored; the message names it.
         """
         adapter = frameworks.adapter_of(model)
         tensors = adapter.tensors_of(model)
-        if optimizer:
-            tensors.update(frameworks.optimizer_tensors_of(model))
+        tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
         graph, recipe = adapter.graph_of(model), frameworks.recipe_of(model)
         return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
@@ -183,17 +190,25 @@ class Repository(Deployment):
         """
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
-    def load_model(self, model: Model, *, into: Any = None) -> Any:
+    def load_model(
+        self, model: Model, *, into: Any = None, optimizer: Any = True, scheduler: Any = None, strict: bool = True
+    ) -> Any:
         """Load a Keras or PyTorch model.
 
         Args:
             model: the version.
             into: a model to assign the tensors to, by name, or by architecture where the names differ. None: a Keras
                 model is built again from what was stored, compiled as it was; a torch module cannot be built without
-                its code.
+                its code. One on the device "meta" gets memory on the CPU.
+            optimizer: a torch optimizer over the parameters of `into`, which gets the state that was saved.
+            scheduler: a schedule of that optimizer, likewise.
+            strict: `into` may have no tensor that the version does not have.
 
         Raises:
             GraphError: `into` is None and no Keras model was saved.
+            TensorNotFoundError: a tensor has no place in `into`, or one of `into` was not saved.
+            TensorMismatchError: a tensor of `into` has another shape or dtype, or the optimizer is another one.
+                Nothing was changed.
         """
         header = self._header(model)
         tensors, graph = self.load(header.ref), self._catalog.graph(header.ref, header.graph_key)
@@ -205,7 +220,7 @@ class Repository(Deployment):
                     "to fill a model that you built"
                 )
             return frameworks.rebuild(recipe, tensors, graph)
-        frameworks.fill(into, tensors, graph)
+        frameworks.fill(into, tensors, graph, optimizer=optimizer, scheduler=scheduler, strict=strict)
         return into
 
     # ---- questions about one model --------------------------------------------------------------------

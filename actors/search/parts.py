@@ -41,7 +41,9 @@ class ModelParts:
         self._adapter = adapter_of(model)
         self.graph = self._adapter.graph_of(model)
         self._keras = hasattr(self._adapter, "weights_of")
-        self._tensors: dict[str, Any] = self._adapter.weights_of(model) if self._keras else self._adapter._state(model)
+        self._tensors: dict[str, Any] = (
+            self._adapter.weights_of(model) if self._keras else self._adapter.live_tensors(model)
+        )
         """Name -> the framework's own tensor, which stays the same while it is trained."""
 
     def tensors(self) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ from ....store.arrays import Array, as_numpy, dtype_name, dtype_of
 from ....store.errors import TensorNotFoundError
 from ....store.keras import optimizer_state_of, weights_in_call_order
 from ....store.keras_memory import VariableMemory
-from ..torch.facts import random_facts, set_random
+from ..torch.random_state import random_facts, set_random
 from ..training import Facts, TensorSpec
 
 

@@ -27,9 +27,10 @@ from torch import nn
 from ....store.arrays import Array, as_numpy, dtype_of
 from ....store.errors import TensorNotFoundError
 from ....store.facts import Json
+from ....store.values import decode, encode
 from ..training import Facts, TensorSpec
-from .facts import decode, encode, random_facts, set_random
 from .optimizer import Slot, state_slots
+from .random_state import random_facts, set_random
 
 OPTIONS = ("learning_rate", "momentum", "weight_decay", "seed")
 """What `configure` takes."""

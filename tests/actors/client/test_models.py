@@ -16,7 +16,7 @@ import ray
 import torch
 from tensorvine.actors import Repository
 from tensorvine.store import ModelRef
-from tensorvine.store.errors import GraphError, TensorMismatchError
+from tensorvine.store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from tensorvine.store.keras import graph_of, tensors_of
 
 
@@ -112,6 +112,18 @@ class TestKeras:
             repo.load_model("head", into=bigger)
 
 
+class Tied(torch.nn.Module):
+    """A language model's head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(256, 128), torch.nn.Linear(128, 256, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
 class TestTorch:
     def test_a_module_is_saved_and_filled(self, repo: Repository) -> None:
         torch.manual_seed(0)
@@ -134,6 +146,90 @@ class TestTorch:
         repo.save_model("linear", torch.nn.Linear(2, 2))
         with pytest.raises(GraphError, match="give into="):
             repo.load_model("linear")
+
+    def test_a_tied_tensor_takes_its_bytes_once(self, repo: Repository) -> None:
+        net = Tied()
+        saved = repo.save_model("tied", net)
+        assert saved.bytes_written == repo.info("tied").bytes_total == net.embed.weight.nbytes
+        tensors = repo.load("tied")
+        assert np.shares_memory(tensors["embed.weight"], tensors["head.weight"])
+        again = repo.save_model("tied", net)
+        assert (again.bytes_written, again.bytes_inherited) == (0, net.embed.weight.nbytes)
+        for number in (1, 2, 3):  # into a buffer of this process, then into memory that waits for it
+            with torch.no_grad():
+                net.embed.weight.add_(number)
+            pending = repo.save_async("tied", {name: item.detach() for name, item in net.state_dict().items()})
+            pending.staged()
+            value = net.embed.weight.clone()
+            with torch.no_grad():
+                net.embed.weight.fill_(7)
+            assert pending.committed().bytes_written == net.embed.weight.nbytes
+            for name in ("embed.weight", "head.weight"):
+                np.testing.assert_array_equal(repo.load("tied")[name], value.detach().numpy())
+        assert repo.verify() == []
+
+    def test_what_an_adapter_renames_is_shared_with_its_base(self, repo: Repository) -> None:
+        base = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        repo.save_model("adapted", base)
+        adapted = torch.nn.ModuleDict({"base_model": base, "lora_A": torch.nn.Linear(4, 1, bias=False)})
+        saved = repo.save_model("lora", adapted, parent="adapted")
+        assert saved.bytes_written == adapted["lora_A"].weight.nbytes
+        assert saved.bytes_inherited == sum(item.nbytes for item in base.parameters())
+        for name, item in adapted.state_dict().items():
+            np.testing.assert_array_equal(repo.load("lora")[name], item.numpy())
+        assert set(repo.contributions("lora")) == {saved.ref, ModelRef("adapted", 1)}
+        repo.retire("adapted")
+        np.testing.assert_array_equal(repo.load("lora")["base_model.0.bias"], base[0].bias.detach().numpy())
+
+    def test_training_goes_on_with_the_optimizer_and_its_schedule(self, repo: Repository) -> None:
+        nets = [Tied(), Tied()]
+        opts = [torch.optim.Adam(net.parameters(), lr=0.1) for net in nets]
+        schedules = [torch.optim.lr_scheduler.StepLR(opt, 1) for opt in opts]
+
+        def train(place: int) -> None:
+            opts[place].zero_grad()
+            nets[place](torch.tensor([1, 2])).square().sum().backward()
+            opts[place].step()
+            schedules[place].step()
+
+        train(0)
+        repo.save_model("trained", nets[0], optimizer=opts[0], scheduler=schedules[0])
+        repo.load_model("trained", into=nets[1], optimizer=opts[1], scheduler=schedules[1])
+        for place in (0, 1):
+            train(place)
+        assert torch.equal(nets[0].embed.weight, nets[1].embed.weight)
+        assert opts[0].param_groups[0]["lr"] == opts[1].param_groups[0]["lr"] < 0.1
+        with pytest.raises(TensorMismatchError, match="expected the state of a SGD; found that of a Adam"):
+            repo.load_model("trained", into=nets[1], optimizer=torch.optim.SGD(nets[1].parameters()))
+        with pytest.raises(GraphError, match="expected the optimizer itself"):
+            repo.save_model("trained", nets[0], optimizer=True)
+
+    def test_a_model_with_more_than_was_saved_is_refused_unless_asked(self, repo: Repository) -> None:
+        repo.save_model("less", torch.nn.Sequential(torch.nn.Linear(2, 2)))
+        more = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        before = more[0].weight.clone()
+        with pytest.raises(TensorNotFoundError, match=r"strict=False; \['1.weight', '1.bias'\]"):
+            repo.load_model("less", into=more)
+        assert torch.equal(more[0].weight, before)
+        repo.load_model("less", into=more, strict=False)
+        np.testing.assert_array_equal(more[0].weight.detach().numpy(), repo.load("less")["0.weight"])
+
+    def test_what_was_saved_in_a_wrapper_fills_the_module(self, repo: Repository) -> None:
+        net = Tied()
+        repo.save("wrapped", {f"module.{name}": item for name, item in net.state_dict().items()})
+        other = Tied()
+        repo.load_model("wrapped", into=other)
+        assert torch.equal(other.head.weight, net.head.weight)
+        repo.load_model("wrapped", into=torch.nn.DataParallel(other))
+
+    def test_a_module_on_meta_gets_memory(self, repo: Repository) -> None:
+        net = Tied()
+        repo.save_model("whole", net)
+        with torch.device("meta"):
+            empty = Tied()
+        repo.load_model("whole", into=empty)
+        assert empty.head.weight is empty.embed.weight
+        assert torch.equal(empty.embed.weight, net.embed.weight)
 
     def test_what_is_no_model_is_refused(self, repo: Repository) -> None:
         with pytest.raises(GraphError, match="expected a Keras model or a torch module; found dict"):

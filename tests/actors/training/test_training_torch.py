@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tensorvine.actors.training.torch import updates as torch_updates
-from tensorvine.actors.training.torch.facts import decode, encode
 from tensorvine.actors.training.torch.optimizer import APART, state_slots
 from tensorvine.actors.training.torch.training import TorchTraining
 from tensorvine.actors.training.training import RankContext
 from tensorvine.store.errors import TensorNotFoundError
+from tensorvine.store.values import decode, encode
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint

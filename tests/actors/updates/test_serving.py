@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -231,6 +232,23 @@ class TestTorch:
         outputs = serving.infer(np.ones((5, 4), np.float32)).outputs
         assert outputs["a"].shape == (5, 2)
         assert [head.shape for head in outputs["both"]] == [(5, 2), (5, 3)]
+
+    def test_state_that_is_no_tensor_is_swapped_too(self, serve):
+        torch = pytest.importorskip("torch")
+
+        quantize = torch.ao.quantization.quantize_dynamic
+
+        def net() -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch moves it to a package of its own
+                return quantize(torch.nn.Sequential(torch.nn.Linear(4, 2)), {torch.nn.Linear}, torch.qint8)
+
+        serving, batch = serve(net), np.linspace(0, 1, 20, dtype=np.float32).reshape(5, 4)
+        for number in range(1, 4):
+            version = net()
+            serving.take(*self.of(version, number))
+            wanted = version(torch.from_numpy(batch)).numpy()
+            np.testing.assert_array_equal(serving.infer(batch).outputs, wanted)
 
 
 class TestKeras:

@@ -1,13 +1,14 @@
-"""PyTorch modules: their graph and their tensors.
+"""The graph of a PyTorch module.
 
 Rules
 - Vertices are modules of torch.nn that are no containers, and functions and methods called between them
-  ("function:add", "method:view"), as `torch.fx` traces them; a module used twice is two vertices ("act",
-  "act#2") with the same tensors; a parameter or buffer used directly is a vertex "parameter".
+  ("function:add", "method:view"), as they are traced; a module used twice is two vertices ("act", "act#2") with the
+  same tensors; a parameter or buffer used directly is a vertex "parameter".
 - A module that cannot be traced is taken for a chain of its leaf modules in the order of registration.
 - A config holds the type's name, what the constructor set in public attributes, and the shapes of the
   tensors, so that vertices which match have tensors which match. No names, no training flag, no dtype.
-- Tensors are those of `state_dict()`, under all of the names that it gives them.
+- What a state has beside plain tensors belongs to the vertex of its module; its length is in no config.
+- A graph is found once for each architecture (`signature`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,87 +18,54 @@ Rules
 from __future__ import annotations
 
 import logging
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
-import numpy as np
 import torch
+from cachetools import LRUCache
 from torch import fx, nn
 
-from .arrays import Array, as_bytes, as_numpy, checked, read_only
-from .facts import Json, call_facts, fact
-from .graphs.graph import Layer, ModelGraph
+from ..facts import Json, call_facts, fact
+from ..graphs.graph import Layer, ModelGraph
+from .copies import is_leaf
+from .signature import signature
+from .state import State, bare, live_tensors, plain_name
+from .tracing import Trace, observe, trace
+from .values import packed
 
 _log = logging.getLogger(__name__)
 
-_UNTRACEABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a forward pass may raise when it meets a proxy in place of a tensor."""
+_KNOWN: LRUCache[object, ModelGraph] = LRUCache(128)
+"""Graphs by signature."""
+_known_lock = threading.Lock()
 
 
 def graph_of(module: nn.Module) -> ModelGraph:
     """Flatten a module to the graph of its leaf modules and of the functions between them.
 
-    The graph is the one of inference: the training flag is off while it is traced.
+    The graph is the one of inference. Neither the module nor any other is touched, whatever other threads do with it.
+
+    Raises:
+        TensorMismatchError: part of its state cannot be stored (`tensors_of`).
 
     >>> graph = graph_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
     [('input', 'Input', ()), ('0', 'Linear', ('input',)), ('1', 'ReLU', ('0',))]
     """
-    return ModelGraph(_Flattened(module).vertices)
-
-
-def tensors_of(module: nn.Module) -> dict[str, Array]:
-    """Parameters and persistent buffers by the names of `state_dict()`, read-only.
-
-    On the CPU nothing is copied, and the arrays are live: a later in-place change, such as an optimizer's
-    step, shows in them.
-
-    >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
-    {'weight': (2, 4), 'bias': (2,)}
-    """
-    return {name: read_only(as_numpy(item, f"tensor {name!r}")) for name, item in _state(module).items()}
-
-
-def assign(module: nn.Module, tensors: Mapping[str, object]) -> None:
-    """Copy `tensors` into the module's own memory; those that are not named keep their values.
-
-    Everything is checked before anything is written, so that an error leaves the module as it was.
-
-    Raises:
-        TensorNotFoundError: the module has no tensor of a name.
-        TensorMismatchError: another shape or dtype than the tensor's.
-    """
-    state = _state(module)
-    expected = {name: (str(item.dtype).removeprefix("torch."), tuple(item.shape)) for name, item in state.items()}
-    for name, array in checked(tensors, expected).items():
-        _write(state[name], array)
-
-
-def _write(tensor: torch.Tensor, array: Array) -> None:
-    if tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
-        np.copyto(as_numpy(tensor, "tensor"), array)
-        torch.autograd.graph.increment_version(tensor)
-        return
-    raw = torch.from_numpy(as_bytes(array).copy())  # torch wants memory that it may write to
-    with torch.no_grad():
-        tensor.copy_(raw.view(tensor.dtype).reshape(tensor.shape))
-
-
-def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    state: dict[str, Any] = module.state_dict(keep_vars=True)
-    return {name: item for name, item in state.items() if isinstance(item, torch.Tensor)}  # no extra state
+    module = bare(module)
+    key = signature(module)
+    if key is None:
+        return ModelGraph(_Flattened(module).vertices)
+    with _known_lock:
+        graph = _KNOWN.get(key)
+    if graph is None:
+        graph = ModelGraph(_Flattened(module).vertices)
+        with _known_lock:
+            _KNOWN[key] = graph
+    return graph
 
 
 class _Flattened:
@@ -105,7 +73,10 @@ class _Flattened:
 
     def __init__(self, module: nn.Module) -> None:
         self.vertices: list[Layer] = []
-        self._all = _state(module)
+        state = State(module)
+        self._all = state.tensors
+        self._values = {name: list(packed(name, value)) for name, value in state.values.items()}
+        """Name of what is no plain tensor -> the names of the arrays that stand for it."""
         self._names: defaultdict[int, list[str]] = defaultdict(list)
         """id of a tensor -> its names; several if it is tied."""
         for name, tensor in self._all.items():
@@ -116,30 +87,29 @@ class _Flattened:
         self._taken: set[str] = set()
         self._placed: set[int] = set()
         """ids of tensors that a vertex has."""
-        if _is_leaf(module):
+        if is_leaf(module):
             self._module(module, "model", [self._vertex("input", {"class": "Input", "position": 0})])
         else:
             self._trace(module)
         self._rest(module)
 
     def _trace(self, module: nn.Module) -> None:
-        with _inference(module):
-            try:
-                graph = _Tracer().trace(module)
-            except _UNTRACEABLE as exc:
-                _say_assumed(type(module).__qualname__, f"{type(exc).__name__}: {exc}")
-                self._chain(module)
-            else:
-                self._traced(module, graph)
+        try:
+            found = _traced(module)
+        except Exception as exc:  # noqa: BLE001  of the module's own code, which met something that is no tensor
+            _say_assumed(type(module).__qualname__, f"{type(exc).__name__}: {exc}")
+            self._chain(module)
+        else:
+            self._traced(module, found)
 
-    def _traced(self, module: nn.Module, graph: fx.Graph) -> None:
+    def _traced(self, module: nn.Module, found: Trace) -> None:
         vertices: dict[fx.Node, str] = {}
-        positions = {node: index for index, node in enumerate(graph.find_nodes(op="placeholder"))}
-        for node in graph.nodes:
+        positions = {node: index for index, node in enumerate(found.graph.find_nodes(op="placeholder"))}
+        for node in found.graph.nodes:
             if node.op == "placeholder":
                 vertices[node] = self._vertex("input", {"class": "Input", "position": positions[node]})
             elif node.op == "get_attr":
-                vertices[node] = self._attribute(module, str(node.target))
+                vertices[node] = self._attribute(module, str(node.target), found)
             elif node.op != "output":
                 vertices[node] = self._call(node, vertices)
 
@@ -170,22 +140,31 @@ class _Flattened:
         for name, tensor in self._all.items():
             if id(tensor) not in self._placed:
                 self._parameter(name, tensor)
+        for name, parts in self._values.items():
+            self._vertex(name, {"class": "state"}, (), parts)
 
     def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, object] | None = None) -> str:
         state = self._state(module)
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())
+        names += self._values_of(path)
         config = {**_facts(module), "tensors": {name: list(item.shape) for name, item in state.items()}}
         return self._vertex(path, {**config, **(more or {})}, inputs, list(dict.fromkeys(names)))
 
+    def _values_of(self, path: str) -> list[str]:
+        """Return the names of the arrays that are in no tensor of the module at a path."""
+        within = f"{plain_name(path)}." if path != "model" else ""
+        mine = [name for name in self._values if name.startswith(within)]
+        return [part for name in mine for part in self._values[name]]
+
     def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
         if id(module) not in self._states:
-            self._states[id(module)] = _state(module)
+            self._states[id(module)] = live_tensors(module)
         return self._states[id(module)]
 
-    def _attribute(self, module: nn.Module, path: str) -> str:
+    def _attribute(self, module: nn.Module, path: str, found: Trace) -> str:
         owner, _, name = path.rpartition(".")
-        value = getattr(module.get_submodule(owner), name)
+        value = getattr(found.root if not owner and path in found.constants else module.get_submodule(owner), name)
         if isinstance(value, torch.Tensor):
             return self._parameter(path, value)
         return self._vertex(path, {"class": "constant", "value": fact(value)})
@@ -195,7 +174,8 @@ class _Flattened:
         self._placed.add(id(tensor))
         if names:
             return self._vertex(path, {"class": "parameter", "shape": list(tensor.shape)}, (), names)
-        return self._vertex(path, {"class": "constant", "value": fact(tensor)})
+        value = fact(tensor) if not tensor.is_meta else f"{tensor.dtype} {list(tensor.shape)}"
+        return self._vertex(path, {"class": "constant", "value": value})
 
     def _vertex(
         self,
@@ -204,6 +184,7 @@ class _Flattened:
         inputs: Sequence[str] = (),
         tensors: Sequence[str] = (),
     ) -> str:
+        name = plain_name(name)
         unique, count = name, 1
         while unique in self._taken:
             count += 1
@@ -213,28 +194,35 @@ class _Flattened:
         return unique
 
 
-class _Tracer(fx.Tracer):
-    """Looks into every module that is not of torch.nn, and into containers."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether `m` becomes one vertex."""
-        return _is_leaf(m)
-
-
-@contextmanager
-def _inference(module: nn.Module) -> Generator[None]:
-    """Turn every training flag off for a while, and remove what the tracer attaches to the module."""
-    modes = [(item, item.training) for item in module.modules()]
-    known = set(vars(module))
+def _traced(module: nn.Module) -> Trace:
+    """Trace a module by proxies or, where these do not get through, by what it says it can be called with."""
     try:
-        for item, _ in modes:
-            item.training = False
-        yield
-    finally:
-        for item, mode in modes:
-            item.training = mode
-        for name in set(vars(module)) - known:
-            delattr(module, name)
+        return trace(module)
+    except Exception:  # of the module's own code
+        inputs = _dummy_inputs(module)
+        if inputs is None:
+            raise
+        try:
+            return observe(module, inputs, computes=False)
+        except Exception as exc:  # noqa: BLE001  of the module's own code, which looked at a value
+            _log.debug("%s on the device meta: %r", type(module).__qualname__, exc)
+            return observe(module, inputs, computes=True)
+
+
+def _dummy_inputs(module: Any) -> Mapping[str, Any] | None:
+    """Return what a module says it can be called with, but for masks: what is done would depend on their values."""
+    try:
+        found, images = module.dummy_inputs, getattr(module, "main_input_name", "") == "pixel_values"
+        if images:  # of Hugging Face: what it says is text in any case
+            config, size = module.config, module.config.image_size
+            found = {"pixel_values": torch.empty(1, config.num_channels, size, size, device="meta")}
+    except Exception as exc:  # noqa: BLE001  it has no such attribute, or one that does not work
+        _log.debug("dummy_inputs of %s: %r", type(module).__qualname__, exc)
+        return None
+    if not isinstance(found, Mapping):
+        return None
+    given = cast("Mapping[str, Any]", found)
+    return {name: value for name, value in given.items() if not name.endswith("mask")}
 
 
 @cache
@@ -246,16 +234,11 @@ def _say_assumed(module_type: str, reason: str) -> None:
     )
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, containers)
-
-
 def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     """Leaf modules in order of registration, each once under each of its places."""
     places = module._modules  # pyright: ignore[reportPrivateUsage]  # named_children() leaves out repetitions
     children = [(name, child) for name, child in places.items() if child is not None]
-    if _is_leaf(module) or not children:
+    if is_leaf(module) or not children:
         yield path or "model", module
         return
     for name, child in children:

@@ -1,0 +1,198 @@
+"""A copy of a tree of modules, to be traced in place of the tree.
+
+Rules
+- The copy's modules are of classes of their own, made for the one copy. So calls can be taken over in it without a
+  change to a class that others use.
+- It has the parameters of the originals, and copies of the buffers that a forward pass may write to. What a forward
+  pass sets, it sets in the copy. What modules hold beside modules, tensors, lists and mappings is the originals'.
+- Modules of torch.nn and torch.ao.nn that are no containers are leaves: they are called, not looked into.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# (torch's types are partial)
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import _symbolic_trace
+
+_MOST_NESTED = 8
+"""Lists and mappings in one another in an attribute of a module."""
+_MATH = {id(value) for value in vars(math).values() if callable(value)}
+_Function = Callable[..., Any]
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Tell whether a module becomes one node."""
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+    return type(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")) and not isinstance(module, containers)
+
+
+class Copies:
+    """A copy of a tree of modules, in inference.
+
+    Args:
+        root: the tree.
+        called: called in place of a leaf, with its path, its own call, and the arguments as a tuple and a mapping.
+        found: what a parameter is for a module that asks for it.
+        noted: makes, of a function that is no method but whose call is to be noted, such as `math.sqrt`, one that
+            does; None: these stay as they are.
+    """
+
+    def __init__(
+        self, root: nn.Module, called: _Function, found: _Function, noted: Callable[[_Function], _Function] | None
+    ) -> None:
+        self._called, self._found = called, found
+        self._methods = _Methods(noted) if noted is not None else None
+        self._classes: dict[tuple[type, bool], type] = {}
+        self._of: dict[int, nn.Module] = {}
+        """id of a module -> its copy."""
+        self._paths: dict[int, str] = {}
+        """id of a copy -> its first path."""
+        originals = {path: item for path, item in root.named_modules() if not is_compiled(item)}
+        for path, item in originals.items():
+            copy = self._of[id(item)] = object.__new__(self._class_of(type(item), bool(path) and is_leaf(item)))
+            self._paths[id(copy)] = path
+        for item in root.modules():
+            if is_compiled(item):
+                self._of[id(item)] = self._of[id(item._orig_mod)]
+        for item in originals.values():
+            vars(self._of[id(item)]).update(self._attributes(item))
+        self.root = self._of[id(root)]
+
+    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+        """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
+        found = {name: self._swapped(value, 0) for name, value in vars(module).items()}
+        found["training"] = False
+        found["_compiled_call_impl"] = None
+        if not is_leaf(module):
+            buffers: dict[str, torch.Tensor | None] = found["_buffers"]
+            buffers.update({name: item.clone() for name, item in buffers.items() if item is not None})
+        return found
+
+    def _swapped(self, value: Any, depth: int) -> Any:
+        if isinstance(value, nn.Module):
+            return self._of.get(id(value), value)
+        if isinstance(value, MethodType) and id(value.__self__) in self._of:
+            return MethodType(value.__func__, self._of[id(value.__self__)])
+        if depth > _MOST_NESTED:
+            return value
+        if type(value) is list or type(value) is tuple:
+            items = [self._swapped(item, depth + 1) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
+            copy = value.copy()
+            copy.update({key: self._swapped(item, depth + 1) for key, item in value.items()})
+            return copy
+        return value
+
+    def _class_of(self, kind: type[nn.Module], leaf: bool) -> type:
+        """Return the class of a module's copy: as the module's own, but for calls and what it reads."""
+        if (kind, leaf) not in self._classes:
+            methods = self._methods.of(kind) if self._methods is not None and not leaf else {}
+            body: dict[str, Any] = {**methods, "__module__": kind.__module__, "__getattr__": self._read(kind)}
+            if hasattr(kind, "__del__"):
+                body["__del__"] = _nothing  # what it would close is the original's
+            if leaf:
+                body["__call__"] = self._call(kind)
+            self._classes[kind, leaf] = type(kind.__name__, (_Unheard, kind), body)
+        return self._classes[kind, leaf]
+
+    def _read(self, kind: type[nn.Module]) -> _Function:
+        def read(copy: nn.Module, name: str) -> Any:
+            value = kind.__getattr__(copy, name)
+            return self._found(value) if isinstance(value, nn.Parameter) else value
+
+        return read
+
+    def _call(self, kind: type[nn.Module]) -> _Function:
+        def call(copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._called(self._paths[id(copy)], MethodType(kind.__call__, copy), args, kwargs)
+
+        return call
+
+
+class _Unheard:
+    """First base of the copy's classes: a class that is told of what derives from it is not told of them."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        pass
+
+
+class _Methods:
+    """Methods of modules, with functions in place of those that they find by global names.
+
+    Args:
+        noted: makes a function that takes the place of another.
+    """
+
+    def __init__(self, noted: Callable[[_Function], _Function]) -> None:
+        self._noted = noted
+        self._globals: dict[int, dict[str, Any]] = {}
+        """id of a file's global names -> those names, with functions replaced; empty where none is."""
+        self._of_fx: set[tuple[int, str]] = set(getattr(_symbolic_trace, "_wrapped_fns_to_patch", ()))
+        """What `torch.fx.wrap` was told of: ids of a file's global names, and name."""
+
+    def of(self, kind: type) -> dict[str, Any]:
+        """Return the methods of a class that are to be others, by name."""
+        methods: dict[str, Any] = {}
+        for base in reversed(kind.__mro__):
+            if base.__module__.partition(".")[0] in ("torch", "builtins"):
+                continue
+            for name, value in vars(base).items():
+                methods.pop(name, None)  # that of a class further down counts
+                if isinstance(value, FunctionType) and (known := self._known(value.__globals__)):
+                    methods[name] = _on(value, known)
+        return methods
+
+    def _known(self, names: dict[str, Any]) -> dict[str, Any]:
+        if id(names) not in self._globals:
+            told: set[str] = {name for owner, name in self._of_fx if owner == id(names)}
+            changed = {
+                name: _Math(self._noted) if value is math else self._noted(value)
+                for name, value in names.items()
+                if value is math or id(value) in _MATH or (name in told and callable(value))
+            }
+            of_python = [name for name in told - names.keys() if hasattr(builtins, name)]
+            changed.update({name: self._noted(getattr(builtins, name)) for name in of_python})
+            known = self._globals[id(names)] = {**names, **changed} if changed else {}
+            for name, value in names.items() if changed else ():
+                if isinstance(value, FunctionType) and value.__globals__ is names and name not in changed:
+                    known[name] = _on(value, known)
+        return self._globals[id(names)]
+
+
+class _Math:
+    """The module `math`, with other functions."""
+
+    def __init__(self, noted: Callable[[_Function], _Function]) -> None:
+        self._noted = noted
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(math, name)
+        return self._noted(value) if callable(value) else value
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module is what `torch.compile` made of another, which it has as `_orig_mod`."""
+    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
+
+
+def _on(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """Return a function that finds its global names elsewhere."""
+    other = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    other.__kwdefaults__ = function.__kwdefaults__
+    other.__dict__.update(vars(function))
+    return other
+
+
+def _nothing(module: object) -> None:
+    """Do nothing."""

@@ -1,0 +1,252 @@
+"""How a module's forward pass goes, found out without touching the module, or any other.
+
+Rules
+- `torch.fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process: a forward pass of another thread ends in
+  its trace. Here a copy of the tree of modules is traced instead. Its modules are of classes of their own, made for the
+  one trace, and have the tensors of the originals; whatever a forward pass sets, it sets in the copy.
+- Modules of torch.nn and torch.ao.nn that are no containers are not looked into: they become one node.
+- A module that says what it can be called with (`dummy_inputs`, as those of Hugging Face do) is called with it where
+  proxies do not get through, and a `TorchFunctionMode`, which is of one thread, notes what is called: on the device
+  "meta", where nothing is computed, or, where it looks at values, as it is.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownLambdaType=false
+# (torch's types are partial)
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from .copies import Copies
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A forward pass."""
+
+    graph: fx.Graph
+    """Inputs, modules, functions, methods and tensors; targets of modules and tensors are their paths."""
+    root: nn.Module
+    """The copy that was called."""
+    constants: frozenset[str]
+    """Attributes of `root` that the module does not have: tensors that came up in between."""
+
+
+def trace(module: nn.Module) -> Trace:
+    """Return the forward pass of inference, called with proxies.
+
+    Modules and tensors that have several paths go by their first.
+
+    Raises:
+        Exception: whatever the forward pass raises when it meets a proxy in place of a tensor.
+    """
+    tracer = _Symbolic(module)
+    graph = tracer.run()
+    return Trace(graph, tracer.root, frozenset(vars(tracer.root).keys() - vars(module).keys()))
+
+
+def observe(module: nn.Module, inputs: Mapping[str, Any], *, computes: bool) -> Trace:
+    """Return the forward pass of inference on `inputs`.
+
+    Args:
+        module: the module.
+        inputs: keyword arguments of its forward pass.
+        computes: do so; else all is on the device "meta", where tensors have shape and dtype only.
+
+    Raises:
+        Exception: whatever the forward pass raises, as where it asks a tensor of "meta" for a value.
+    """
+    observed = _Observed(module, computes)
+    graph = observed.run(inputs)
+    return Trace(graph, observed.root, frozenset())
+
+
+class _Symbolic(fx.Tracer):
+    """One forward pass on proxies."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(autowrap_modules=cast(Any, ()))
+        self.root = Copies(module, self._leaf, self._parameter, self._noted).root
+        self._paths = {id(item): path for path, item in module.named_parameters()}
+        self._proxies: dict[int, fx.Proxy] = {}
+        """id of a parameter -> what stands for it."""
+
+    def run(self) -> fx.Graph:
+        """Run it."""
+        self.graph = fx.Graph(tracer_cls=type(self))
+        self.tensor_attrs = {
+            value: f"{path}.{name}" if path else name
+            for path, item in self.root.named_modules()
+            for name, value in vars(item).items()
+            if isinstance(value, torch.Tensor)
+        }
+        forward, arguments = self.create_args_for_root(type(self.root).forward, True, None)
+        self.create_node("output", "output", (self.create_arg(forward(*arguments)),), {})
+        return self.graph
+
+    def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.create_proxy("call_module", path, args, kwargs)
+
+    def _parameter(self, parameter: nn.Parameter) -> Any:
+        path = self._paths.get(id(parameter))
+        if path is None:  # of a module that is not registered
+            return parameter
+        if id(parameter) not in self._proxies:
+            self._proxies[id(parameter)] = self.create_proxy("get_attr", path, (), {})
+        return self._proxies[id(parameter)]
+
+    def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that becomes a node where it is called with a proxy."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            met: list[fx.Proxy] = []
+            map_aggregate((args, kwargs), lambda item: met.append(item) if isinstance(item, fx.Proxy) else None)
+            return self.create_proxy("call_function", function, args, kwargs) if met else function(*args, **kwargs)
+
+        return call
+
+
+class _Observed:
+    """One forward pass on tensors."""
+
+    def __init__(self, module: nn.Module, computes: bool) -> None:
+        self._graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        """id of a tensor -> where it comes from."""
+        self._alive: list[torch.Tensor] = []
+        """They must not go while their ids stand for them."""
+        self._paths: dict[int, str] = {}
+        """id of a tensor of the module -> its path."""
+        self._within = False
+        """A leaf is called: what it calls is not noted."""
+        self.root = Copies(module, self._leaf, _itself, None).root
+        device = next((item.device for item in module.parameters()), torch.device("cpu"))
+        self._device = device if computes else torch.device("meta")
+        self._look()
+
+    def run(self, inputs: Mapping[str, Any]) -> fx.Graph:
+        """Run it."""
+        given: dict[str, Any] = {}
+        for name, value in inputs.items():
+            given[name] = value.to(self._device) if isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor):
+                self._comes_from(given[name], self._graph.placeholder(name))
+        with torch.no_grad(), _Watch(self._noted):
+            self.root(**given)
+        return self._graph
+
+    def _look(self) -> None:
+        """Find the paths of all tensors; where nothing is computed, put one of "meta" in the place of each."""
+        made: dict[int, torch.Tensor] = {}
+        for path, item in self.root.named_modules(remove_duplicate=False):
+            places = (vars(item)["_parameters"], vars(item)["_buffers"], vars(item))
+            for place in places:
+                for name, value in place.items():
+                    if not isinstance(value, torch.Tensor):
+                        continue
+                    if id(value) not in made:
+                        made[id(value)] = _meta(value) if self._device.type == "meta" else value
+                        self._alive.append(value)
+                        self._paths[id(made[id(value)])] = f"{path}.{name}" if path else name
+                    place[name] = made[id(value)]
+        self._alive += made.values()
+
+    def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._within:
+            return forward(*args, **kwargs)
+        given = self._given((args, kwargs))
+        self._within = True
+        try:
+            found = forward(*args, **kwargs)
+        finally:
+            self._within = False
+        self._comes_from(found, self._graph.create_node("call_module", path, *given))
+        return found
+
+    def _noted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._within:
+            return function(*args, **kwargs)
+        given = self._given((args, kwargs))
+        found = function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        changed = args[0] if name == "__setitem__" else found
+        if any(isinstance(item, torch.Tensor) for item in _flat(changed)):
+            self._comes_from(changed, self._graph.create_node("call_function", _Named(function), *given))
+        return found
+
+    def _given(self, arguments: Any) -> Any:
+        return map_aggregate(arguments, lambda item: self._node(item) if isinstance(item, torch.Tensor) else item)
+
+    def _node(self, tensor: torch.Tensor) -> Any:
+        if id(tensor) in self._nodes:
+            return self._nodes[id(tensor)]
+        if id(tensor) in self._paths:
+            return self._comes_from(tensor, self._graph.create_node("get_attr", self._paths[id(tensor)]))
+        return f"tensor of {tensor.dtype} {tuple(tensor.shape)}"  # made where nothing is noted
+
+    def _comes_from(self, value: Any, node: fx.Node) -> fx.Node:
+        """Note that a tensor, or those in a list or mapping, are what a node gives."""
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = node
+            self._alive.append(value)
+            return node
+        listed = enumerate(value) if isinstance(value, (tuple, list)) else ()
+        for key, item in value.items() if isinstance(value, Mapping) else listed:
+            if any(isinstance(part, torch.Tensor) for part in _flat(item)):
+                self._comes_from(item, self._graph.create_node("call_function", operator.getitem, (node, key)))
+        return node
+
+
+class _Watch(TorchFunctionMode):
+    """Calls back for what this thread calls of PyTorch."""
+
+    def __init__(self, noted: Callable[..., Any]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Take a call in its place."""
+        return self._noted(func, args, kwargs or {})
+
+
+class _Named:
+    """A function by its name; a property's getter is called like the property."""
+
+    def __init__(self, function: Any) -> None:
+        name: str = getattr(function, "__name__", type(function).__name__)
+        if name in ("__get__", "__set__"):
+            name = (resolve_name(function) or f"{name}.").split(".")[-2]
+        self.__name__ = name.strip("_")
+
+    def __call__(self, *args: object) -> None:
+        """Do nothing: fx expects something to call."""
+
+
+def _itself(parameter: nn.Parameter) -> nn.Parameter:
+    return parameter
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().to("meta")
+    return nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+
+
+def _flat(value: object) -> Iterator[object]:
+    """Give what is in lists and mappings."""
+    if isinstance(value, (tuple, list)):
+        for item in cast("list[object]", value):
+            yield from _flat(item)
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[object, object]", value).values():
+            yield from _flat(item)
+    else:
+        yield value

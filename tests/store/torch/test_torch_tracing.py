@@ -1,0 +1,345 @@
+"""Tracing finds how a forward pass goes, and touches nobody: no other thread, no other module, not the module."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tensorvine.store.graphs.graph import ModelGraph
+from tensorvine.store.torch import graph_of, tensors_of
+from tensorvine.store.torch.signature import signature
+from torch import fx, nn
+
+AT_ONCE = 200
+
+
+class Gated(nn.Module):
+    """Modules, functions and a parameter between them; every number of `width` is another architecture."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b, self.gate = nn.Linear(width, width), nn.Linear(width, 2), nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.gate)
+
+
+class Scaled(nn.Module):
+    """Attention that scales by the root of a size, in a helper of this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.softmax(self.keys(x) * scale_of(x) / math.sqrt(x.size(-1)), -1) @ self.values(x)
+
+
+def scale_of(x):
+    return 1.0 / math.sqrt(x.size(-1))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, in an attribute and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.seen: list[int] = []
+        self.number = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.number += 1
+        self.seen.append(self.number)
+        return self.body(x)
+
+
+class Held(nn.Module):
+    """Reaches its modules in ways of its own: a list, a bound method, a partial application."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.plain = [self.first]
+        self.step = self.apply_second
+
+    def apply_second(self, x):
+        return self.second(x)
+
+    def forward(self, x):
+        return self.step(self.plain[0](x))
+
+
+class Registered(nn.Module):
+    """Is told of each class that derives from it, and of each object that goes."""
+
+    kinds: ClassVar[list[type]] = []
+    gone: ClassVar[list[int]] = []
+
+    def __init_subclass__(cls) -> None:
+        Registered.kinds.append(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+
+    def __del__(self) -> None:
+        Registered.gone.append(id(self))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Text(nn.Module):
+    """Branches on shapes, and says what it can be called with, as models of Hugging Face do."""
+
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.looks = looks
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"tokens": torch.tensor([[1, 2, 3]]), "attention_mask": torch.ones(1, 3)}
+
+    def forward(self, tokens, attention_mask=None):
+        if tokens.shape[1] > 5 or (attention_mask is not None and not attention_mask.all()):
+            raise AssertionError("not called with this")
+        if self.looks and tokens.max() > 5:
+            return self.embed(tokens)
+        x = self.embed(tokens)
+        x[:, 0] = 0
+        halves = x.split(2, -1)
+        return self.head(torch.cat(list(halves), -1).mT.mT)
+
+
+def edges(graph: ModelGraph) -> list[tuple[str, tuple[str, ...]]]:
+    return [(layer.config["class"], layer.inputs) for layer in graph.layers]
+
+
+def test_threads_that_trace_and_one_that_computes_do_not_meet() -> None:
+    """By `torch.fx` alone, forward passes ended in another thread's trace, and traces lost layers."""
+    nets = [Gated(width) for width in range(1, 9)]
+    expected = {net: edges(graph_of(Gated(net.a.in_features))) for net in nets}
+    batch, over, calls = torch.ones(3, 4), threading.Event(), []
+
+    def compute() -> None:
+        net = nets[3]
+        with torch.no_grad():
+            answer = net(batch)
+            while not over.is_set():
+                assert torch.equal(net(batch), answer)
+                calls.append(1)
+
+    def traces(offset: int) -> None:
+        for number in range(AT_ONCE):
+            net = nets[(number + offset) % len(nets)]
+            net.note = object()  # which has no meaning: it is traced each time
+            assert edges(graph_of(net)) == expected[net]
+
+    before = nn.Module.__call__, nn.Module.__getattr__, math.sqrt
+    with ThreadPoolExecutor(3) as threads:
+        computing = threads.submit(compute)
+        tracing = [threads.submit(traces, offset) for offset in (0, 3)]
+        for each in tracing:
+            each.result(120)
+        over.set()
+        computing.result(60)
+    assert calls
+    assert (nn.Module.__call__, nn.Module.__getattr__, math.sqrt) == before
+
+
+def test_functions_of_math_are_traced_where_a_module_names_them() -> None:
+    kinds = [kind for kind, _ in edges(graph_of(Scaled()))]
+    assert kinds.count("function:sqrt") == 2
+    assert kinds.count("Linear") == 2
+    assert math.sqrt(4) == 2
+
+
+def wrapped_helper(x, factor):
+    return x * factor if x.sum() > 0 else x
+
+
+fx.wrap("wrapped_helper")
+
+
+def test_what_fx_was_told_not_to_look_into_is_one_vertex() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return wrapped_helper(self.body(x), 3)
+
+    assert [kind for kind, _ in edges(graph_of(Wrapped()))] == ["Input", "Linear", "function:wrapped_helper"]
+
+
+def test_what_a_forward_pass_sets_it_does_not_set_in_the_module() -> None:
+    net = Counting()
+    graph_of(net)
+    assert (int(net.calls), net.number, net.seen) == (0, 0, [])
+    net(torch.ones(1, 2))
+    assert (int(net.calls), net.number, net.seen) == (1, 1, [1])
+
+
+def test_modules_that_are_reached_in_other_ways_are_found() -> None:
+    assert edges(graph_of(Held())) == [("Input", ()), ("Linear", ("input",)), ("Linear", ("first",))]
+
+
+def test_classes_hear_nothing_of_a_trace() -> None:
+    class Derived(Registered):
+        pass
+
+    net = Derived()
+    net.note = object()
+    known = len(Registered.kinds)
+    graph_of(net)
+    gc.collect()
+    assert len(Registered.kinds) == known
+    assert not Registered.gone
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError, StopIteration, type("OwnError", (Exception,), {})])
+def test_a_hook_that_raises_makes_the_module_a_chain(error: type[Exception], caplog) -> None:
+    def hook(module: nn.Module, args: Any) -> None:
+        raise error("no proxies here")
+
+    class Hooked(Gated):
+        pass
+
+    Hooked.__qualname__ = f"Hooked{error.__name__}"
+    net = Hooked(2)
+    net.register_forward_pre_hook(hook)
+    with caplog.at_level(logging.WARNING, "tensorvine.store.torch"):
+        graph = graph_of(nn.Sequential(net))
+    assert edges(graph)[:2] == [("Linear", ()), ("Linear", ("0.a",))]
+    assert set(graph.tensors) == set(tensors_of(nn.Sequential(net)))
+    assert any("cannot be traced" in record.message for record in caplog.records)
+
+
+class TestObserved:
+    @pytest.mark.parametrize("looks", [False, True], ids=["meta", "computed"])
+    def test_a_module_that_branches_is_called_with_what_it_says(self, looks: bool) -> None:
+        net = Text(looks)
+        graph = graph_of(net)
+        by_kind = dict(edges(graph))
+        assert by_kind["Embedding"] == ("input",)
+        assert by_kind["function:split"] == ("setitem",)
+        assert len(by_kind["function:cat"]) == 2
+        assert graph.by_name["embed"].tensors == graph.by_name["head"].tensors == ("embed.weight", "head.weight")
+        assert graph.fingerprint == graph_of(Text(looks)).fingerprint
+
+    def test_nothing_of_the_module_changes(self) -> None:
+        net = Text()
+        net.train()
+        before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        graph_of(net)
+        assert all(item.training for item in net.modules())
+        assert all(torch.equal(net.state_dict()[name], tensor) for name, tensor in before.items())
+        assert net.head.weight is net.embed.weight
+        assert net.embed.weight.device.type == "cpu"
+
+
+class TestSignature:
+    def test_what_was_traced_is_not_traced_again(self) -> None:
+        assert graph_of(Gated(3)) is graph_of(Gated(3))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda net: setattr(net, "rate", 2),
+            lambda net: setattr(net, "rate", 1.0),
+            lambda net: setattr(net, "rate", True),
+            lambda net: setattr(net, "options", {"a": (1, [2])}),
+            lambda net: setattr(net.a, "weight", nn.Parameter(torch.ones(5, 2))),
+            lambda net: setattr(net.b, "weight", net.a.weight),
+            lambda net: setattr(net, "b", nn.Linear(2, 3)),
+            lambda net: setattr(net, "extra", nn.ReLU()),
+            lambda net: setattr(net, "forward", net.b.forward),
+            lambda net: setattr(net, "helper", scale_of),
+            lambda net: net.register_buffer("seen", torch.zeros(1)),
+            lambda net: net.register_buffer("seen", torch.zeros(1), persistent=False),
+        ],
+    )
+    def test_whatever_a_forward_pass_may_look_at_counts(self, change: Callable[[nn.Module], None]) -> None:
+        prints = set()
+        for number in range(2):
+            net = Gated(2)
+            net.rate = 1
+            if number:
+                change(net)
+            prints.add(signature(net))
+        assert None not in prints
+        assert len(prints) == 2
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda net: setattr(net, "helper", lambda x: net(x)),
+            lambda net: setattr(net, "helper", functools.partial(scale_of, 2)),
+            lambda net: setattr(net, "mask", torch.ones(2)),
+            lambda net: setattr(net, "table", np.ones(2)),
+            lambda net: setattr(net, "note", object()),
+            lambda net: net.register_forward_hook(lambda *args: None),
+            lambda net: net.a.register_state_dict_post_hook(lambda *args: None),
+            lambda net: setattr(net, "hidden", [nn.Linear(2, 2)]),
+        ],
+    )
+    def test_what_has_no_meaning_gives_none(self, change: Callable[[nn.Module], None]) -> None:
+        net = Gated(2)
+        change(net)
+        assert signature(net) is None
+
+    def test_objects_count_by_their_attributes(self) -> None:
+        class Config:
+            def __init__(self, heads: int) -> None:
+                self.heads = heads
+
+        def made(heads: int) -> nn.Module:
+            net = Gated(2)
+            net.config = Config(heads)
+            return net
+
+        assert signature(made(2)) == signature(made(2)) != signature(made(4))
+
+    def test_it_keeps_no_module_alive(self) -> None:
+        net = Held()
+        key = signature(net)
+        there = [weakref.ref(net), weakref.ref(net.first.weight)]
+        graph_of(net)
+        del net
+        gc.collect()
+        assert key is not None
+        assert [each() for each in there] == [None, None]
+
+
+class TestWrapped:
+    def test_what_wraps_a_module_is_seen_through(self) -> None:
+        net = Gated(4)
+        compiled = torch.compile(net, backend="eager")
+        parallel = nn.DataParallel(net)
+        assert graph_of(compiled) == graph_of(parallel) == graph_of(net)
+        assert tensors_of(compiled).keys() == tensors_of(parallel).keys() == tensors_of(net).keys()
+
+    def test_a_part_that_is_compiled_is_seen_through(self) -> None:
+        net = nn.Sequential(Gated(4), nn.ReLU())
+        graph, names = graph_of(net), tensors_of(net).keys()
+        net[0] = torch.compile(net[0], backend="eager")
+        net[1].compile(backend="eager")
+        assert any("_orig_mod" in name for name in net.state_dict())
+        assert graph_of(net) == graph
+        assert tensors_of(net).keys() == names
