@@ -23,7 +23,8 @@ and where.
     ├── PeerLostError(ConnectionError)         a member of a collective group died or left
     ├── ForkError(RuntimeError)                a fork of a training did not come about
     ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
-    └── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
+    ├── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
+    └── CollectiveError(RuntimeError)          a call of `ray.util.collective` failed in one of our groups
 
 An error that is kept for later goes through `without_frames` first.
 """
@@ -137,6 +138,13 @@ class MovedError(TensorVineError, LookupError):
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
     """A wait ended before what it waited for; the message names who was waited for."""
+
+
+class CollectiveError(TensorVineError, RuntimeError):
+    """A call of `ray.util.collective` failed in one of our groups, or a group of it could not be joined.
+
+    What has a kind above, such as a member that died, is an error of both kinds.
+    """
 
 
 def without_frames(error: _Error) -> _Error:

@@ -62,6 +62,19 @@ class Group(ABC):
     """Seconds that an operation waits for its peers, where the call says nothing else."""
 
     @abstractmethod
+    def check(self, array: object, what: str, *, writes: bool) -> None:
+        """Refuse an array that an operation would refuse, before one begins.
+
+        Args:
+            array: any.
+            what: it, in words, for the error.
+            writes: it is to be written to.
+
+        Raises:
+            TensorMismatchError: as in `isend`, or it cannot be written to.
+        """
+
+    @abstractmethod
     def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
         """Start to send an array's bytes to a rank.
 

@@ -95,6 +95,10 @@ class Member(Group, Generic[Memory]):
 
     # ---- operations -----------------------------------------------------------------------------------
 
+    def check(self, array: object, what: str, *, writes: bool) -> None:
+        """Refuse what operations would refuse; see `Group`."""
+        self._memory(array, f"{self.label}: {what}", writes=writes)
+
     def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
         """Start to send; see `Group`."""
         self._check_peer(to)

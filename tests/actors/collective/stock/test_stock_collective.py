@@ -1,0 +1,764 @@
+"""Code that is written for `ray.util.collective`, on our groups.
+
+Rules
+- Three actors, one module-wide set, are members of all groups; each test has a name of its own. What breaks no group
+  uses one group per back end, which stands as long as the file.
+- What Ray's own GLOO gets wrong comes first: its groups share one world. Then what Ray's tests ask of a back end: each
+  call with shapes, dtypes, roots and operations; then what is refused, and arguments, which are read-only.
+- A case runs in the actors, which tell what they found: a call of an actor costs more than most cases.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import ray
+from tensorvine.store.errors import CollectiveError, PeerLostError, TensorMismatchError
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+TIMEOUT_S = 60
+_serial = count()
+
+
+class Member:
+    """An actor of somebody who has never heard of us, but for one line."""
+
+    def __init__(self) -> None:
+        from tensorvine.actors.collective.stock import register
+
+        register()
+        register()
+
+    def run(self, act: Callable[..., Any], *given: Any) -> Any:
+        from ray.util import collective
+
+        return act(collective, *given)
+
+
+@pytest.fixture(scope="module")
+def members(cluster: object) -> Iterator[list[Any]]:
+    actor: Any = ray.remote(num_cpus=0)(Member)
+    started = [actor.remote() for _ in range(3)]
+    yield started
+    for one in started:
+        ray.kill(one)
+
+
+def each(actors: list[Any], act: Callable[..., Any], *given: Any) -> list[Any]:
+    """Let actors act at once, each told its place among them."""
+    calls = [one.run.remote(act, place, *given) for place, one in enumerate(actors)]
+    return ray.get(calls, timeout=TIMEOUT_S)
+
+
+def init(collective: Any, rank: int, size: int, backend: str, name: str) -> None:
+    collective.init_collective_group(size, rank, backend=backend, group_name=name)
+
+
+@pytest.fixture(params=["TENSORVINE", "TENSORVINE_GLOO"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def standing(members: list[Any]) -> Iterator[dict[str, str]]:
+    """Back end -> name of a group of all, which no test breaks."""
+    names = {backend: f"standing-{backend}" for backend in ("TENSORVINE", "TENSORVINE_GLOO")}
+    for backend, name in names.items():
+        each(members, init, 3, backend, name)
+    yield names
+    for name in names.values():
+        each(members, lambda collective, rank, name=name: collective.destroy_collective_group(name))
+
+
+@pytest.fixture
+def group(members: list[Any], backend: str) -> Iterator[str]:
+    """The name of a group of all."""
+    name = f"group-{next(_serial)}"
+    each(members, init, 3, backend, name)
+    yield name
+    each(members, lambda collective, rank: collective.destroy_collective_group(name))
+
+
+def test_groups_overlap_and_the_other_order_of_ranks_has_another_root(members: list[Any], backend: str) -> None:
+    first, second, turned = (f"overlap-{next(_serial)}" for _ in range(3))
+    each(members[:2], init, 2, backend, first)
+    each(members[1:], init, 2, backend, second)
+    each(members[1::-1], init, 2, backend, turned)
+
+    def broadcast(collective: Any, place: int, name: str) -> list[int]:
+        array = np.full(2, collective.get_rank(name) + 10 * place)
+        collective.broadcast(array, src_rank=0, group_name=name)
+        return array.tolist()
+
+    assert each(members[:2], broadcast, first) == [[0, 0]] * 2
+    assert each(members[1:], broadcast, second) == [[0, 0]] * 2
+    assert each(members[:2], broadcast, turned) == [[10, 10]] * 2, "the second actor is rank 0"
+
+    def destroy(collective: Any, place: int, *names: str) -> None:
+        for name in names:
+            if collective.is_group_initialized(name):
+                collective.destroy_collective_group(name)
+
+    each(members, destroy, first, second, turned)
+
+
+def test_a_group_is_made_anew_with_more_members(members: list[Any], backend: str) -> None:
+    name = f"growing-{next(_serial)}"
+
+    def use(collective: Any, place: int, size: int) -> list[float]:
+        init(collective, place, size, backend, name)
+        array = np.ones(2, np.float32)
+        collective.allreduce(array, group_name=name)
+        found = [float(collective.get_collective_group_size(name)), *array.tolist()]
+        collective.destroy_collective_group(name)
+        return found
+
+    assert each(members[:2], use, 2) == [[2, 2, 2]] * 2
+    assert each(members, use, 3) == [[3, 3, 3]] * 3
+    assert each(members[:2], use, 2) == [[2, 2, 2]] * 2
+
+
+def test_messages_keep_to_their_group(members: list[Any], group: str, backend: str) -> None:
+    other = f"other-{next(_serial)}"
+    each(members[::-1], init, 3, backend, other)  # in which the third actor is rank 0
+
+    def act(collective: Any, place: int) -> Any:
+        first, second = np.full(2, 1), np.full(2, 2)
+        if place == 0:
+            collective.send(first, 2, group_name=group)
+            collective.send(second, 0, group_name=other)
+        elif place == 2:
+            first[:] = second[:] = 0
+            collective.recv(first, 0, group_name=group)
+            collective.recv(second, 2, group_name=other)
+        return first.tolist(), second.tolist()
+
+    assert each(members, act) == [([1, 1], [2, 2])] * 3
+    each(members, lambda collective, rank: collective.destroy_collective_group(other))
+
+
+def test_a_declared_group_is_joined_at_its_first_use(members: list[Any], backend: str) -> None:
+    from ray.util import collective
+    from tensorvine.actors.collective.stock import register
+
+    register()
+    name = f"declared-{next(_serial)}"
+    collective.create_collective_group(members, 3, [2, 0, 1], backend=backend, group_name=name)
+
+    def use(collective: Any, place: int) -> list[int]:
+        array = np.full(1, place)
+        collective.broadcast(array, src_rank=0, group_name=name)
+        collective.barrier(group_name=name)
+        return [collective.get_rank(name), *array.tolist()]
+
+    assert each(members, use) == [[2, 1], [0, 1], [1, 1]]
+    each(members, lambda collective, rank: collective.destroy_collective_group(name))
+
+
+# ---- all calls ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_all_calls_do_what_they_say(members: list[Any], group: str, framework: str) -> None:
+    def act(collective: Any, rank: int) -> dict[str, Any]:
+        from ray.util.collective.types import ReduceOp
+
+        def tensor(*values: float) -> Any:
+            array = np.array(values, np.float32)
+            if framework == "numpy":
+                return array
+            import torch
+
+            return torch.from_numpy(array)
+
+        mine = {name: tensor(rank + 1, 2) for name in ("sum", "product", "min", "max", "reduce", "own")}
+        collective.allreduce(mine["sum"], group)
+        collective.allreduce(mine["product"], group, ReduceOp.PRODUCT)
+        collective.allreduce(mine["min"], group, ReduceOp.MIN)
+        collective.allreduce(mine["max"], group, ReduceOp.MAX)
+        collective.reduce(mine["reduce"], dst_rank=1, group_name=group)
+        gathered = [tensor(0, 0) for _ in range(3)]
+        collective.allgather(gathered, mine["own"], group)
+        lists = [tensor(10 * place + rank) for place in range(3)]
+        part = tensor(0)
+        collective.reducescatter(part, lists, group)
+        result = {name: found.tolist() for name, found in mine.items()}
+        return {
+            **result,
+            "gathered": [found.tolist() for found in gathered],
+            "part": part.tolist(),
+            "lists": [found.tolist() for found in lists],
+        }
+
+    for rank, found in enumerate(each(members, act)):
+        assert found == {
+            "sum": [6, 6],
+            "product": [6, 8],
+            "min": [1, 2],
+            "max": [3, 2],
+            "reduce": [6, 6] if rank == 1 else [rank + 1, 2],
+            "own": [rank + 1, 2],
+            "gathered": [[1, 2], [2, 2], [3, 2]],
+            "part": [30 * rank + 3],
+            "lists": [[rank], [10 + rank], [20 + rank]],
+        }
+
+
+def test_a_member_that_left_is_named(members: list[Any], backend: str) -> None:
+    name = f"left-{next(_serial)}"
+    each(members, init, 3, backend, name)
+
+    def leave(collective: Any, rank: int) -> None:
+        collective.destroy_collective_group(name)
+
+    each(members[:1], leave)
+    with pytest.raises(PeerLostError, match="rank 0 left") as caught:
+        each(members[1:], lambda collective, place: collective.barrier(name))
+    assert isinstance(caught.value, RuntimeError)
+    each(members[1:], leave)
+
+
+def test_other_back_ends_of_our_names_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util.collective import backend_registry
+    from tensorvine.actors.collective import stock
+
+    stock.register()
+    registry = backend_registry.BackendRegistry()
+    monkeypatch.setitem(registry._map, "TENSORVINE_GLOO", stock.AutoGroup)
+    with pytest.raises(ValueError, match="expected no back end TENSORVINE_GLOO but ours"):
+        stock.register()
+
+
+# ---- what Ray's own tests ask of a back end ---------------------------------------------------------------
+
+SHAPES: list[tuple[int, ...]] = [(), (0, 2), (2,), (5, 3), (1 << 10,)]
+LARGE: tuple[int, ...] = (1 << 19,)
+DTYPES = ["uint8", "int16", "int64", "float16", "bfloat16", "float32", "float64"]
+OPS: dict[str, np.ufunc] = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+
+
+class Tensors:
+    """Tensors of a framework with numbers that every dtype holds, as do sums and products of three.
+
+    Args:
+        framework: "numpy" or "torch".
+    """
+
+    def __init__(self, framework: str) -> None:
+        self.framework = framework
+
+    def make(self, values: Any, dtype: str) -> Any:
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+        array = np.array(values).astype(kind)
+        if self.framework == "numpy":
+            return array
+        import torch
+
+        return torch.from_numpy(np.array(values)).to(getattr(torch, dtype))
+
+    def same(self, found: Any, values: Any, dtype: str) -> bool:
+        expected = self.make(values, dtype)
+        if self.framework == "numpy":
+            return (
+                found.dtype == expected.dtype
+                and found.shape == expected.shape
+                and found.tobytes() == expected.tobytes()
+            )
+        return found.dtype == expected.dtype and found.shape == expected.shape and bool((found == expected).all())
+
+
+def values_of(rank: int, shape: tuple[int, ...]) -> Any:
+    return np.arange(int(np.prod(shape))).reshape(shape) % 4 + rank + 1
+
+
+def combined(op: str, shape: tuple[int, ...], shift: int = 0) -> Any:
+    return OPS[op].reduce([values_of(rank + shift, shape) for rank in range(3)])
+
+
+class Calls:
+    """One call with one shape and dtype; each method tells whether what came is what should.
+
+    Args:
+        collective: Ray's module.
+        group: of three.
+        tensors: of a framework.
+        shape: of each tensor.
+        dtype: of each tensor.
+    """
+
+    def __init__(self, collective: Any, group: str, tensors: Tensors, shape: tuple[int, ...], dtype: str) -> None:
+        self.collective, self.group, self.tensors = collective, group, tensors
+        self.shape, self.dtype, self.rank = shape, dtype, collective.get_rank(group)
+        self.values = [values_of(rank, shape) for rank in range(3)]
+
+    def mine(self) -> Any:
+        return self.tensors.make(self.values[self.rank], self.dtype)
+
+    def zeros(self) -> Any:
+        return self.tensors.make(np.zeros(self.shape), self.dtype)
+
+    def holds(self, found: Any, values: Any) -> bool:
+        return self.tensors.same(found, values, self.dtype)
+
+    def op(self, name: str) -> Any:
+        from ray.util.collective.types import ReduceOp
+
+        return ReduceOp[name]
+
+    def allreduce(self) -> Iterator[bool]:
+        for op in OPS:
+            tensor = self.mine()
+            self.collective.allreduce(tensor, self.group, self.op(op))
+            yield self.holds(tensor, combined(op, self.shape))
+
+    def reduce(self) -> Iterator[bool]:
+        for root, op in enumerate(["SUM", "PRODUCT", "MAX"]):
+            tensor = self.mine()
+            self.collective.reduce(tensor, root, self.group, self.op(op))
+            yield self.holds(tensor, combined(op, self.shape) if root == self.rank else self.values[self.rank])
+
+    def broadcast(self) -> Iterator[bool]:
+        for root in range(3):
+            tensor = self.mine()
+            self.collective.broadcast(tensor, root, self.group)
+            yield self.holds(tensor, self.values[root])
+
+    def allgather(self) -> Iterator[bool]:
+        tensor, gathered = self.mine(), [self.zeros() for _ in range(3)]
+        self.collective.allgather(gathered, tensor, self.group)
+        yield self.holds(tensor, self.values[self.rank])
+        yield all(self.holds(*pair) for pair in zip(gathered, self.values, strict=True))
+
+    def allgather_of_the_other_framework(self) -> Iterator[bool]:
+        other = Tensors({"numpy": "torch", "torch": "numpy"}[self.tensors.framework])
+        gathered = [self.zeros() for _ in range(3)]
+        self.collective.allgather(gathered, other.make(self.values[self.rank], self.dtype), self.group)
+        yield all(self.holds(*pair) for pair in zip(gathered, self.values, strict=True))
+
+    def reducescatter(self) -> Iterator[bool]:
+        for op in ("SUM", "MIN"):
+            lists = [self.tensors.make(values_of(self.rank + place, self.shape), self.dtype) for place in range(3)]
+            tensor = self.zeros()
+            self.collective.reducescatter(tensor, lists, self.group, self.op(op))
+            yield self.holds(tensor, combined(op, self.shape, self.rank))
+            yield self.holds(lists[0], self.values[self.rank])
+
+    def sendrecv(self) -> Iterator[bool]:
+        for source, to in [(0, 1), (1, 2), (2, 0), (1, 0)]:
+            if self.rank == source:
+                self.collective.send(self.mine(), to, self.group)
+            elif self.rank == to:
+                tensor = self.zeros()
+                self.collective.recv(tensor, source, self.group)
+                yield self.holds(tensor, self.values[source])
+        self.collective.barrier(self.group)
+
+
+CALLS = [name for name, member in vars(Calls).items() if name[0] != "_" and "Iterator" in str(member.__annotations__)]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_with_each_shape_and_dtype(
+    members: list[Any], standing: dict[str, str], backend: str, call: str, framework: str
+) -> None:
+    def act(collective: Any, place: int, group: str) -> list[str]:
+        cases = [(shape, dtype) for dtype in DTYPES for shape in SHAPES] + [(LARGE, "float32")]
+        wrong: list[str] = []
+        for shape, dtype in cases:
+            found = getattr(Calls(collective, group, Tensors(framework), shape, dtype), call)()
+            wrong += [f"{dtype} of {shape}: {place}" for place, right in enumerate(found) if not right]
+        return wrong
+
+    assert each(members, act, standing[backend]) == [[], [], []]
+
+
+def test_booleans_are_any_and_all(members: list[Any], standing: dict[str, str], backend: str) -> None:
+    def act(collective: Any, rank: int, group: str) -> list[list[bool]]:
+        from ray.util.collective.types import ReduceOp
+
+        found = [np.array([True, rank == 1, False]) for _ in ReduceOp]
+        for array, op in zip(found, ReduceOp, strict=True):
+            collective.allreduce(array, group, op)
+        return [array.tolist() for array in found]
+
+    anything, all_ = [True, True, False], [True, False, False]
+    assert each(members, act, standing[backend]) == [[anything, all_, all_, anything]] * 3
+
+
+def test_a_group_of_one(members: list[Any], backend: str) -> None:
+    name = f"alone-{next(_serial)}"
+
+    def act(collective: Any, place: int) -> Any:
+        from ray.util.collective.types import ReduceOp
+
+        init(collective, 0, 1, backend, name)
+        first, second, third = np.arange(3), np.zeros(3, int), np.ones(3, int)
+        collective.allreduce(first, name, ReduceOp.MAX)
+        collective.reduce(first, 0, name)
+        collective.broadcast(first, 0, name)
+        collective.allgather([second], first, name)
+        collective.reducescatter(third, [first], name)
+        collective.barrier(name)
+        found = [collective.get_rank(name), collective.get_collective_group_size(name)]
+        for call in (collective.send, collective.recv):
+            with pytest.raises(RuntimeError, match="self"):
+                call(first, 0, name)
+        collective.destroy_collective_group(name)
+        return found, [array.tolist() for array in (first, second, third)]
+
+    assert each(members[:1], act) == [([0, 1], [[0, 1, 2]] * 3)]
+
+
+def test_a_group_is_known_while_it_stands(members: list[Any], backend: str) -> None:
+    """Also where several stand at once, and by any name."""
+    names = ["default", f"a/b {next(_serial)}", f"ä\n🙂 {next(_serial)}", f"{next(_serial)}" + "x" * 3000]
+
+    def facts(collective: Any, name: str) -> list[Any]:
+        return [
+            collective.is_group_initialized(name),
+            collective.get_rank(name),
+            collective.get_collective_group_size(name),
+        ]
+
+    def act(collective: Any, place: int) -> list[Any]:
+        found = [collective.is_backend_available(backend)]
+        for serial, name in enumerate(names):
+            found += facts(collective, name)
+            init(collective, (place + serial) % 3, 3, backend, name)
+        for name in names:
+            array = np.array([collective.get_rank(name) + 1])
+            collective.allreduce(array, name)
+            found += [*facts(collective, name), *array.tolist()]
+            with pytest.raises(RuntimeError, match="a second time"):
+                init(collective, 0, 3, backend, name)
+        for name in names:
+            collective.destroy_collective_group(name)
+            found += facts(collective, name)
+            with pytest.raises(RuntimeError, match="not initialized"):
+                collective.allreduce(np.zeros(1), name)
+        collective.destroy_collective_group(names[0])
+        return found
+
+    unknown = [False, -1, -1]
+    for place, found in enumerate(each(members, act)):
+        known = [fact for serial in range(4) for fact in (True, (place + serial) % 3, 3, 6)]
+        assert found == [True, *unknown * 4, *known, *unknown * 4]
+
+
+# ---- what is refused --------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_a_group_is_refused(members: list[Any], backend: str) -> None:
+    from ray.util import collective
+    from tensorvine.actors.collective.stock import register
+
+    register()
+    name = f"refused-{next(_serial)}"
+
+    def act(collective: Any, place: int) -> None:
+        for rank, size in [(0, 0), (2, 2), (-1, 2)]:
+            with pytest.raises(AssertionError):
+                init(collective, rank, size, backend, name)
+        with pytest.raises(ValueError, match="group_name"):
+            init(collective, 0, 1, backend, "")
+
+    each(members[:1], act)
+    for ranks, size in [([0, 1, 2], 3), ([0, 0], 2), ([0, 2], 2), ([1, 2], 2), ([0, 1], 0), ([0, 1], -1)]:
+        with pytest.raises(RuntimeError):
+            collective.create_collective_group(members[:2], size, ranks, backend=backend, group_name=name)
+
+
+def test_why_a_declared_group_was_not_joined_is_told(members: list[Any]) -> None:
+    """Ray takes a ValueError for a group that was never declared."""
+    from ray.util import collective
+    from tensorvine.actors.collective.stock import register
+
+    register()
+    name = f"quarrel-{next(_serial)}"
+    collective.create_collective_group(members[:2], 2, [0, 1], backend="TENSORVINE", group_name=name)
+
+    def act(collective: Any, place: int) -> None:
+        if place == 0:
+            collective.barrier(name)
+        else:
+            init(collective, 1, 2, "TENSORVINE_GLOO", name)
+
+    for call in [one.run.remote(act, place) for place, one in enumerate(members[:2])]:
+        with pytest.raises(CollectiveError, match=r"expected back end '.*' of all ranks; found '.*'") as caught:
+            ray.get(call, timeout=TIMEOUT_S)
+        assert isinstance(caught.value, RuntimeError)
+
+
+def transposed() -> Any:
+    return np.zeros((3, 2)).T
+
+
+def strided(collective: Any, group: str, array: Any) -> None:
+    collective.allgather([np.zeros(3), np.zeros(6)[::2], np.zeros(3)], array, group)
+
+
+def others(array: Any, *second: Any) -> list[Any]:
+    """Make a list for three of which the second is another one."""
+    return [np.zeros_like(array), *(second or (np.zeros_like(array),)), np.zeros_like(array)]
+
+
+def gather(*second: Any) -> Any:
+    return lambda collective, group, array: collective.allgather(others(array, *second), array, group)
+
+
+def scatter(*second: Any) -> Any:
+    return lambda collective, group, array: collective.reducescatter(array, others(array, *second), group)
+
+
+def on_handle(call: str, **options: Any) -> Any:
+    """Call a back end past Ray's functions, some of which ask for CuPy."""
+
+    def act(collective: Any, group: str, array: Any) -> None:
+        from types import SimpleNamespace
+
+        from ray.util.collective.collective import get_group_handle
+
+        getattr(get_group_handle(group), call)([array], SimpleNamespace(**options))
+
+    return act
+
+
+def allreduce_two(collective: Any, group: str, array: Any) -> None:
+    from ray.util.collective.collective import get_group_handle
+
+    get_group_handle(group).allreduce([array, array])
+
+
+def same(collective: Any, group: str, array: Any) -> None:
+    collective.allgather([np.zeros(3)] * 3, array, group)
+
+
+def overlapping(collective: Any, group: str, array: Any) -> None:
+    whole = np.zeros(8)
+    collective.allgather([whole[:3], whole[5:], whole[2:5]], array, group)
+
+
+def read_only_outputs(collective: Any, group: str, array: Any) -> None:
+    fixed = np.zeros(3)
+    fixed.flags.writeable = False
+    collective.allgather([np.zeros(3), fixed, np.zeros(3)], array, group)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "allgather, another shape": (gather(np.zeros(2)), r"list\[1\]: expected float64 of shape \(3,\).*found .* \(2,\)"),
+    "allgather, a shape that NumPy fills": (gather(np.zeros((2, 3))), r"found float64 of shape \(2, 3\)"),
+    "allgather, as many numbers": (gather(np.zeros((3, 1))), r"found float64 of shape \(3, 1\)"),
+    "allgather, another dtype": (gather(np.zeros(3, np.int8)), r"found int8 of shape \(3,\)"),
+    "allgather, as many bytes": (gather(np.zeros(3, np.int64)), r"found int64"),
+    "allgather, the other byte order": (gather(np.zeros(3, ">f8")), r"found >f8"),
+    "allgather, too many": (gather(np.zeros(3), np.zeros(3)), "world_size"),
+    "allgather, none": (lambda collective, group, array: collective.allgather([], array, group), "empty list"),
+    "allgather, one array": (lambda collective, group, array: collective.allgather(array, array, group), "list"),
+    "allgather, a list": (gather([0.0, 0.0, 0.0]), "type"),
+    "allgather, strided": (strided, "contiguous"),
+    "allgather, one array three times": (same, "memory of its own"),
+    "allgather, overlapping": (overlapping, r"found tensor_list\[0\] in that of tensor_list\[2\]"),
+    "allgather, read-only": (read_only_outputs, "read-only"),
+    "reducescatter, another shape": (scatter(np.zeros((1, 3))), r"found float64 of shape \(1, 3\)"),
+    "reducescatter, another dtype": (scatter(np.zeros(3, np.float32)), "found float32"),
+    "reducescatter, too many": (scatter(np.zeros(3), np.zeros(3)), "world_size"),
+    "reducescatter, strided": (
+        lambda collective, group, _: collective.reducescatter(transposed(), [np.zeros((2, 3))] * 3, group),
+        "contiguous",
+    ),
+    "allreduce, strided": (lambda collective, group, _: collective.allreduce(transposed(), group), "contiguous"),
+    "allreduce, objects": (lambda collective, group, _: collective.allreduce(np.array([None]), group), "numbers"),
+    "allreduce, a list": (lambda collective, group, _: collective.allreduce([1.0], group), "type"),
+    "allreduce, a number": (lambda collective, group, _: collective.allreduce(np.float64(1), group), "type"),
+    "allreduce, two": (allreduce_two, "one tensor per member"),
+    "allreduce, no operation": (
+        lambda collective, group, array: collective.allreduce(array, group, op="AVERAGE"),
+        "found 'AVERAGE'",
+    ),
+    "reduce, strided": (lambda collective, group, _: collective.reduce(transposed(), 0, group), "contiguous"),
+    "reduce, no operation": (lambda collective, group, array: collective.reduce(array, 0, group, op=None), "op"),
+    "reduce, no rank": (lambda collective, group, array: collective.reduce(array, 3, group), "world size"),
+    "reduce, no rank, on the handle": (on_handle("reduce", root_rank=3), "rank from 0 to 2; found 3"),
+    "broadcast, no rank": (lambda collective, group, array: collective.broadcast(array, -1, group), "negative"),
+    "broadcast, no rank, on the handle": (on_handle("broadcast", root_rank=-1), "rank from 0 to 2; found -1"),
+    "broadcast, strided": (lambda collective, group, _: collective.broadcast(transposed(), 0, group), "contiguous"),
+    "send, no rank": (lambda collective, group, array: collective.send(array, 3, group), "world size"),
+    "send, itself": (
+        lambda collective, group, array: collective.send(array, collective.get_rank(group), group),
+        "is self",
+    ),
+    "send, no rank, on the handle": (on_handle("send", dst_rank=5, n_elements=0), "another rank from 0 to 2"),
+    "send, strided": (on_handle("send", dst_rank=0, n_elements=0), "contiguous"),
+    "send, more than there is": (on_handle("send", dst_rank=0, n_elements=4), "up to 3 elements"),
+    "recv, no rank": (lambda collective, group, array: collective.recv(array, 3, group), "world size"),
+    "recv, more than there is": (on_handle("recv", src_rank=0, n_elements=4), "up to 3 elements"),
+    "allreduce_multigpu": (lambda collective, group, array: collective.allreduce_multigpu([array], group), "Cupy"),
+}
+
+
+def test_what_is_refused_is_refused_on_all_ranks_before_anything_is_written(
+    members: list[Any], standing: dict[str, str], backend: str
+) -> None:
+    def act(collective: Any, rank: int, group: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for what, (call, _) in REFUSED.items():
+            array = np.zeros(6)[::2] if what == "send, strided" else np.full(3, rank + 1.0)
+            before = array.copy()
+            try:
+                call(collective, group, array)
+            except RuntimeError as exc:
+                found[what] = str(exc)
+            except ValueError as exc:  # Ray's own, of some ranks
+                found[what] = str(exc) if str(exc).startswith("rank '") else f"no RuntimeError: {exc!r}"
+            else:
+                found[what] = "nothing was raised"
+            if not (array == before).all():
+                found[what] = f"written to: {array}"
+        collective.barrier(group)
+        return found
+
+    for found in each(members, act, standing[backend]):
+        assert list(found) == list(REFUSED)
+        assert {what: told for what, told in found.items() if not re.search(REFUSED[what][1], told)} == {}
+
+
+def test_the_first_elements_of_a_message(members: list[Any], standing: dict[str, str], backend: str) -> None:
+    def act(collective: Any, rank: int, group: str) -> Any:
+        array = np.full((2, 2), rank + 1)
+        if rank == 0:
+            on_handle("send", dst_rank=1, n_elements=3)(collective, group, array)
+        elif rank == 1:
+            on_handle("recv", src_rank=0, n_elements=3)(collective, group, array)
+        return array.tolist()
+
+    assert each(members, act, standing[backend])[1] == [[1, 1], [1, 2]]
+
+
+def test_messages_of_other_sizes_are_refused_at_both_ends(members: list[Any]) -> None:
+    name = f"sizes-{next(_serial)}"
+
+    def act(collective: Any, rank: int) -> str:
+        init(collective, rank, 2, "TENSORVINE", name)
+        large = np.zeros(1 << 16)  # a small message is sent before it is asked for
+        with pytest.raises(RuntimeError, match="bytes") as caught:
+            collective.send(large, 1, name) if rank == 0 else collective.recv(large[1:], 0, name)
+        collective.destroy_collective_group(name)
+        return str(caught.value)
+
+    assert all("524288" in text for text in each(members[:2], act))
+
+
+def test_a_group_that_is_left_while_others_wait(members: list[Any], backend: str) -> None:
+    name = f"waiting-{next(_serial)}"
+    each(members, init, 3, backend, name)
+
+    def act(collective: Any, rank: int) -> str:
+        from ray.util.collective.collective import get_group_handle
+
+        handle = get_group_handle(name)
+        if rank == 0:
+            collective.destroy_collective_group(name)
+            with pytest.raises(RuntimeError, match="this member has left"):
+                handle.barrier()
+            return ""
+        wait = [collective.barrier, lambda group: collective.recv(np.zeros(2), 0, group)][rank - 1]
+        with pytest.raises(RuntimeError, match="rank 0 left") as caught:
+            wait(name)
+        collective.destroy_collective_group(name)
+        return type(caught.value).__name__
+
+    assert each(members, act) == ["", "CollectivePeerLostError", "CollectivePeerLostError"]
+
+
+# ---- arguments of actors, which are read-only -------------------------------------------------------------
+
+
+def read_only(option: str | None) -> None:
+    from tensorvine.actors.collective.stock import register
+
+    register(read_only=option)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def replaced(members: list[Any]) -> Iterator[None]:
+    each(members, lambda collective, rank: read_only("replace"))
+    yield
+    each(members, lambda collective, rank: read_only("refuse"))
+
+
+def in_all_calls(collective: Any, rank: int, group: str, given: dict[str, Any]) -> dict[str, Any]:
+    assert not any(array.flags.writeable for array in [*given["outputs"], *given["inputs"], given["sum"]])
+    collective.allreduce(given["sum"], group)
+    collective.reduce(given["reduce"], 1, group)
+    collective.broadcast(given["broadcast"], 2, group)
+    collective.allgather(given["outputs"], given["inputs"][rank], group)
+    collective.reducescatter(given["part"], given["inputs"], group)
+    if rank == 0:
+        collective.send(given["inputs"][2], 1, group)
+    elif rank == 1:
+        collective.recv(given["message"], 0, group)
+    return {what: array if isinstance(array, list) else array.copy() for what, array in given.items()}
+
+
+def arguments(length: int) -> dict[str, Any]:
+    names = ("sum", "reduce", "broadcast", "part", "message")
+    arrays = {name: np.full(length, place, np.float32) for place, name in enumerate(names, 1)}
+    lists = {name: [np.full(length, place, np.float32) for place in range(3)] for name in ("inputs", "outputs")}
+    return {**arrays, **lists}
+
+
+@pytest.mark.usefixtures("replaced")
+@pytest.mark.parametrize("length", [3, 1 << 16], ids=["beside the call", "in the object store"])
+def test_arguments_are_given_other_memory_where_asked_for(
+    members: list[Any], standing: dict[str, str], backend: str, length: int
+) -> None:
+    """All three have one stored object, which stays what it was."""
+    stored = ray.put(arguments(length))
+    found = each(members, in_all_calls, standing[backend], stored)
+
+    def brief(result: dict[str, Any]) -> dict[str, Any]:
+        whole = {what: array if isinstance(array, list) else [array] for what, array in result.items()}
+        assert all((array == array[0]).all() for arrays in whole.values() for array in arrays)
+        return {what: [float(array[0]) for array in arrays] for what, arrays in whole.items()}
+
+    for rank, result in enumerate(found):
+        assert brief(result) == {
+            "sum": [3],
+            "reduce": [6 if rank == 1 else 2],
+            "broadcast": [3],
+            "inputs": [0, 1, 2],
+            "outputs": [0, 1, 2],
+            "part": [3 * rank],
+            "message": [2 if rank == 1 else 5],
+        }
+    assert brief(ray.get(stored)) == brief(arguments(length))
+
+
+def test_arguments_are_refused_where_nothing_else_was_asked_for(
+    members: list[Any], standing: dict[str, str], backend: str
+) -> None:
+    def act(collective: Any, rank: int, group: str, array: Any) -> None:
+        with pytest.raises(TensorMismatchError, match=r"found one that is read-only.*register\(read_only='replace'\)"):
+            collective.allreduce(array, group)
+        with pytest.raises(ValueError, match="expected 'refuse' or 'replace'; found 'write'"):
+            read_only("write")
+        read_only(None)
+
+    each(members, act, standing[backend], np.zeros(3))
+
+
+@pytest.mark.usefixtures("replaced")
+def test_an_argument_of_which_a_part_is_given_is_refused(members: list[Any], standing: dict[str, str]) -> None:
+    def act(collective: Any, rank: int, group: str, array: Any) -> None:
+        with pytest.raises(RuntimeError, match="another array that looks at the same bytes"):
+            collective.allreduce(array[1], group)
+
+    each(members, act, standing["TENSORVINE"], np.zeros((3, 2)))
