@@ -7,6 +7,8 @@ Rules
 - A dtype is stored by name ("float32", "bfloat16", "float8_e4m3fn"), never by a platform's code.
 - What cannot be stored as plain bytes (objects, strings, records, dates) is a TensorMismatchError that says
   where it was found.
+- So is what says more than its numbers: a mask, labels, missing values, a unit or other attributes of a subclass. They
+  would be lost silently. NumPy's own subclasses (`memmap`, `matrix`) are the numbers that they hold.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ _EXTENDED: dict[str, np.dtype[np.generic]] = {
     if isinstance(item, type) and np.generic in item.__mro__
 }
 """Names that NumPy does not know by itself."""
+_EXTENDED_TYPES = frozenset(dtype.type for dtype in _EXTENDED.values())
+_LABELLED = frozenset(("pandas", "polars", "xarray", "pint"))
+"""Packages whose arrays have labels, missing values or units beside the numbers."""
 _DTYPE_NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 _EXPECTED = "an array of numbers or booleans"
 
@@ -56,7 +61,8 @@ def as_numpy(value: object, where: str) -> Array:
     >>> as_numpy([[1.0, 2.0]], "tensor 'x'").shape
     (1, 2)
     """
-    origins = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    origins = _origins_of(value)
+    _check_bare(value, origins, where)
     try:
         if "torch" in origins:
             array = _from_torch(cast(Any, value), where)
@@ -68,15 +74,96 @@ def as_numpy(value: object, where: str) -> Array:
             array = np.asarray(cast(Any, value).get())
         else:
             array = cast(Array, np.asarray(value))
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as exc:
-        if isinstance(exc, TensorMismatchError):
-            raise
-        found = f"{type(value).__module__}.{type(value).__qualname__} ({exc})"
+    except TensorMismatchError:
+        raise
+    except Exception as exc:  # a type of the caller's may raise anything
+        found = f"{type(value).__module__}.{type(value).__qualname__} ({exc or type(exc).__name__})"
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}") from exc
+    _check_numbers(array, value, where)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def memory_of(value: object, where: str) -> Array:
+    """Return the memory of a caller's array, to be filled: never a copy, and in the byte order that it has.
+
+    Args:
+        value: an array of NumPy, a PyTorch tensor on the CPU, or another object with a writable buffer.
+        where: what the array is, for the error's message.
+
+    Raises:
+        TensorMismatchError: it cannot be written, would be copied first, or has elements that share memory.
+
+    >>> big = np.zeros(2, ">f4")
+    >>> np.copyto(memory_of(big, "buffer"), [1, 2])
+    >>> big.tolist()
+    [1.0, 2.0]
+    """
+    origins = _origins_of(value)
+    _check_bare(value, origins, where)
+    expected = f"{where}: expected a writable array of NumPy, or a PyTorch tensor on the CPU"
+    if "torch" in origins:
+        array = as_numpy(value, where)
+        if array.nbytes and array.ctypes.data != cast(Any, value).data_ptr():
+            raise TensorMismatchError(f"{expected}; found one whose numbers have to be copied")
+    else:
+        try:
+            view = value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))
+        except TypeError as exc:
+            raise TensorMismatchError(f"{expected}; found {type(value).__qualname__}") from exc
+        array = cast(Array, np.asarray(view))
+        _check_numbers(array, value, where)
+    if not array.flags.writeable or "tensorflow" in origins:
+        raise TensorMismatchError(f"{expected}; found {type(value).__qualname__} that is read-only")
+    if _overlaps_itself(array):
+        raise TensorMismatchError(f"{expected}; found elements that share memory: strides {array.strides}")
+    return array
+
+
+def _origins_of(value: object) -> set[str]:
+    return {base.__module__.partition(".")[0] for base in type(value).__mro__}
+
+
+def _check_bare(value: object, origins: set[str], where: str, depth: int = 0) -> None:
+    """Refuse what is more than its numbers; in lists too, where NumPy would take the numbers alone.
+
+    Raises:
+        TensorMismatchError: it is.
+    """
+    more = ""
+    if isinstance(value, list | tuple):
+        if depth > MOST_AXES:
+            raise TensorMismatchError(f"{where}: expected {_EXPECTED} of at most {MOST_AXES} axes; found deeper lists")
+        for item in cast("Sequence[object]", value):
+            if not isinstance(item, int | float | complex):
+                _check_bare(item, _origins_of(item), where, depth + 1)
+    elif isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            more = "its mask"
+        elif not type(value).__module__.startswith("numpy") and getattr(value, "__dict__", None):
+            more = ", ".join(sorted(map(str, vars(value))))
+    elif labelled := origins & _LABELLED:
+        more = f"what {labelled.pop()} has beside its numbers"
+    elif "pyarrow" in origins and getattr(value, "null_count", 0):
+        more = "its missing values"
+    if more:
+        found = f"{type(value).__qualname__}, of which {more} would be lost"
+        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}")
+
+
+def _check_numbers(array: Array, value: object, where: str) -> None:
     if not _storable(array.dtype):
         kind = f"{type(value).__qualname__} of dtype {array.dtype}"
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {kind}")
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Tell whether elements may share memory: no slice or transpose of an array has such."""
+    extent = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < extent:
+            return array.size > 0
+        extent = stride * (length - 1) + extent
+    return False
 
 
 class _Variable(Protocol):
@@ -232,7 +319,7 @@ def read_only(array: Array) -> Array:
 
 
 def _storable(dtype: np.dtype[np.generic]) -> bool:
-    return dtype.kind in _NUMERIC_KINDS or dtype.newbyteorder("=") in _EXTENDED.values()
+    return dtype.kind in _NUMERIC_KINDS or dtype.type in _EXTENDED_TYPES
 
 
 def _from_torch(tensor: Any, where: str) -> Array:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cachetools import LRUCache
 
 from ...planner.topology import Topology
-from ...store.arrays import as_numpy, dtype_name, dtype_of
+from ...store.arrays import dtype_name, dtype_of, memory_of
 from ...store.errors import ModelLostError, MovedError, TensorMismatchError, TensorNotFoundError
 from ...store.refs import ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
@@ -373,13 +373,20 @@ def _selection(
     for kind, names in (("layers", layers), ("tensors", tensors)):
         if isinstance(names, str):
             raise TensorNotFoundError(f"load: {kind}=: expected a sequence of names; found the string {names!r}")
+        if not isinstance(names, Iterable | None):
+            raise TensorNotFoundError(f"load: {kind}=: expected a sequence of names; found {names!r:.100}")
+    if not isinstance(into, Mapping | None):
+        raise TensorMismatchError(f"load: into=: expected a mapping of names to arrays; found {type(into).__name__}")
     if layers is not None and tensors is not None:
         raise TensorNotFoundError("load: expected layers= or tensors=; found both")
-    if layers is not None:
-        return ("layers", tuple(layers))
-    if tensors is not None:
-        return ("tensors", tuple(tensors))
-    return ("tensors", tuple(into)) if into is not None else None
+    kind, names = ("layers", layers) if layers is not None else ("tensors", tensors if tensors is not None else into)
+    if names is None:
+        return None
+    found = tuple(names)
+    odd = [name for name in found if not isinstance(name, str)]
+    if odd:
+        raise TensorNotFoundError(f"load: {kind}: expected names; found {odd[0]!r:.100}")
+    return kind, found
 
 
 def _lacking(held: _Held, needed: Slots) -> dict[SegmentId, Sequence[int]]:
@@ -405,14 +412,12 @@ def _copy_into(arrays: Mapping[str, np.ndarray], into: Mapping[str, object], mod
     for name, array in arrays.items():
         if name not in into:
             raise TensorNotFoundError(f"load of {model}: expected a buffer for tensor {name!r} in into=; found none")
-        target = as_numpy(into[name], f"load of {model}: into[{name!r}]")
-        if target.shape != array.shape or target.dtype != array.dtype:
+        target = memory_of(into[name], f"load of {model}: into[{name!r}]")
+        if target.shape != array.shape or target.dtype.newbyteorder("=") != array.dtype:
             raise TensorMismatchError(
                 f"load of {model}: into[{name!r}]: expected {dtype_name(array.dtype)} {array.shape}; "
                 f"found {dtype_name(target.dtype)} {target.shape}"
             )
-        if not target.flags.writeable:
-            raise TensorMismatchError(f"load of {model}: into[{name!r}]: expected a writable array; it is read-only")
         targets[name] = target
     for name, array in arrays.items():
         np.copyto(targets[name], array)

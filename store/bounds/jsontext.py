@@ -22,13 +22,14 @@ _STRUCTURE = (("[", 96), ("{", 256), (",", 72), (":", 72))
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
-def parsed(text: str | bytes | bytearray, what: str, limit: int | None = None) -> Any:
+def parsed(text: str | bytes | bytearray, what: str, limit: int | None = None, *, once: bool = False) -> Any:
     """Read a text.
 
     Args:
         text: the JSON; bytes are UTF-8.
         what: names it in errors.
         limit: bytes that what it says may take; None: as many as `allowed` for its length.
+        once: refuse a key that an object has twice; else the last one counts.
 
     Raises:
         CorruptDataError: it is no JSON, or says too much.
@@ -42,19 +43,29 @@ def parsed(text: str | bytes | bytearray, what: str, limit: int | None = None) -
     try:
         plain = text if isinstance(text, str) else str(text, "utf-8", "surrogatepass")
         check(plain, what, allowed(len(text)) if limit is None else limit)
-        return json.loads(plain)
+        return json.loads(plain, object_pairs_hook=_once if once else None)
     except CorruptDataError:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
         raise CorruptDataError(f"{what}: expected JSON; found {exc}") from exc
 
 
-def mapping(text: str | bytes | bytearray, what: str, limit: int | None = None) -> dict[str, Any]:
+def mapping(
+    text: str | bytes | bytearray, what: str, limit: int | None = None, *, once: bool = False
+) -> dict[str, Any]:
     """Read a text that is a JSON object; arguments and errors as of `parsed`."""
-    found = parsed(text, what, limit)
+    found = parsed(text, what, limit, once=once)
     if not isinstance(found, dict):
         raise CorruptDataError(f"{what}: expected a JSON object; found {type(found).__name__}")
     return cast("dict[str, Any]", found)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.100} twice in one object")
+    return found
 
 
 def check(text: str, what: str, limit: int) -> None:

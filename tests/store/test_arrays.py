@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.lib.stride_tricks import as_strided
 from tensorvine.store.arrays import (
     as_bytes,
     as_numpy,
@@ -19,6 +24,7 @@ from tensorvine.store.arrays import (
     dtype_name,
     dtype_of,
     from_bytes,
+    memory_of,
     read_only,
 )
 from tensorvine.store.errors import TensorMismatchError, TensorNotFoundError
@@ -44,6 +50,41 @@ TORCH_DTYPES = {
     torch.float8_e8m0fnu: "float8_e8m0fnu",
 }
 ALL_NAMES = sorted({*TORCH_DTYPES.values(), "uint32", "uint64", "float8_e3m4", "float4_e2m1fn", "int4", "uint4"})
+
+
+class Raises:
+    """An array of somebody's that cannot be converted."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise self.error
+
+
+class InUnits(np.ndarray):
+    """An array that says more than its numbers, as those of unit packages do."""
+
+    unit: str
+
+
+def in_units(unit: str) -> np.ndarray:
+    array = np.arange(3.0).view(InUnits)
+    array.unit = unit
+    return array
+
+
+def matrix(*rows: list[float]) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        return np.matrix(rows)
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def test_importing_arrays_loads_no_framework() -> None:
@@ -119,12 +160,131 @@ def test_an_array_on_a_gpu_is_fetched_by_its_own_get() -> None:
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
         torch.nn.Linear(1, 1),
+        np.array(["a"], np.dtypes.StringDType()),
+        10**400,
+        [[[1.0]] * 2, "text"],
+        Raises(AttributeError),
+        Raises(KeyError),
+        Raises(MemoryError),
+        Raises(OverflowError),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_holds_no_numbers_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(TensorMismatchError, match=r"tensor 'w': expected .* found"):
         as_numpy(value, "tensor 'w'")
+
+
+def masked(**options: object) -> np.ndarray:
+    return np.ma.MaskedArray([1.0, 2.0], **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("value", "lost"),
+    [
+        (masked(mask=[False, True]), "MaskedArray, of which its mask would be lost"),
+        (masked(), "MaskedArray"),
+        ([[1.0, 2.0], masked(mask=[False, True])], "MaskedArray"),
+        ([(np.ma.masked,)], "MaskedConstant"),
+        (in_units("m"), "InUnits, of which unit would be lost"),
+        ([in_units("m")], "InUnits"),
+        (pa.array([1, None]), "its missing values would be lost"),
+        (nested(5000), "deeper lists"),
+    ],
+    ids=range(8),
+)
+def test_what_says_more_than_its_numbers_is_refused_by_name(value: object, lost: str) -> None:
+    with pytest.raises(TensorMismatchError, match=f"tensor 'w': expected .* found .*{lost}|{lost}"):
+        as_numpy(value, "tensor 'w'")
+
+
+@pytest.mark.parametrize("kind", ["Series", "DataFrame", "Index"])
+def test_labels_are_not_lost(kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(TensorMismatchError, match=f"found {kind}, of which what pandas has"):
+        as_numpy(getattr(pandas, kind)([1.0, 2.0]), "x")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        matrix([1, 2], [3, 4]),
+        np.broadcast_to(np.float32(3), (2, 3)),
+        np.arange(6)[::-2],
+        np.arange(6).reshape(2, 3).T,
+        np.frombuffer(bytes(range(9)), np.uint8)[1:].view("f4"),
+        np.frombuffer(bytes(8)),
+        np.array(3, ">i2"),
+        np.arange(3, dtype=">c16"),
+        np.arange(3.0).view(InUnits),
+        pa.array([1.5, 2.5]),
+        bytearray(b"ab"),
+        np.float32(1.5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_numbers_and_shape_are_kept_however_they_lie(value: Any) -> None:
+    found, plain = as_numpy(value, "x"), np.asarray(value)
+    assert type(found) is np.ndarray
+    assert (found.shape, found.dtype) == (plain.shape, plain.dtype.newbyteorder("="))
+    assert as_bytes(found).tobytes() == plain.astype(found.dtype).tobytes()
+
+
+def test_a_mapped_file_is_its_numbers(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "m", "f4", "w+", shape=(4,))
+    assert np.shares_memory(as_numpy(mapped, "x"), mapped)
+
+
+class TestMemoryOf:
+    """Arrays that are to be filled."""
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            np.zeros((2, 3), ">f8"),
+            np.zeros((4, 6))[::2, ::-2],
+            np.zeros((3, 2)).T,
+            matrix([0.0] * 3, [0.0] * 3),
+            np.zeros(2 * 3 * 8 + 1, np.uint8)[1:].view("f8").reshape(2, 3),
+            torch.zeros(2, 3, dtype=torch.float64),
+            torch.nn.Parameter(torch.zeros(3, 2, dtype=torch.float64)).T,
+        ],
+        ids=["big-endian", "strided", "transposed", "matrix", "unaligned", "torch", "parameter"],
+    )
+    def test_what_is_written_is_in_the_callers_array(self, value: Any) -> None:
+        given = np.arange(6.0).reshape(2, 3)
+        np.copyto(memory_of(value, "x"), given)
+        assert np.asarray(value.detach() if isinstance(value, torch.Tensor) else value).tolist() == given.tolist()
+
+    def test_buffers_and_bfloat16_of_torch_are_memory_too(self) -> None:
+        buffer, tensor = bytearray(3), torch.zeros(2, dtype=torch.bfloat16)
+        memory_of(buffer, "x")[:] = [1, 2, 3]
+        memory_of(tensor, "x")[:] = 1.5
+        assert (bytes(buffer), tensor.tolist()) == (b"\1\2\3", [1.5, 1.5])
+
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            ([0.0, 0.0], "found list"),
+            (1.5, "found float"),
+            (None, "found NoneType"),
+            (b"ab", "bytes that is read-only"),
+            (read_only(np.zeros(2)), "read-only"),
+            (np.broadcast_to(np.zeros(1), (3,)), "read-only"),
+            (as_strided(np.zeros(1), (3,), (0,)), r"share memory: strides \(0,\)"),
+            (as_strided(np.zeros(4), (3, 2), (8, 8)), "share memory"),
+            (torch.zeros(1).expand(3), "share memory"),
+            (torch.zeros(2, dtype=torch.complex64).conj(), "have to be copied"),
+            (masked(), "its mask"),
+            (in_units("m"), "unit"),
+            (np.array([None]), "dtype object"),
+            (np.array(["a"], np.dtypes.StringDType()), "StringDType"),
+            (Raises(ValueError), "found Raises"),
+        ],
+    )
+    def test_what_would_not_be_filled_is_refused(self, value: object, found: str) -> None:
+        with pytest.raises(TensorMismatchError, match=f"x: expected .*{found}"):
+            memory_of(value, "x")
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)

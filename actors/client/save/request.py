@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 
 from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.bounds import jsontext
-from ....store.bounds.allowance import allowed
 from ....store.errors import CorruptDataError, GraphError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
@@ -122,7 +121,7 @@ def requested(
         graph=graph,
         parent=split_ref(parent) if parent is not None else None,
         inherit=inherit,
-        quality=float(quality) if quality is not None else None,
+        quality=quality_of(quality, f"{where}: quality"),
         metadata=_metadata_text(name, metadata),
         recipe=recipe,
         timeout=timeout,
@@ -158,17 +157,30 @@ def _is_text(name: str) -> bool:
     return True
 
 
+def quality_of(quality: object, where: str) -> float | None:
+    """Return a quality as the number that it is; NaN ranks below every number, as none does.
+
+    Raises:
+        TensorMismatchError: it is no number, or larger than a float can be; `where` begins the message.
+    """
+    try:
+        return None if quality is None else float(cast(Any, quality))
+    except (OverflowError, RuntimeError, TypeError, ValueError) as exc:
+        raise TensorMismatchError(f"{where}: expected a number that a float can hold, or None; {exc}") from exc
+
+
 def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
     """Write the user's metadata as JSON.
 
     Raises:
-        TensorMismatchError: it is no mapping of JSON values, or takes too much memory.
+        TensorMismatchError: it is no mapping of JSON values, has NaN or infinity, which JSON has not, or keys that
+            are one text; or takes too much memory.
     """
     try:
-        text = json.dumps(dict(metadata or {}))
-        jsontext.check(text, "metadata", allowed(len(text)))  # else nobody could read it again
+        text = json.dumps(dict(metadata or {}), allow_nan=False)
+        jsontext.parsed(text, "metadata", once=True)  # else nobody could read it again
         return text
-    except (CorruptDataError, RecursionError, TypeError, ValueError) as exc:
+    except (CorruptDataError, OverflowError, RecursionError, TypeError, ValueError) as exc:
         raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
 
 

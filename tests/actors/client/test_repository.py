@@ -173,6 +173,23 @@ class TestSavingAndLoading:
         assert all(answer[key] is buffers[key] for key in tensors)
         assert all(np.array_equal(buffers[key], tensors[key]) for key in tensors)
 
+    def test_into_fills_big_endian_buffers(self, repo: Repository, name: str) -> None:
+        repo.save(name, {"a": np.arange(3.0), "b": np.arange(3, dtype=np.int16)})
+        buffers = {"a": np.zeros(3, ">f8"), "b": np.zeros(3, ">i2")}
+        answer = repo.load(name, into=buffers)
+        assert all(answer[key] is buffers[key] for key in buffers)
+        assert [buffer.tolist() for buffer in buffers.values()] == [[0, 1, 2], [0, 1, 2]]
+
+    @pytest.mark.parametrize("buffer", [[0.0] * 3, np.ma.zeros(3), np.broadcast_to(np.zeros(1), (3,)), 0.0, None])
+    def test_into_refuses_what_would_not_be_filled(self, repo: Repository, name: str, buffer: object) -> None:
+        repo.save(name, {"a": np.ones(3), "b": np.ones(3)})
+        buffers = {"a": np.zeros(3), "b": buffer}
+        with pytest.raises(TensorMismatchError, match=r"into\['b'\]: expected"):
+            repo.load(name, into=buffers)
+        assert not buffers["a"].any()
+        with pytest.raises(TensorMismatchError, match=r"into=: expected a mapping"):
+            repo.load(name, into=[buffer])  # type: ignore[arg-type]
+
     def test_into_checks_all_before_it_writes_any(self, repo: Repository, name: str) -> None:
         repo.save(name, {"a": np.ones(3), "b": np.ones(3)})
         buffers = {"a": np.zeros(3), "b": np.zeros(4)}
@@ -413,6 +430,10 @@ class TestBadInput:
             repo.load(name, tensors=["nope"])
         with pytest.raises(TensorNotFoundError, match="found the string"):
             repo.load(name, tensors="d0/bias")
+        for bad in (3, [3], [["d0"]], [None]):
+            for kind in ("layers", "tensors"):
+                with pytest.raises(TensorNotFoundError, match=f"load: {kind}"):
+                    repo.load(name, **{kind: bad})  # type: ignore[arg-type]
 
     def test_a_wrong_parent(self, repo: Repository, name: str) -> None:
         with pytest.raises(ModelNotFoundError, match="nobody"):

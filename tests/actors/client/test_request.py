@@ -1,0 +1,54 @@
+"""What is wrong with a save is said before a shard is asked, by an error of the tree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorvine.actors.client.save.request import requested
+from tensorvine.store.errors import TensorMismatchError
+
+
+@pytest.mark.parametrize("quality", [10**400, -(10**400), "good", [1.0], {}, 1j, np.zeros(2), object()])
+def test_a_quality_that_is_no_number_is_refused(quality: Any) -> None:
+    with pytest.raises(TensorMismatchError, match=r"save of 'm': quality: expected a number"):
+        requested("m", {}, None, quality=quality)
+
+
+@pytest.mark.parametrize("quality", [0, 0.5, True, np.float32(0.5), np.int64(3), math.inf, -math.inf, None])
+def test_a_quality_is_kept(quality: Any) -> None:
+    assert requested("m", {}, None, quality=quality).quality == quality
+
+
+def test_a_quality_of_nan_is_kept_and_ranks_last() -> None:
+    assert math.isnan(requested("m", {}, None, quality=math.nan).quality or 0)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"loss": math.nan},
+        {"loss": math.inf},
+        {"losses": [{"of": -math.inf}]},
+        {"loss": np.float32(1)},
+        {"n": 10**5000},
+        {1: "a", "1": "b"},
+        {"deep": {True: 1, "true": 2}},
+        {(1, 2): 3},
+        {"at": object()},
+        3,
+        "text",
+        [1],
+    ],
+)
+def test_metadata_that_json_has_not_is_refused(metadata: Any) -> None:
+    with pytest.raises(TensorMismatchError, match=r"save of 'm': metadata: expected a mapping of JSON values"):
+        requested("m", {}, None, metadata=metadata)
+
+
+@pytest.mark.parametrize("tensors", [None, 3, [np.zeros(1)], {3: np.zeros(1)}, {"": np.zeros(1)}, {"a\ud800": 1.0}])
+def test_tensors_that_are_no_mapping_of_names_are_refused(tensors: Any) -> None:
+    with pytest.raises(TensorMismatchError, match=r"save of 'm': tensors: expected"):
+        requested("m", tensors, None)
