@@ -20,6 +20,24 @@ _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
 """Schemes whose URIs have credentials in front of the bucket, and no ports behind it."""
 
 
+def is_uri(text: str) -> bool:
+    """Tell a URI from a path of this machine.
+
+    >>> is_uri("s3://bucket/a"), is_uri("file:/a"), is_uri("/a://b"), is_uri("C:a")
+    (True, True, False, False)
+    """
+    return not text.startswith("/") and ("://" in text or text.startswith("file:"))
+
+
+def place_in(uri: str) -> str:
+    """Return what a URI says before its options.
+
+    >>> place_in("s3://bucket/a.arrow?region=us-east-1"), place_in("file:///a")
+    ('s3://bucket/a.arrow', 'file:///a')
+    """
+    return _cut(uri, "?#")[0]
+
+
 def without_credentials(uri: str) -> str:
     """Return a URI, or a path, as messages may show it: without user, password and options.
 

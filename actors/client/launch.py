@@ -15,7 +15,7 @@ from ...planner.topology import Topology
 from ...store.archive.archive import Archive
 from ...store.codecs.codec import Codec
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
-from ...store.uris import without_credentials
+from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
 from ..engine import embedded
@@ -242,6 +242,8 @@ def disk_options(
         raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
     if lag_bytes is not None and lag_bytes < 0:
         raise ValueError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
-    text = os.fspath(path)
-    uri = text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: path: expected a directory or a URI of a file system; found {path!r}")
+    uri = text if is_uri(text) else os.path.abspath(os.path.expanduser(text))
     return Disk(uri, codec.spec if codec is not None else None, lag_bytes, keep)

@@ -42,6 +42,8 @@ FOLDER = "a folder"
 SMALL_BYTES = 1 << 30
 """Longest file that is read whole."""
 Bytes = NDArray[np.uint8]
+FILE_ERRORS: tuple[type[Exception], ...] = (OSError, pa.ArrowException)
+"""What PyArrow's own file systems raise."""
 
 
 class Sink(Protocol):
@@ -237,14 +239,14 @@ class OpenFile(ABC):
 
 
 @contextlib.contextmanager
-def naming(where: object, action: str) -> Generator[None]:
+def naming(where: object, action: str, errors: tuple[type[Exception], ...] = FILE_ERRORS) -> Generator[None]:
     """Turn what a file system raises into an error that names the file."""
     try:
         yield
     except (StorageError, CorruptDataError):
         raise
-    except (OSError, pa.ArrowException) as exc:
-        reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
+    except errors as exc:
+        reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc) or type(exc).__name__
         raise StorageError(f"{where}: expected to {action} it; {reason}") from exc
 
 

@@ -1,7 +1,7 @@
-"""A directory of a file system that only PyArrow reaches: an object store or HDFS.
+"""A directory of a file system that only PyArrow reaches: an object store, HDFS, or one of fsspec.
 
 Rules
-- An object store makes an object visible when its last part has arrived; on HDFS a file is renamed when it is whole.
+- An object store makes an object visible when its last part has arrived; elsewhere a file is renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import CorruptDataError
 from ..uris import without_credentials
 from .directory import (
+    FILE_ERRORS,
     SMALL_BYTES,
     TEMPORARY,
     Bytes,
@@ -36,8 +37,8 @@ class RemoteDirectory(Directory):
         self.uri = without_credentials(uri)
         self._system = system
         self._path = path.rstrip("/")
-        self._renames = system.type_name == "hdfs"
-        with naming(self.uri, "find a directory at"):
+        self._errors = errors_of(system)
+        with naming(self.uri, "find a directory at", self._errors):
             info = system.get_file_info(self._path)
             if info.type is fs.FileType.File:
                 raise NotADirectoryError(f"expected a directory; {self._path} is a file")
@@ -47,40 +48,26 @@ class RemoteDirectory(Directory):
                 system.create_dir(self._path, recursive=True)
 
     def write(self, name: str, fill: Fill) -> int:
-        """Write an object; on HDFS under a temporary name, then renamed.
-
-        The content is made before the object is opened: closing a stream half-way would complete the object.
-        """
-        path = self._full(name)
-        target = f"{path}.{uuid.uuid4().hex}{TEMPORARY}" if self._renames else path
-        content = pa.BufferOutputStream()
-        fill(content)
-        buffer = content.getvalue()
-        with naming(f"{self.uri}/{name}", "write"):
-            if self._renames:
-                self._system.create_dir(path.rpartition("/")[0], recursive=True)
-            with self._system.open_output_stream(target) as sink:
-                sink.write(buffer)
-            if self._renames:
-                self._system.move(target, path)
-        return buffer.size
+        """Write an object; see `write_whole`."""
+        return write_whole(self._system, self._full(name), f"{self.uri}/{name}", fill)
 
     def read(self, name: str) -> Content:
         """Read an object."""
-        with naming(f"{self.uri}/{name}", "read"), self._system.open_input_file(self._full(name)) as file:
+        where = f"{self.uri}/{name}"
+        with naming(where, "read", self._errors), self._system.open_input_file(self._full(name)) as file:
             if file.size() > SMALL_BYTES:
-                raise CorruptDataError(f"{self.uri}/{name}: expected at most {SMALL_BYTES} bytes; found {file.size()}")
+                raise CorruptDataError(f"{where}: expected at most {SMALL_BYTES} bytes; found {file.size()}")
             return file.read_buffer()
 
     def open(self, name: str) -> OpenFile:
         """Open an object for ranged reads."""
-        with naming(f"{self.uri}/{name}", "open"):
-            return _Remote(self._system.open_input_file(self._full(name)), f"{self.uri}/{name}")
+        with naming(f"{self.uri}/{name}", "open", self._errors):
+            return _Remote(self._system.open_input_file(self._full(name)), f"{self.uri}/{name}", self._errors)
 
     def list(self, folder: str) -> dict[str, int]:
         """List a prefix."""
         selector = fs.FileSelector(self._full(folder), allow_not_found=True, recursive=True)
-        with naming(f"{self.uri}/{folder}", "list"):
+        with naming(f"{self.uri}/{folder}", "list", self._errors):
             found = cast("list[Any]", self._system.get_file_info(selector))
         skip = len(self._path) + 1
         return {info.path[skip:]: info.size for info in found if info.type is fs.FileType.File}
@@ -88,21 +75,56 @@ class RemoteDirectory(Directory):
     def delete(self, *names: str) -> None:
         """Delete objects."""
         for name in names:
-            with naming(f"{self.uri}/{name}", "delete"), contextlib.suppress(FileNotFoundError):
+            where = f"{self.uri}/{name}"
+            with naming(where, "delete", self._errors), contextlib.suppress(FileNotFoundError):
                 self._system.delete_file(self._full(name))
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}"
 
 
+def write_whole(system: Any, path: str, where: str, fill: Fill) -> int:
+    """Write a file, whole or not at all, and give its length in bytes.
+
+    The content is made before the file is opened: closing a stream half-way would complete an object.
+
+    Args:
+        system: a file system of PyArrow's.
+        path: in it.
+        where: names the file in errors.
+        fill: writes the content.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    renames = system.type_name == "hdfs" or isinstance(system, fs.PyFileSystem)
+    target = f"{path}.{uuid.uuid4().hex}{TEMPORARY}" if renames else path
+    content = pa.BufferOutputStream()
+    fill(content)
+    buffer = content.getvalue()
+    with naming(where, "write", errors_of(system)):
+        if renames:
+            system.create_dir(path.rpartition("/")[0], recursive=True)
+        with system.open_output_stream(target) as sink:
+            sink.write(buffer)
+        if renames:
+            system.move(target, path)
+    return buffer.size
+
+
+def errors_of(system: Any) -> tuple[type[Exception], ...]:
+    """Return what a file system raises: one of fsspec may raise anything."""
+    return (Exception,) if isinstance(system, fs.PyFileSystem) else FILE_ERRORS
+
+
 class _Remote(OpenFile):
-    def __init__(self, file: Any, uri: str) -> None:
-        self._file, self._uri = file, uri
+    def __init__(self, file: Any, uri: str, errors: tuple[type[Exception], ...]) -> None:
+        self._file, self._uri, self._errors = file, uri, errors
         self.nbytes = file.size()
 
     def part(self, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
         check_part(self._uri, offset, nbytes, self.nbytes)
-        with naming(self._uri, f"read {nbytes} bytes at {offset} of"):
+        with naming(self._uri, f"read {nbytes} bytes at {offset} of", self._errors):
             found = np.frombuffer(self._file.read_at(nbytes, offset), np.uint8)
         if found.nbytes != nbytes:
             raise CorruptDataError(f"{self._uri}: expected {nbytes} bytes at {offset}; found {found.nbytes}")

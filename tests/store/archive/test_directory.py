@@ -19,6 +19,7 @@ import pytest
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.directory import Directory, GuardedDirectory
 from tensorvine.store.archive.encoding import decode_slot, encode_tensors
+from tensorvine.store.archive.local import LocalDirectory
 from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.errors import CorruptDataError, StorageError
 
@@ -220,6 +221,24 @@ class TestLocal(Contract):
     def test_a_file_uri_means_the_same(self, tmp_path: Path) -> None:
         put(open_directory(tmp_path.as_uri()), "a", b"1")
         assert content_of(open_directory(str(tmp_path)), "a") == b"1"
+
+    @pytest.mark.parametrize("scheme", ["fsspec+file", "fsspec+local"])
+    def test_local_files_of_fsspec_are_the_same(self, tmp_path: Path, scheme: str) -> None:
+        put(open_directory(f"{scheme}://{tmp_path}"), "a", b"1")
+        assert content_of(LocalDirectory(tmp_path), "a") == b"1"
+        assert isinstance(open_directory(f"{scheme}://{tmp_path}"), LocalDirectory)
+
+    @pytest.mark.parametrize(
+        "uri", ["memory://a", "fsspec+memory://a", "fsspec+memory:///a", "fsspec+simplecache::memory://a"]
+    )
+    def test_the_memory_of_one_process_is_refused(self, uri: str) -> None:
+        with pytest.raises(StorageError, match=r"expected files that all processes .* found the memory of one process"):
+            open_directory(uri)
+
+    @pytest.mark.parametrize("uri", ["mock:///a", "fsspec+unknown://a", "fsspec+dir://a", "/a\0b", "file:///a%00b"])
+    def test_what_holds_nothing_or_cannot_be_found_is_refused(self, uri: str) -> None:
+        with pytest.raises(StorageError, match="expected"):
+            open_directory(uri)
 
     @pytest.mark.parametrize("uri", ["", "relative/path", "unknown://host/path", "s3://b/p?no_such_option=1"])
     def test_what_is_no_path_is_refused(self, uri: str) -> None:
@@ -508,6 +527,43 @@ sys.stdin.read()
         with pytest.raises(StorageError, match="another repository"):
             directory.claim("lock")
         os.close(descriptor)
+
+
+class TestFsspec(Contract):
+    """A file system that fsspec alone knows: here a folder of this machine, behind a wrapper."""
+
+    @pytest.fixture
+    def uri(self, tmp_path: Path) -> str:
+        fsspec = pytest.importorskip("fsspec")
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        class Far(DirFileSystem):
+            """That folder as the root of a file system."""
+
+            protocol = "far"
+            cachable = False
+
+            def __init__(self, **options: object) -> None:
+                super().__init__(str(tmp_path), fs=fsspec.filesystem("file"), **options)
+
+        fsspec.register_implementation("far", Far, clobber=True)
+        return "fsspec+far:///some folder/%C3%A9"
+
+    def test_what_a_file_system_raises_names_the_file(
+        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("it hangs")
+
+        put(directory, "a", b"old")
+        monkeypatch.setattr(DirFileSystem, "open", fail)
+        for call in (lambda: put(directory, "a", b"1"), lambda: directory.read("a"), lambda: directory.open("a")):
+            with pytest.raises(StorageError, match=r"/a: expected to .* it; it hangs"):
+                call()
+        monkeypatch.undo()
+        assert content_of(directory, "a") == b"old"
 
 
 class TestS3(Contract):
