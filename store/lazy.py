@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 
 from .errors import CodecUnavailableError
@@ -39,7 +38,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], obje
     return get, names
 
 
-def optional(name: str, path: Path) -> ModuleType:
+def optional(name: str, path: object) -> ModuleType:
     """Import the package that reads or writes a file.
 
     Raises:

@@ -3,6 +3,9 @@
 Rules
 - The file's facts carry what the format has no place for: the reference, architecture, quality and metadata. A file
   that came from elsewhere has none of these, and is saved without an architecture.
+- What a file from elsewhere says about itself is the version's metadata. What of a version's metadata is text stands in
+  a file by its own name too: there other tools look for it, and what they change counts.
+- A safetensors file says `"format": "pt"`, where the metadata does not say another one: transformers refuses others.
 - Keras' own format is written and read by Keras, through the model that is built again from what was stored.
 """
 
@@ -11,26 +14,36 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ...store.archive import interchange
 from ...store.bounds import jsontext
-from ...store.errors import CorruptDataError, GraphError
+from ...store.errors import CorruptDataError, GraphError, TensorMismatchError
 from ...store.graphs.graph import ModelGraph
 from ...store.versions.manifest import ModelInfo
+from .save.request import quality_of
 
-_FACT = "tensorvine."
+_REF, _GRAPH, _QUALITY, _METADATA = _OURS = (
+    "tensorvine.ref",
+    "tensorvine.graph",
+    "tensorvine.quality",
+    "tensorvine.metadata",
+)
+
+_FORMAT = {"format": "pt"}
 
 
 def write(path: str | os.PathLike[str], info: ModelInfo, graph: ModelGraph, tensors: Mapping[str, np.ndarray]) -> None:
     """Write a version's tensors, and its facts beside them."""
-    facts = {
-        f"{_FACT}ref": str(info.ref),
-        f"{_FACT}graph": graph.to_json(),
-        f"{_FACT}quality": json.dumps(info.quality),
-        f"{_FACT}metadata": json.dumps(dict(info.metadata)),
+    facts = dict(_FORMAT) if interchange.format_of(path) == "safetensors" else {}
+    facts |= _texts_of(info.metadata)
+    facts |= {
+        _REF: str(info.ref),
+        _GRAPH: graph.to_json(),
+        _QUALITY: json.dumps(info.quality),
+        _METADATA: json.dumps(dict(info.metadata)),
     }
     layers = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
     interchange.write(path, tensors, layers=layers, facts=facts)
@@ -46,11 +59,39 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
     tensors, facts = interchange.read(path)
     as_save: dict[str, Any] = {}
     try:
-        if f"{_FACT}graph" in facts:
-            as_save["graph"] = ModelGraph.from_json(facts[f"{_FACT}graph"])
-        for key in ("quality", "metadata"):
-            if f"{_FACT}{key}" in facts:
-                as_save[key] = jsontext.parsed(facts[f"{_FACT}{key}"], key)
-    except (CorruptDataError, GraphError) as exc:
-        raise CorruptDataError(f"{os.fspath(path)}: expected facts that export wrote; {exc}") from exc
+        if _GRAPH in facts:
+            as_save["graph"] = ModelGraph.from_json(facts[_GRAPH])
+        if _QUALITY in facts:
+            as_save["quality"] = quality_of(jsontext.parsed(facts[_QUALITY], _QUALITY), _QUALITY)
+        metadata = _metadata_of(facts)
+        if metadata or _METADATA in facts:
+            as_save["metadata"] = metadata
+    except (CorruptDataError, GraphError, TensorMismatchError) as exc:
+        raise CorruptDataError(f"{interchange.shown(path)}: expected facts that export wrote; {exc}") from exc
     return tensors, as_save
+
+
+def _texts_of(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Return what of a version's metadata can stand in a file by its own name."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if isinstance(value, str) and key not in _OURS and _is_utf8(key) and _is_utf8(value)
+    }
+
+
+def _metadata_of(facts: Mapping[str, str]) -> dict[str, object]:
+    """Return the metadata of a file: what it was exported with, and what it says by other names."""
+    said = {key: value for key, value in facts.items() if key not in _OURS}
+    if _METADATA not in facts:
+        return cast("dict[str, object]", said)
+    stored = jsontext.mapping(facts[_METADATA], _METADATA)
+    return stored | {key: value for key, value in said.items() if key in stored or (key, value) not in _FORMAT.items()}
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

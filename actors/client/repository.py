@@ -355,7 +355,8 @@ class Repository(Deployment):
 
         Args:
             model: the version.
-            path: `.safetensors`, `.arrow`, or, of a Keras model, `.weights.h5`; it is replaced where it exists.
+            path: `.safetensors`, `.arrow`, or, of a Keras model, `.weights.h5`; it is replaced where it exists. A path
+                of this machine, or a URI of `pyarrow.fs`, such as `s3://bucket/m.safetensors`.
 
         Raises:
             StorageError: the file cannot be written, or its suffix is none of these.
@@ -366,7 +367,9 @@ class Repository(Deployment):
             try:
                 built = self.load_model(model)
             except GraphError as exc:
-                raise GraphError(f"export of {model} to {os.fspath(path)}: expected a Keras model; {exc}") from exc
+                raise GraphError(
+                    f"export of {model} to {interchange.shown(path)}: expected a Keras model; {exc}"
+                ) from exc
             interchange.write_keras(path, built)
             return
         info = self.info(model)
@@ -376,10 +379,10 @@ class Repository(Deployment):
         """Save the tensors of a file that `export`, or another tool, wrote.
 
         Args:
-            path: `.safetensors`, `.arrow` or `.weights.h5`.
+            path: `.safetensors`, `.arrow` or `.weights.h5`, as in `export`.
             name: the model's name.
             as_save: the keyword arguments of `save`. `graph`, `quality` and `metadata` are the file's, where it has
-                them and they are not given.
+                them and they are not given. What the file says about itself is metadata; `export` writes it again.
 
         Raises:
             StorageError: the file cannot be read.

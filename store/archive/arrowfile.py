@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -92,7 +91,7 @@ def filler(arrays: Mapping[str, Array], layers: Mapping[str, str], facts: Mappin
     return fill
 
 
-def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
+def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
     try:
         _check_stated(path, content)
@@ -113,7 +112,7 @@ def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]
         raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; {exc}") from exc
 
 
-def _check_stated(path: Path, content: bytes) -> None:
+def _check_stated(path: object, content: bytes) -> None:
     """Refuse what would take too much memory when it is decompressed: there may be a copy of it to align it."""
     stated = arrow.stated(pa.BufferReader(content), str(path))
     most = allowed(len(content)) // 2
@@ -124,7 +123,7 @@ def _check_stated(path: Path, content: bytes) -> None:
         )
 
 
-def _columns(path: Path, content: bytes, whole: Any) -> dict[str, Any]:
+def _columns(path: object, content: bytes, whole: Any) -> dict[str, Any]:
     """Read the columns that say what the tensors are, as the types that they have in files of ours."""
     wanted = [number for number, name in enumerate(whole.names) if name in _SCHEMA.names and name != "layer"]
     options: Any = pa.ipc.IpcReadOptions(included_fields=wanted)
@@ -151,7 +150,7 @@ def _expanded(chunk: Any) -> int:
     return 0
 
 
-def _tensors_of(path: Path, columns: Mapping[str, Any]) -> dict[str, Array]:
+def _tensors_of(path: object, columns: Mapping[str, Any]) -> dict[str, Array]:
     """View the rows of an Arrow file as the tensors that they are, each checked; a few at a time become objects."""
     tensors: dict[str, Array] = {}
     count = len(columns["name"])

@@ -42,7 +42,7 @@ class NamedBuffer(io.BytesIO):
         return "model.weights.h5"
 
 
-def tensors_in(path: Path, file: IO[bytes]) -> dict[str, Array]:
+def tensors_in(path: object, file: IO[bytes]) -> dict[str, Array]:
     """Return the tensors of a file by HDF5 path, read-only.
 
     Args:
@@ -61,7 +61,7 @@ def tensors_in(path: Path, file: IO[bytes]) -> dict[str, Array]:
     return tensors
 
 
-def copy_of(path: Path, file: IO[bytes]) -> NamedBuffer:
+def copy_of(path: object, file: IO[bytes]) -> NamedBuffer:
     """Return a file of the same objects, written anew.
 
     Raises:
@@ -80,7 +80,7 @@ def _tensor(where: str, row: dict[str, Any], memory: memoryview) -> Array:
     return as_numpy(np.ndarray(shape, dtype, memory, row["at"]), where)
 
 
-def _read(mode: str, path: Path, file: IO[bytes]) -> tuple[dict[str, Any], memoryview]:
+def _read(mode: str, path: object, file: IO[bytes]) -> tuple[dict[str, Any], memoryview]:
     """Have another process read a file; return its description and its result."""
     optional("h5py", path)
     size = os.fstat(file.fileno()).st_size

@@ -1,9 +1,8 @@
 """Files that other tools read and write: safetensors, Keras `.weights.h5`, Arrow.
 
 Rules
-- The suffix says the format. A file is written under another name beside it, synced and renamed (`LocalDirectory`):
-  what stood there before stays whole until then, and nothing half-written is left. It is for others: who may read it
-  says the process's umask, as of any file.
+- The suffix says the format. A file is read whole and replaced whole, on this machine or elsewhere (`place`): what
+  stood there before stays whole until then, and nothing half-written is left.
 - Values are stored as they are, without codecs. A dtype that a format has no name for is refused, never converted.
 - What is read was read whole and does not depend on the file any more. Arrow has a checksum per tensor; the other
   formats have none, so their parsers find damage to the structure of a file, not to its values.
@@ -15,14 +14,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from ..arrays import Array, as_numpy
 from ..errors import CorruptDataError, StorageError, TensorMismatchError
 from . import arrowfile, hdf5file, safetensorsfile
-from .directory import Fill, naming
-from .local import LocalDirectory
+from .place import Place
 
 Format = Literal["safetensors", "keras", "arrow"]
 
@@ -38,15 +35,28 @@ def format_of(path: str | os.PathLike[str]) -> Format:
     """Say which format a file has by its suffix.
 
     Raises:
-        StorageError: none that is known.
+        StorageError: none that is known, or no path and no URI.
 
-    >>> format_of("digits.weights.h5"), format_of("digits.feather")
+    >>> format_of("digits.weights.h5"), format_of("s3://bucket/digits.feather?region=us-east-1")
     ('keras', 'arrow')
     """
+    return _format_of(Place(path))
+
+
+def _format_of(place: Place) -> Format:
     for suffix, found in _SUFFIXES.items():
-        if os.fspath(path).endswith(suffix):
+        if place.name.endswith(suffix):
             return found
-    raise StorageError(f"{os.fspath(path)}: expected a name that ends in one of {', '.join(_SUFFIXES)}")
+    raise StorageError(f"{place}: expected a name that ends in one of {', '.join(_SUFFIXES)}")
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path or a URI as messages may show it: without what is secret.
+
+    >>> shown("s3://key:secret@bucket/m.arrow")
+    's3://bucket/m.arrow'
+    """
+    return str(Place(path))
 
 
 def write(
@@ -59,7 +69,8 @@ def write(
     """Write tensors to a safetensors or Arrow file. It is on the disk when this returns.
 
     Args:
-        path: ends in `.safetensors`, `.arrow` or `.feather`; its folder exists. A file of that name is replaced.
+        path: ends in `.safetensors`, `.arrow` or `.feather`; a path whose folder exists, or a URI of `pyarrow.fs`. A
+            file of that name is replaced.
         tensors: name -> array of any shape.
         layers: tensor -> the layer that it belongs to; a column of the Arrow file.
         facts: what else the file shall say, as text.
@@ -76,19 +87,19 @@ def write(
     >>> tensors["kernel"].tolist(), facts
     ([[1.0], [1.0]], {'ref': 'm@1'})
     """
-    path = Path(path)
-    form = format_of(path)
+    place = Place(path)
+    form = _format_of(place)
     if form == "keras":
-        raise StorageError(f"{path}: expected a model to write a Keras file from; found tensors only")
-    arrays = {name: as_numpy(value, f"{path}: tensor {name!r}") for name, value in tensors.items()}
+        raise StorageError(f"{place}: expected a model to write a Keras file from; found tensors only")
+    arrays = {name: as_numpy(value, f"{place}: tensor {name!r}") for name, value in tensors.items()}
     for name in arrays:
-        _check_text(path, f"tensor {name!r}", name, layers.get(name, ""))
+        _check_text(place, f"tensor {name!r}", name, layers.get(name, ""))
     for key, value in facts.items():
-        _check_text(path, f"fact {key!r}", key, value)
+        _check_text(place, f"fact {key!r}", key, value)
     if form == "safetensors":
-        _replace(path, safetensorsfile.filler(path, arrays, facts))
+        place.replace(safetensorsfile.filler(place, arrays, facts))
     else:
-        _replace(path, arrowfile.filler(arrays, layers, facts))
+        place.replace(arrowfile.filler(arrays, layers, facts))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -104,33 +115,32 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
         CodecUnavailableError: the package that reads the format is not installed.
         StorageError: there is no such file, or it cannot be read.
     """
-    path = Path(path)
-    form = format_of(path)
+    place = Place(path)
+    form = _format_of(place)
     if form == "keras":
-        with _opened(path) as file:
-            return hdf5file.tensors_in(path, file), {}
-    content = _content(path)
-    return (safetensorsfile if form == "safetensors" else arrowfile).parsed(path, content)
+        with place.opened() as file:
+            return hdf5file.tensors_in(place, file), {}
+    return (safetensorsfile if form == "safetensors" else arrowfile).parsed(place, place.read())
 
 
 def write_keras(path: str | os.PathLike[str], model: Any) -> None:
     """Write a model's weights as Keras does, with the optimizer's state where it is compiled.
 
     Args:
-        path: ends in `.weights.h5`; its folder exists. A file of that name is replaced.
+        path: ends in `.weights.h5`; a path whose folder exists, or a URI. A file of that name is replaced.
         model: a `keras.Model` that is built.
 
     Raises:
         TensorMismatchError: the model has no weights yet.
         StorageError: the file cannot be written, or its name has another suffix.
     """
-    path = _keras_path(path)
+    place = _keras_place(path)
     content = hdf5file.NamedBuffer()
     try:
         model.save_weights(content)
     except ValueError as exc:
-        raise TensorMismatchError(f"{path}: expected a model whose weights Keras can save; {exc}") from exc
-    _replace(path, lambda sink: sink.write(content.getbuffer()))
+        raise TensorMismatchError(f"{place}: expected a model whose weights Keras can save; {exc}") from exc
+    place.replace(lambda sink: sink.write(content.getbuffer()))
 
 
 def read_keras(path: str | os.PathLike[str], model: Any) -> None:
@@ -145,9 +155,9 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
         TensorMismatchError: layers or shapes of the file are not the model's.
         StorageError: there is no such file, or it cannot be read.
     """
-    path = _keras_path(path)
-    with _opened(path) as file:
-        content = hdf5file.copy_of(path, file)
+    place = _keras_place(path)
+    with place.opened() as file:
+        content = hdf5file.copy_of(place, file)
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     before = [as_numpy(variable, variable.path).copy() for variable in variables]
@@ -157,36 +167,21 @@ def read_keras(path: str | os.PathLike[str], model: Any) -> None:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         if isinstance(exc, ValueError):
-            raise TensorMismatchError(f"{path}: expected the weights of model {model.name!r}; {exc}") from exc
-        raise CorruptDataError(f"{path}: expected a whole Keras weights file; {exc}") from exc
+            raise TensorMismatchError(f"{place}: expected the weights of model {model.name!r}; {exc}") from exc
+        raise CorruptDataError(f"{place}: expected a whole Keras weights file; {exc}") from exc
 
 
-def _keras_path(path: str | os.PathLike[str]) -> Path:
-    if format_of(path) != "keras":
-        raise StorageError(f"{os.fspath(path)}: expected a name that ends in .weights.h5")
-    return Path(path)
+def _keras_place(path: str | os.PathLike[str]) -> Place:
+    place = Place(path)
+    if _format_of(place) != "keras":
+        raise StorageError(f"{place}: expected a name that ends in .weights.h5")
+    return place
 
 
-def _check_text(path: Path, what: str, *texts: object) -> None:
+def _check_text(place: Place, what: str, *texts: object) -> None:
     """Refuse what is no text of UTF-8: lone surrogates have no place in these formats."""
     for text in texts:
         try:
             cast(str, text).encode()
         except (AttributeError, UnicodeEncodeError) as exc:
-            raise TensorMismatchError(f"{path}: {what}: expected text that UTF-8 can express; found {text!r}") from exc
-
-
-def _opened(path: Path) -> IO[bytes]:
-    with naming(path, "read"):
-        return path.open("rb")
-
-
-def _content(path: Path) -> bytes:
-    with naming(path, "read"):
-        return path.read_bytes()
-
-
-def _replace(path: Path, fill: Fill) -> None:
-    if not os.path.isdir(path.parent):
-        raise StorageError(f"{path}: expected a folder to write it to; found none at {path.parent}")
-    LocalDirectory(path.parent, create=False, private=False).write(path.name, fill)
+            raise TensorMismatchError(f"{place}: {what}: expected text that UTF-8 can express; found {text!r}") from exc

@@ -3,13 +3,13 @@
 Rules
 - A dtype that the format has no name for is refused, never converted.
 - The format has no checksums: its parser finds damage to the structure of a file, not to its values.
+- A header that says a thing twice is refused: readers differ in which one they take.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,13 @@ _DTYPES = {
 }
 """Our name of a dtype -> safetensors' name."""
 _FACTS = "__metadata__"
+_LONGEST_HEADER = 100_000_000
+"""Bytes; the format allows no more."""
 _AGAIN = 2
 """What a header says is there twice while it is read: as JSON, and as the library's rows."""
 
 
-def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> Fill:
+def filler(path: object, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> Fill:
     """Return what writes the header and then the bytes, the widest elements first: each tensor is then aligned."""
     header: dict[str, Any] = {_FACTS: dict(facts)} if facts else {}
     ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
@@ -63,6 +65,11 @@ def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) ->
         header[name] = {"dtype": _DTYPES[dtype], "shape": array.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > _LONGEST_HEADER:
+        raise TensorMismatchError(
+            f"{path}: expected names and facts of at most {_LONGEST_HEADER} bytes, as safetensors has them; "
+            f"found {len(text)}: Arrow has no such limit"
+        )
 
     def fill(sink: Sink) -> None:
         sink.write(len(text).to_bytes(8, "little") + text)
@@ -73,7 +80,7 @@ def filler(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) ->
     return fill
 
 
-def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
+def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
     library = optional("safetensors", path)
     header = _header(path, content)
@@ -96,11 +103,11 @@ def parsed(path: Path, content: bytes) -> tuple[dict[str, Array], dict[str, str]
     return order, header.get(_FACTS) or {}
 
 
-def _header(path: Path, content: bytes) -> dict[str, Any]:
+def _header(path: object, content: bytes) -> dict[str, Any]:
     """Read the header before the library does, which takes for it what it asks for."""
     length = int.from_bytes(content[:8], "little")
     if length > len(content) - 8:
         raise CorruptDataError(f"{path}: expected a whole safetensors file; found one of {len(content)} bytes")
     text = content[8 : 8 + length]
     jsontext.check(str(text, "utf-8", "replace"), str(path), allowed(len(content)) // _AGAIN)
-    return jsontext.mapping(text, str(path))
+    return jsontext.mapping(text, str(path), once=True)

@@ -13,6 +13,7 @@ from tensorvine.store import Quantize
 from tensorvine.store.errors import CorruptDataError, GraphError, StorageError
 
 from tests.support.disk import chain, same, start, weights
+from tests.support.s3 import SECRET, S3Server
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,6 +54,45 @@ class TestRoundTrips:
         repo.export("theirs", tmp_path / "ours.safetensors")
         assert same(numpy.load_file(tmp_path / "ours.safetensors"), given)
 
+    def test_what_safetensors_says_of_itself(self, repo: Repository, tmp_path: Path) -> None:
+        numpy, library = pytest.importorskip("safetensors.numpy"), pytest.importorskip("safetensors")
+        theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
+
+        def said(file: Path) -> dict[str, str]:
+            with library.safe_open(file, "np") as opened:
+                return opened.metadata()
+
+        for own in ({"license": "mit", "größe": "é", "": ""}, {"format": "tf", "a": "b"}, {}):
+            numpy.save_file({"a": weights(100, 3)}, theirs, metadata=own or None)
+            ref = repo.import_(theirs, "said").ref
+            assert repo.info(ref).metadata == own
+            repo.export(ref, ours)
+            found = said(ours)
+            assert found | {"format": "pt"} | own == found
+            again = repo.import_(ours, "said").ref
+            assert repo.info(again).metadata == own
+        numpy.save_file(numpy.load_file(ours), ours, metadata=said(ours) | {"added": "later"})
+        assert repo.info(repo.import_(ours, "said").ref).metadata == {"added": "later"}
+
+    def test_metadata_that_is_no_plain_text_comes_back(self, repo: Repository, tmp_path: Path) -> None:
+        metadata = {"epoch": 3, "odd": "\ud800", "tensorvine.graph": "no graph", "text": "é", "format": "pt"}
+        repo.save("odd", {"w": np.zeros(1)}, metadata=metadata)
+        for suffix in (".safetensors", ".arrow"):
+            repo.export("odd", tmp_path / f"m{suffix}")
+            assert repo.info(repo.import_(tmp_path / f"m{suffix}", "odd").ref).metadata == metadata
+
+    @pytest.mark.parametrize("suffix", [".safetensors", ".arrow"])
+    def test_by_an_object_store(self, repo: Repository, suffix: str) -> None:
+        with S3Server() as server:
+            uri = server.uri(f"models/m{suffix}")
+            repo.export("m", uri)
+            ref = repo.import_(uri, "far").ref
+            assert same(repo.load(ref), TENSORS)
+            assert repo.info(ref).metadata == {"epoch": 3}
+            with pytest.raises(GraphError, match=rf"s3://{server.bucket}/m\.weights\.h5: expected a Keras") as raised:
+                repo.export("m", server.uri("m.weights.h5"))
+            assert SECRET not in str(raised.value)
+
     @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # TensorFlow's
     def test_keras_weights(self, repo: Repository, tmp_path: Path) -> None:
         keras = pytest.importorskip("keras")
@@ -85,6 +125,34 @@ class TestBadFiles:
             with pytest.raises(CorruptDataError, match=f"{file}"):
                 repo.import_(file, "bad")
         assert [ref for ref in repo.models() if ref.name == "bad"] == []
+
+    @pytest.mark.parametrize(
+        ("fact", "text"),
+        [
+            ("quality", '"good"'),
+            ("quality", "1" + "0" * 400),
+            ("quality", "[1]"),
+            ("quality", "{"),
+            ("metadata", "[1]"),
+            ("metadata", "3"),
+            ("metadata", "{"),
+            ("graph", "[]"),
+            ("graph", '{"layers": 3}'),
+        ],
+    )
+    def test_facts_that_export_does_not_write(self, repo: Repository, tmp_path: Path, fact: str, text: str) -> None:
+        numpy = pytest.importorskip("safetensors.numpy")
+        file = tmp_path / "bad.safetensors"
+        numpy.save_file({"a": np.zeros(1)}, file, metadata={f"tensorvine.{fact}": text})
+        with pytest.raises(CorruptDataError, match=f"{file}: expected facts that export wrote"):
+            repo.import_(file, "bad")
+
+    def test_what_is_no_path(self, repo: Repository) -> None:
+        for path in (None, 3, b"m.arrow", "a\0.arrow", "memory://m.arrow", "unknown://a/m.arrow"):
+            with pytest.raises(StorageError, match="expected"):
+                repo.export("m", path)  # type: ignore[arg-type]
+            with pytest.raises(StorageError, match="expected"):
+                repo.import_(path, "bad")  # type: ignore[arg-type]
 
     def test_a_suffix_that_nothing_has(self, repo: Repository, tmp_path: Path) -> None:
         for name in ("m.pickle", "m", "m.h5"):

@@ -203,6 +203,10 @@ class TestRoundTrip:
             write(tmp_path / "m.weights.h5", TENSORS)
 
 
+ROW = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+"""Of a header of safetensors."""
+
+
 class TestSafetensorsOfOthers:
     def test_torch_loads_what_was_written(self, tmp_path: Path) -> None:
         tensors = {name: np.arange(6).reshape(2, 3).astype(dtype_of(name)) for name in (*PLAIN, *EXTENDED)}
@@ -240,6 +244,36 @@ class TestSafetensorsOfOthers:
         rows = json.loads(content[8 : 8 + length])
         assert length % 8 == 0
         assert all(row["data_offsets"][0] % TENSORS[name].itemsize == 0 for name, row in rows.items())
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            b'{"w":%b,"w":%b}' % (ROW, ROW),
+            b'{"w":%b,"w":%b}' % (ROW, ROW.replace(b"F32", b"I32")),
+            b'{"__metadata__":{"a":"1","a":"2"},"w":%b}' % ROW,
+            b'{"__metadata__":{"a":"1"},"__metadata__":{},"w":%b}' % ROW,
+            b'{"w":%b}' % ROW.replace(b"[2]", b"[1,%b2]" % (b"1," * 98)),
+            b'{"w":%b}' % ROW.replace(b"[2]", b"[-2]"),
+            b'{"w":%b}' % ROW.replace(b"[2]", b"[%d]" % (1 << 70)),
+            b'{"w":%b}' % ROW.replace(b"[2]", b"[2.0]"),
+            b'{"w":%b}' % ROW.replace(b"[0,8]", b"[-1,7]"),
+            b'{"w":%b}' % ROW.replace(b"[0,8]", b"[0,%d]" % (1 << 70)),
+            b'{"w":%b}' % ROW.replace(b"[0,8]", b'["0","8"]'),
+            b'{"w":%b}' % ROW.replace(b'"F32"', b"3"),
+            b'{"__metadata__":[1],"w":%b}' % ROW,
+            b'{"__metadata__":{"a":{"b":"c"}},"w":%b}' % ROW,
+        ],
+    )
+    def test_a_header_that_says_what_cannot_be_is_refused(self, tmp_path: Path, header: bytes) -> None:
+        """Some of these the package `safetensors` takes, and picks one of two meanings."""
+        (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        with pytest.raises(CorruptDataError, match=r"m\.safetensors: "):
+            read(tmp_path / "m.safetensors")
+
+    def test_a_header_longer_than_the_format_allows_is_not_written(self, tmp_path: Path) -> None:
+        with pytest.raises(TensorMismatchError, match=r"m\.safetensors: expected .* at most 100000000 bytes"):
+            write(tmp_path / "m.safetensors", {}, facts={"long": "x" * 100_000_000})
+        assert not list(tmp_path.iterdir())
 
     def test_a_dtype_that_numpy_cannot_hold_is_named(self, tmp_path: Path) -> None:
         header = json.dumps({"w": {"dtype": "F4", "shape": [2, 2], "data_offsets": [0, 2]}}).encode()
