@@ -79,7 +79,7 @@ def as_numpy(value: object, where: str) -> Array:
     except Exception as exc:  # a type of the caller's may raise anything
         found = f"{type(value).__module__}.{type(value).__qualname__} ({exc or type(exc).__name__})"
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}") from exc
-    _check_numbers(array, value, where)
+    _check_numbers(array, type(value).__qualname__, where)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -98,7 +98,7 @@ def memory_of(value: object, where: str) -> Array:
     >>> big.tolist()
     [1.0, 2.0]
     """
-    origins = _origins_of(value)
+    origins, kind = _origins_of(value), type(value).__qualname__
     _check_bare(value, origins, where)
     expected = f"{where}: expected a writable array of NumPy, or a PyTorch tensor on the CPU"
     if "torch" in origins:
@@ -107,13 +107,12 @@ def memory_of(value: object, where: str) -> Array:
             raise TensorMismatchError(f"{expected}; found one whose numbers have to be copied")
     else:
         try:
-            view = value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))
-        except TypeError as exc:
-            raise TensorMismatchError(f"{expected}; found {type(value).__qualname__}") from exc
-        array = cast(Array, np.asarray(view))
-        _check_numbers(array, value, where)
+            array = cast(Array, np.asarray(value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))))
+        except (TypeError, ValueError, BufferError) as exc:
+            raise TensorMismatchError(f"{expected}; found {kind}") from exc
+        _check_numbers(array, kind, where)
     if not array.flags.writeable or "tensorflow" in origins:
-        raise TensorMismatchError(f"{expected}; found {type(value).__qualname__} that is read-only")
+        raise TensorMismatchError(f"{expected}; found {kind} that is read-only")
     if _overlaps_itself(array):
         raise TensorMismatchError(f"{expected}; found elements that share memory: strides {array.strides}")
     return array
@@ -129,31 +128,30 @@ def _check_bare(value: object, origins: set[str], where: str, depth: int = 0) ->
     Raises:
         TensorMismatchError: it is.
     """
-    more = ""
+    kind, more = type(value), ""
     if isinstance(value, list | tuple):
         if depth > MOST_AXES:
             raise TensorMismatchError(f"{where}: expected {_EXPECTED} of at most {MOST_AXES} axes; found deeper lists")
         for item in cast("Sequence[object]", value):
             if not isinstance(item, int | float | complex):
                 _check_bare(item, _origins_of(item), where, depth + 1)
+    elif isinstance(value, np.ma.MaskedArray):
+        more = "its mask"
     elif isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray):
-            more = "its mask"
-        elif not type(value).__module__.startswith("numpy") and getattr(value, "__dict__", None):
-            more = ", ".join(sorted(map(str, vars(value))))
+        if not kind.__module__.startswith("numpy"):
+            more = ", ".join(sorted(map(str, getattr(cast(object, value), "__dict__", ()))))
     elif labelled := origins & _LABELLED:
         more = f"what {labelled.pop()} has beside its numbers"
     elif "pyarrow" in origins and getattr(value, "null_count", 0):
         more = "its missing values"
     if more:
-        found = f"{type(value).__qualname__}, of which {more} would be lost"
+        found = f"{kind.__qualname__}, of which {more} would be lost"
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}")
 
 
-def _check_numbers(array: Array, value: object, where: str) -> None:
+def _check_numbers(array: Array, kind: str, where: str) -> None:
     if not _storable(array.dtype):
-        kind = f"{type(value).__qualname__} of dtype {array.dtype}"
-        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {kind}")
+        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {kind} of dtype {array.dtype}")
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -80,11 +80,11 @@ def _texts_of(metadata: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _metadata_of(facts: Mapping[str, str]) -> dict[str, object]:
+def _metadata_of(facts: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of a file: what it was exported with, and what it says by other names."""
     said = {key: value for key, value in facts.items() if key not in _OURS}
     if _METADATA not in facts:
-        return cast("dict[str, object]", said)
+        return dict[str, Any](said)
     stored = jsontext.mapping(facts[_METADATA], _METADATA)
     return stored | {key: value for key, value in said.items() if key in stored or (key, value) not in _FORMAT.items()}
 
