@@ -10,6 +10,7 @@ and where.
     ├── GraphError(ValueError)                 a cycle, a dangling input, layers that do not match
     ├── InvalidNameError(ValueError)           a malformed model name or reference
     ├── TensorMismatchError(ValueError)        another shape, dtype or kind of array than expected
+    ├── OptionError(ValueError)                an option of a call that is out of its range
     ├── StoreFullError(MemoryError)            a save that cannot fit in the store
     ├── CorruptDataError(OSError)              stored bytes that are not what was written
     ├── StorageError(OSError)                  a path, file or disk that cannot be used
@@ -63,6 +64,10 @@ class InvalidNameError(TensorVineError, ValueError):
 
 class TensorMismatchError(TensorVineError, ValueError):
     """A tensor has another shape or dtype than expected, or is no array that can be stored."""
+
+
+class OptionError(TensorVineError, ValueError):
+    """An option of a call is out of its range, or of another kind than it takes."""
 
 
 class StoreFullError(MemoryError, TensorVineError):

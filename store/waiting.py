@@ -15,8 +15,32 @@ import math
 import time
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any, cast
 
-from .errors import OperationTimeoutError
+from .errors import OperationTimeoutError, OptionError
+
+LONGEST_S = 365.0 * 86_400
+"""The longest timeout in seconds: what operating systems and libraries take for one ends somewhere behind."""
+
+
+def seconds_of(timeout: object) -> float:
+    """Return a timeout that a caller gave, at most `LONGEST_S`.
+
+    Raises:
+        OptionError: it is no number.
+
+    >>> seconds_of(3), seconds_of(math.inf) == LONGEST_S
+    (3.0, True)
+    """
+    try:
+        found = float(cast(Any, timeout)) if not isinstance(timeout, str) else math.nan
+    except OverflowError:  # an integer
+        found = LONGEST_S if cast(Any, timeout) > 0 else 0.0
+    except (TypeError, ValueError):
+        found = math.nan
+    if math.isnan(found):
+        raise OptionError(f"timeout: expected a number of seconds; found {timeout!r:.100}")
+    return min(found, LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +58,8 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """Return the deadline `seconds` from now."""
-        return cls(time.monotonic() + seconds)
+        """Return the deadline `seconds` from now; see `seconds_of`."""
+        return cls(time.monotonic() + seconds_of(seconds))
 
     def left(self, most: float = math.inf) -> float:
         """Return the seconds until then, at least 0 and at most `most`."""

@@ -18,7 +18,7 @@ from typing import Self
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
-from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
+from ...store.errors import ForeignRepositoryError, OptionError, ShardUnavailableError, TensorVineError
 from ...store.refs import check_name
 from ...store.versions.retention import Retention
 from ..engine.embedded import default_engine
@@ -107,7 +107,7 @@ class Deployment:
 
         Raises:
             ForeignRepositoryError: no name is given, and the one that runs is another user's.
-            ValueError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
+            OptionError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
                 these, `path` or `redis` differs from the running repository's, an option
                 that only means something with `path` is given without, or `redis` is no such URL.
             StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
@@ -219,13 +219,13 @@ class Deployment:
             timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
 
         Raises:
-            ValueError: less than one is asked for, or fewer than now in a repository with `redis=`.
+            OptionError: less than one is asked for, or fewer than now in a repository with `redis=`.
             OperationTimeoutError: it took longer than `timeout` seconds.
             StoreFullError: the shards that would stay have no room; nothing has changed.
             ShardUnavailableError: a shard could not be started; nothing has changed.
         """
         if shards < 1:
-            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
+            raise OptionError(f"scale: shards: expected at least 1; found {shards}")
         report = self._session.planner.call(PlannerCalls.scale(shards, timeout), timeout + GRACE_S)
         self._session.refresh()
         return report

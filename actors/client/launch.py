@@ -14,7 +14,7 @@ from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import Archive
 from ...store.codecs.codec import Codec
-from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, TensorVineError
+from ...store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError, TensorVineError
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
@@ -110,7 +110,7 @@ def launch(
 
     Raises:
         ForeignRepositoryError: it runs already, is another user's, and was not asked for by name.
-        ValueError: `shards` or `replicas` is not positive, `scaling` allows fewer shards than replicas, there are
+        OptionError: `shards` or `replicas` is not positive, `scaling` allows fewer shards than replicas, there are
             fewer nodes or shards than that, or one of these, the path or Redis differs from the running repository's.
         StorageError, CorruptDataError: the path, or Redis, cannot be used.
         CodecUnavailableError: the package `redis` is not installed.
@@ -140,7 +140,7 @@ def launch(
             log.info("joined the running repository %r", repository)
         _await_shards(engine, found)
         if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
-            raise ValueError(f"repository {repository!r} runs already without the Redis server of redis=")
+            raise OptionError(f"repository {repository!r} runs already without the Redis server of redis=")
     except BaseException:
         launched.stop()
         raise
@@ -157,18 +157,18 @@ def running(engine: Engine, topology: Topology) -> Launched:
 def _check_numbers(shards: int | None, replicas: int, scaling: ScalePolicy | None) -> None:
     """Refuse numbers that fit no cluster."""
     if shards is not None and shards < 1:
-        raise ValueError(f"shards: expected at least 1; found {shards}")
+        raise OptionError(f"shards: expected at least 1; found {shards}")
     if replicas < 1:
-        raise ValueError(f"replicas: expected at least 1; found {replicas}")
+        raise OptionError(f"replicas: expected at least 1; found {replicas}")
     if scaling is not None and scaling.least < replicas:
-        raise ValueError(f"scaling: expected least of at least replicas={replicas}; found {scaling}")
+        raise OptionError(f"scaling: expected least of at least replicas={replicas}; found {scaling}")
 
 
 def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, replicas: int) -> Topology:
     """Say what is to be started on so many nodes, if nothing of the kind runs."""
     count = shards if shards is not None else nodes
     if replicas > min(nodes, count):
-        raise ValueError(
+        raise OptionError(
             f"replicas: expected at most one per node and per shard; found replicas={replicas} with {nodes} living "
             f"nodes and {count} shards"
         )
@@ -190,12 +190,12 @@ def _check_joined(found: Topology, wanted: Topology, shards: int | None) -> None
     """Refuse to join a repository that is not as it was wanted; None and replicas=1 want nothing special."""
     known = f"repository {found.repository!r} runs already with"
     if shards is not None and shards != len(found.shards):
-        raise ValueError(f"{known} {len(found.shards)} shards; found shards={shards}")
+        raise OptionError(f"{known} {len(found.shards)} shards; found shards={shards}")
     if wanted.path is not None and found.path != wanted.path:
         path = without_credentials(found.path) if found.path is not None else None
-        raise ValueError(f"{known} path={path!r}; found path={without_credentials(wanted.path)!r}")
+        raise OptionError(f"{known} path={path!r}; found path={without_credentials(wanted.path)!r}")
     if wanted.replicas not in (1, found.replicas):
-        raise ValueError(f"{known} replicas={found.replicas}; found replicas={wanted.replicas}")
+        raise OptionError(f"{known} replicas={found.replicas}; found replicas={wanted.replicas}")
 
 
 def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], plan: ShardPlan) -> None:
@@ -232,18 +232,18 @@ def disk_options(
     if path is None:
         for option, given in (("codec", codec), ("keep", keep), ("lag_bytes", lag_bytes)):
             if given is not None:
-                raise ValueError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
+                raise OptionError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
         return None
     if codec is not None:
         if not isinstance(codec, Codec):
-            raise ValueError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
+            raise OptionError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
         codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
     if keep is not None and not isinstance(keep, Retention):
-        raise ValueError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
+        raise OptionError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
     if lag_bytes is not None and lag_bytes < 0:
-        raise ValueError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
+        raise OptionError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise ValueError(f"{where}: path: expected a directory or a URI of a file system; found {path!r}")
+        raise OptionError(f"{where}: path: expected a directory or a URI of a file system; found {path!r}")
     uri = text if is_uri(text) else os.path.abspath(os.path.expanduser(text))
     return Disk(uri, codec.spec if codec is not None else None, lag_bytes, keep)

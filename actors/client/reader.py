@@ -25,7 +25,7 @@ from cachetools import LRUCache
 
 from ...planner.topology import Topology
 from ...store.arrays import dtype_name, dtype_of, memory_of
-from ...store.errors import ModelLostError, MovedError, TensorMismatchError, TensorNotFoundError
+from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
 from ...store.refs import ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
 from ...store.versions.manifest import TensorEntry, slots_of
@@ -152,7 +152,7 @@ class Reader:
             verify: hold what travels against the content hashes that its shard has.
 
         Raises:
-            ValueError: there is no such transport.
+            OptionError: there is no such transport.
             CorruptDataError: what travelled is not what the shard has.
             TensorVineError: see `Repository.load`.
         """
@@ -197,7 +197,7 @@ class Reader:
         self, model: ModelRef | str, selection: Selection, timeout: float, transport: str, verify: bool
     ) -> Loaded:
         if transport not in (AUTO, SHARED, *self._fetcher.names):
-            raise ValueError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
         name, version = split_ref(model)
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None

@@ -21,7 +21,7 @@ from ...store.graphs.pattern import check_pattern
 from ...store.refs import ModelRef, check_name, split_ref
 from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
-from ...store.waiting import Deadline
+from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
 from ..shard.calls import ShardCalls
 from . import files, frameworks
@@ -185,7 +185,7 @@ class Repository(Deployment):
             ModelNotFoundError, TensorNotFoundError: no such model, layer or tensor.
             TensorMismatchError: a buffer has another shape or dtype; none was written.
             ModelLostError: the bytes went with a shard that died.
-            ValueError: there is no such transport.
+            OptionError: there is no such transport, or the timeout is none.
             ShardUnavailableError: the transport cannot be used from here.
         """
         return self._reader.load(model, layers, tensors, into, timeout, transport)
@@ -397,7 +397,8 @@ class Repository(Deployment):
         Returns:
             The newest version, or None when none came within `timeout` seconds.
         """
-        deadline, grace = Deadline.after(timeout), Deadline.after(timeout + 1.0)
+        seconds = seconds_of(timeout)
+        deadline, grace = Deadline.after(seconds), Deadline.after(seconds + 1.0)
         check_name(name)
         while True:
             left = deadline.left()

@@ -85,6 +85,7 @@ class Codec(ABC):
         Raises:
             CodecError: `other` has a stage that must come first, or one that needs lossless company.
         """
+        _expect(other, Codec, f"codec: expected another one behind {self.spec!r}")
         return chain((*self.stages, *other.stages))
 
     def encode(self, array: object, base: object = None) -> Encoded:
@@ -114,6 +115,7 @@ class Codec(ABC):
             CodecUnavailableError: a stage's package is not installed.
             CorruptDataError: the payload is not what was encoded.
         """
+        _expect(encoded, Encoded, "decode: expected what encode gave")
         mine = iter(self.stages)
         if not all(stage in mine for stage in from_spec(encoded.codec).stages):
             raise CodecError(f"decode: expected stages of {self.spec!r}, in that order; found {encoded.codec!r}")
@@ -222,7 +224,6 @@ def chain(stages: Sequence[Stage]) -> Codec:
     return stages[0] if len(stages) == 1 else Chain(tuple(stages))
 
 
-@lru_cache(maxsize=256)
 def from_spec(text: str) -> Codec:
     """Make the codec that a spec names.
 
@@ -235,6 +236,12 @@ def from_spec(text: str) -> Codec:
     >>> from_spec("quantize(4,64)|gzip(6)")
     Quantize(bits=4, per=64) | Gzip(level=6)
     """
+    _expect(text, str, "codec: expected the text of one, such as 'shuffle|zstd(3)'")
+    return _read(text)
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> Codec:
     stages: list[Stage] = []
     if len(text) > MOST_CHARACTERS or text.count("|") >= MOST_STAGES:
         raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {text.count('|') + 1}: {text[:100]!r}")
@@ -246,6 +253,11 @@ def from_spec(text: str) -> Codec:
             raise CodecError(f"codec {text!r}: expected stages of {known}, joined by '|'; found {part!r}")
         stages.append(kind.parse(match[2].split(",") if match[2] else ()))
     return chain(stages)
+
+
+def _expect(value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise CodecError(f"{expected}; found {value!r:.100}")
 
 
 def decode(encoded: Encoded, base: object = None, into: Bytes | None = None) -> Array:
@@ -265,6 +277,7 @@ def decode(encoded: Encoded, base: object = None, into: Bytes | None = None) -> 
     >>> decode(Encoded("", "int16", (2,), np.array([1, 0, 2, 0], np.uint8))).tolist()
     [1, 2]
     """
+    _expect(encoded, Encoded, "decode: expected what encode gave")
     head, tail = split(from_spec(encoded.codec).stages)
     if head is not None:
         found = head.decode_head(encoded, base, tail)

@@ -54,6 +54,9 @@ from .kernels import Scales
 
 log = logging.getLogger(__name__)
 
+_MOST = 10**18
+"""A block has fewer elements; `from_spec` reads no longer number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quantize(HeadStage):
@@ -87,9 +90,9 @@ class Quantize(HeadStage):
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in (2, 3, 4, 5, 6, 7, 8, 16):
             raise CodecError(f"codec 'quantize': expected 2 to 8 bits, or 16; found {self.bits!r}")
-        if self.per not in ("tensor", "channel") and not (type(self.per) is int and self.per > 0):
+        if self.per not in ("tensor", "channel") and not (type(self.per) is int and 0 < self.per < _MOST):
             expected = "'tensor', 'channel' or a number of elements"
-            raise CodecError(f"codec 'quantize': expected {expected}; found {self.per!r}")
+            raise CodecError(f"codec 'quantize': expected {expected}; found {self.per!r:.100}")
 
     @property
     def levels(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from typing import Any
 
 import pytest
-from tensorvine.store.errors import OperationTimeoutError
-from tensorvine.store.waiting import Backoff, Deadline
+from tensorvine.store.errors import OperationTimeoutError, OptionError
+from tensorvine.store.waiting import LONGEST_S, Backoff, Deadline
 
 
 def test_what_is_left_is_never_negative() -> None:
@@ -28,6 +30,22 @@ def test_a_step_for_which_no_time_is_left_is_named() -> None:
     assert 0.0 < Deadline.after(60.0).left_for("load of 'm'") <= 60.0
     with pytest.raises(OperationTimeoutError, match=r"load of 'm'.*ran out"):
         Deadline.after(-1.0).left_for("load of 'm'")
+
+
+@pytest.mark.parametrize("timeout", [math.nan, None, "3", [], 1j, object()])
+def test_a_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
+    with pytest.raises(OptionError, match="timeout: expected a number of seconds; found"):
+        Deadline.after(timeout)
+
+
+def test_a_timeout_may_be_longer_than_the_longest() -> None:
+    for timeout in (math.inf, 1e300, 10**400):
+        assert LONGEST_S - 60.0 < Deadline.after(timeout).left() <= LONGEST_S
+    event = threading.Event()
+    event.set()
+    assert event.wait(LONGEST_S)
+    assert Deadline.after(-(10**400)).passed
+    assert Deadline.after(-math.inf).passed
 
 
 def test_pauses_grow_up_to_the_longest() -> None:

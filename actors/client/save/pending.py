@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from ....store.errors import OperationTimeoutError
+from ....store.waiting import seconds_of
 from .request import Saved
 
 
@@ -65,5 +66,5 @@ class PendingSave:
         self._staged.set()
 
     def _wait(self, event: threading.Event, timeout: float | None, what: str) -> None:
-        if not event.wait(timeout):
+        if not event.wait(None if timeout is None else seconds_of(timeout)):
             raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within {timeout} s; it is not yet")

@@ -16,11 +16,12 @@ import numpy as np
 
 from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.bounds import jsontext
-from ....store.errors import CorruptDataError, GraphError, TensorMismatchError
+from ....store.errors import CorruptDataError, GraphError, OptionError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
 from ....store.refs import ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
+from ....store.waiting import seconds_of
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
 
@@ -104,7 +105,7 @@ def requested(
     """Check what a save was asked for.
 
     Raises:
-        InvalidNameError, GraphError, TensorMismatchError, ValueError: an argument is wrong.
+        InvalidNameError, GraphError, TensorMismatchError, OptionError: an argument is wrong.
     """
     where = f"save of {check_name(name)!r}"
     if graph is not None and not isinstance(graph, ModelGraph):
@@ -114,7 +115,7 @@ def requested(
     if isinstance(inherit, Mapping) and graph is None and inherit:
         raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
     if durability not in ("memory", "disk"):
-        raise ValueError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
+        raise OptionError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
     return SaveRequest(
         name=name,
         arrays=_arrays_of(tensors, where),
@@ -124,7 +125,7 @@ def requested(
         quality=quality_of(quality, f"{where}: quality"),
         metadata=_metadata_text(name, metadata),
         recipe=recipe,
-        timeout=timeout,
+        timeout=seconds_of(timeout),
         durable=durability == "disk",
         announced=announced,
     )

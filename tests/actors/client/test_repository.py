@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +17,7 @@ from tensorvine.store.errors import (
     GraphError,
     InvalidNameError,
     ModelNotFoundError,
+    OptionError,
     RepositoryNotFoundError,
     StorageError,
     StoreFullError,
@@ -434,6 +437,21 @@ class TestBadInput:
             for kind in ("layers", "tensors"):
                 with pytest.raises(TensorNotFoundError, match=f"load: {kind}"):
                     repo.load(name, **{kind: bad})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400])
+    def test_a_timeout_may_be_longer_than_any_wait(self, repo: Repository, name: str, timeout: float) -> None:
+        repo.save(name, {"a": np.ones(3)}, timeout=timeout)
+        repo.save_async(name, {"a": np.zeros(3)}, timeout=timeout).committed(timeout)
+        assert repo.wait_newer(name, 1, timeout=timeout) == ModelRef(name, 2)
+        assert not repo.load(name, timeout=timeout)["a"].any()
+
+    @pytest.mark.parametrize("timeout", [math.nan, None, "3"])
+    def test_a_timeout_that_is_no_number(self, repo: Repository, name: str, timeout: Any) -> None:
+        for call in (repo.load, lambda name, timeout: repo.save(name, {}, timeout=timeout)):
+            with pytest.raises(OptionError, match="timeout: expected"):
+                call(name, timeout=timeout)
+        with pytest.raises(OptionError, match="transport: expected"):
+            repo.load(name, transport=timeout)
 
     def test_a_wrong_parent(self, repo: Repository, name: str) -> None:
         with pytest.raises(ModelNotFoundError, match="nobody"):

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.client.launch import disk_options
 from tensorvine.actors.client.save.request import requested
-from tensorvine.store.errors import TensorMismatchError
+from tensorvine.store.errors import OptionError, TensorMismatchError
 
 
 @pytest.mark.parametrize("quality", [10**400, -(10**400), "good", [1.0], {}, 1j, np.zeros(2), object()])
@@ -46,6 +47,21 @@ def test_a_quality_of_nan_is_kept_and_ranks_last() -> None:
 def test_metadata_that_json_has_not_is_refused(metadata: Any) -> None:
     with pytest.raises(TensorMismatchError, match=r"save of 'm': metadata: expected a mapping of JSON values"):
         requested("m", {}, None, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    "option", [{"timeout": math.nan}, {"timeout": "1"}, {"durability": "paper"}, {"durability": []}]
+)
+def test_an_option_out_of_its_range_is_an_error_of_the_tree(option: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=rf"{next(iter(option))}: expected") as raised:
+        requested("m", {}, None, **option)
+    assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize("path", [3, b"path", object(), []])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(OptionError, match=r"path: expected a directory or a URI"):
+        disk_options(path, None, None, None)
 
 
 @pytest.mark.parametrize("tensors", [None, 3, [np.zeros(1)], {3: np.zeros(1)}, {"": np.zeros(1)}, {"a\ud800": 1.0}])

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -277,12 +278,33 @@ def test_a_delta_is_not_joined_with_quantising_and_the_error_says_why(first: Cod
         *((Zstd, level) for level in (0, 23, 3.0, True, "3", None)),
         *((Gzip, level) for level in (0, 10, 6.0)),
         *((Quantize, level) for level in (0, 1, 9, 15, 17, 8.0, True, "8")),
-        *((lambda per: Quantize(8, per), per) for per in (0, -1, 2.0, True, "row", None, ("tensor",))),
+        *((lambda per: Quantize(8, per), per) for per in (0, -1, 2.0, True, "row", None, ("tensor",), 10**18)),
     ],
 )
 def test_impossible_arguments_are_refused(make: type, argument: object) -> None:
     with pytest.raises(CodecError, match="expected"):
         make(argument)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Zstd().decode(None),  # pyright: ignore[reportArgumentType]
+        lambda: decode(b"bytes"),  # pyright: ignore[reportArgumentType]
+        lambda: Zstd() | 3,  # pyright: ignore[reportOperatorIssue]
+        lambda: from_spec(None),  # pyright: ignore[reportArgumentType]
+        lambda: from_spec(b"zstd(3)"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_is_of_another_kind_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(CodecError, match="expected"):
+        call()
+
+
+def test_the_longest_block_reads_back() -> None:
+    tensor = weights(1000)
+    encoded = Quantize(8, 10**18 - 1).encode(tensor)
+    assert np.abs(decode(encoded) - tensor).max() <= encoded.error
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
