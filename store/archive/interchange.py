@@ -1,7 +1,7 @@
 """Files that other tools read and write: safetensors, Keras `.weights.h5`, Arrow.
 
 Rules
-- The suffix says the format. A file is read whole and replaced whole, on this machine or elsewhere (`place`): what
+- The suffix says the format. A file is read whole and replaced whole, here or elsewhere (`opening.Place`): what
   stood there before stays whole until then, and nothing half-written is left.
 - Values are stored as they are, without codecs. A dtype that a format has no name for is refused, never converted.
 - What is read was read whole and does not depend on the file any more. Arrow has a checksum per tensor; the other
@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from ..arrays import Array, as_numpy
 from ..errors import CorruptDataError, StorageError, TensorMismatchError
 from . import arrowfile, hdf5file, safetensorsfile
-from .place import Place
+from .opening import Place
 
 Format = Literal["safetensors", "keras", "arrow"]
 

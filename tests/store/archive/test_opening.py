@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import fs
 from tensorvine.store.archive.interchange import read, shown, write
-from tensorvine.store.archive.place import Place
+from tensorvine.store.archive.opening import Place
 from tensorvine.store.arrays import Array
 from tensorvine.store.errors import StorageError
 
