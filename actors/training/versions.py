@@ -4,10 +4,12 @@ Rules
 - A version holds all tensors of the state, and the facts in its metadata: it can be gone on with.
 - The parent of what is saved is what was saved or restored before: so lineage follows the state.
 - A version that does not fit is refused before anything is changed.
+- Facts may have numbers that JSON has not, such as the infinite best loss of a schedule: these travel by name.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Mapping
@@ -27,6 +29,8 @@ FACTS = "training"
 """The key of a version's metadata under which the facts are."""
 ORIGIN = "fork"
 """The key under which a clone says where it comes from."""
+_NAMED, _NAMES = "float", ("nan", "inf", "-inf")
+"""The key under which a number stands that JSON has not, and what there are."""
 
 
 class Versions:
@@ -76,7 +80,7 @@ class Versions:
             TensorVineError: what `Repository.save` raises.
         """
         tensors = {spec.name: training.tensor(spec.name) for spec in training.specs()}
-        metadata = {**metadata, FACTS: training.facts()}
+        metadata = {**metadata, FACTS: with_names(training.facts())}
         if self.origin is not None:
             metadata[ORIGIN] = dict(self.origin)
         pending = self.connect().save_async(name, tensors, parent=self.last, quality=quality, metadata=metadata)
@@ -109,7 +113,7 @@ class Versions:
                     f"{self._where}: {info.ref}: tensor {name!r}: expected {expected.get(name, 'none')}; "
                     f"found {found.get(name, 'none')}"
                 )
-        training.restore(cast("Mapping[str, Any]", facts))
+        training.restore(cast("Mapping[str, Any]", with_numbers(facts)))
         for name, array in arrays.items():
             _fill(training.memory(name), array, f"{self._where}: tensor {name!r}")
             training.filled(name)
@@ -122,6 +126,35 @@ class Versions:
             if self._repo is not None:
                 self._repo.close()
                 self._repo = None
+
+
+def with_names(facts: Any) -> Any:
+    """Return facts with the names of NaN and the infinities in their place.
+
+    >>> with_names({"best": math.inf, "rates": (0.5, 1)})
+    {'best': {'float': 'inf'}, 'rates': [0.5, 1]}
+    """
+    if isinstance(facts, float) and not math.isfinite(facts):
+        return {_NAMED: str(float(facts))}
+    if isinstance(facts, Mapping):
+        return {key: with_names(value) for key, value in cast("Mapping[Any, Any]", facts).items()}
+    if isinstance(facts, list | tuple):
+        return [with_names(value) for value in cast("list[Any]", facts)]
+    return facts
+
+
+def with_numbers(facts: Any) -> Any:
+    """Undo `with_names`.
+
+    >>> with_numbers({"best": {"float": "-inf"}, "float": "inf"})
+    {'best': -inf, 'float': 'inf'}
+    """
+    if isinstance(facts, Mapping):
+        entries = cast("Mapping[Any, Any]", facts)
+        if len(entries) == 1 and entries.get(_NAMED) in _NAMES:
+            return float(entries[_NAMED])
+        return {key: with_numbers(value) for key, value in entries.items()}
+    return [with_numbers(value) for value in cast("list[Any]", facts)] if isinstance(facts, list) else facts
 
 
 def _fill(memory: Any, array: np.ndarray, where: str) -> None:

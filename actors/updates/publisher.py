@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -195,7 +196,7 @@ class Publisher:
             self._source.graph,
             recipe=self._source.recipe,
             quality=-loss if loss is not None else None,
-            metadata={"iteration": self._iteration, "loss": loss},
+            metadata={"iteration": self._iteration, "loss": _plain(loss)},
             durability=self._durability,
             timeout=COMMIT_TIMEOUT_S,
             copy=not self._synchronous,
@@ -372,3 +373,8 @@ class Publisher:
             (sum(steps) / len(steps),) if steps else (),
             tuple((u.iteration, max(u.stall_s + u.slowed_s, 0.0), u.commit_s) for u in updates),
         )
+
+
+def _plain(loss: float | None) -> float | None:
+    """Return a loss as JSON has it: NaN and infinity, which it has not, as none."""
+    return float(loss) if loss is not None and math.isfinite(loss) else None

@@ -240,6 +240,15 @@ def test_a_save_in_a_train_is_the_state_between_two_steps(alone, repo):
     assert alone.train(again + 1, WAIT_S)[0][:again] == losses[start : start + again]
 
 
+def test_an_option_that_json_has_no_number_for_is_kept(alone, repo):
+    alone.configure({"noise": float("inf")}, WAIT_S)
+    saved = alone.save("infinite")
+    assert repo.info(saved.ref).metadata["training"]["options"]["noise"] == {"float": "inf"}
+    alone.configure({"noise": 0.0}, WAIT_S)
+    alone.restore_from(saved.ref, WAIT_S)
+    assert alone.describe()[0].saved == saved.ref
+
+
 def test_a_version_that_does_not_fit_is_refused_and_changes_nothing(alone, repo):
     plain = repo.save("plain", {"w": np.zeros(6)}).ref
     other = repo.save("other", {"w": np.zeros(7), "b": np.zeros(1)}, metadata={"training": {}}).ref

@@ -179,6 +179,15 @@ class TestProducer:
         with Publisher(repo, name, 10) as publisher, pytest.raises(StoreFullError):
             publisher.publish({"t": np.zeros(1 << 30, np.uint8)}).committed(30)
 
+    @pytest.mark.parametrize("loss", [float("nan"), float("inf"), np.float32(0.5)])
+    def test_a_training_that_diverges_is_published(self, repo, name, loss):
+        with Publisher(repo, name, 1) as publisher:
+            assert publisher.step(loss, tensors(1))
+            info = repo.info(publisher.publish(tensors(2), loss).committed(30).ref)
+        assert publisher.report().failed == 0
+        assert info.metadata == {"iteration": 1, "loss": float(loss) if np.isfinite(loss) else None}
+        assert repr(info.quality) == repr(-float(loss))
+
     def test_iterations_that_do_not_increase_are_refused(self, repo, name):
         with Publisher(repo, name, 10) as publisher:
             publisher.step(1.0, tensors(1), 5)
