@@ -33,6 +33,8 @@ _REF, _GRAPH, _QUALITY, _METADATA = _OURS = (
 )
 
 _FORMAT = {"format": "pt"}
+_PANDAS = "pandas"
+"""What pandas says in an Arrow file is about the columns of that file, and wrong of those that are written."""
 
 
 def write(path: str | os.PathLike[str], info: ModelInfo, graph: ModelGraph, tensors: Mapping[str, np.ndarray]) -> None:
@@ -82,7 +84,7 @@ def _texts_of(metadata: Mapping[str, object]) -> dict[str, str]:
 
 def _metadata_of(facts: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of a file: what it was exported with, and what it says by other names."""
-    said = {key: value for key, value in facts.items() if key not in _OURS}
+    said = {key: value for key, value in facts.items() if key not in (*_OURS, _PANDAS)}
     if _METADATA not in facts:
         return dict[str, Any](said)
     stored = jsontext.mapping(facts[_METADATA], _METADATA)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pyarrow as pa
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.store import Quantize
-from tensorvine.store.errors import CorruptDataError, GraphError, StorageError
+from tensorvine.store.errors import CorruptDataError, GraphError, RepositoryNotFoundError, StorageError
 
 from tests.support.disk import chain, same, start, weights
 from tests.support.s3 import SECRET, S3Server
@@ -73,6 +74,18 @@ class TestRoundTrips:
             assert repo.info(again).metadata == own
         numpy.save_file(numpy.load_file(ours), ours, metadata=said(ours) | {"added": "later"})
         assert repo.info(repo.import_(ours, "said").ref).metadata == {"added": "later"}
+
+    def test_what_an_arrow_file_says_of_itself(self, repo: Repository, tmp_path: Path) -> None:
+        repo.export("m", tmp_path / "m.arrow")
+        table = pa.ipc.open_file(pa.BufferReader((tmp_path / "m.arrow").read_bytes())).read_all()
+        table = table.replace_schema_metadata({"license": "mit", "pandas": "{}"})
+        with pa.ipc.new_file(str(tmp_path / "theirs.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        ref = repo.import_(tmp_path / "theirs.arrow", "theirs").ref
+        assert repo.info(ref).metadata == {"license": "mit"}
+        repo.export(ref, tmp_path / "ours.arrow")
+        said = pa.ipc.open_file(pa.BufferReader((tmp_path / "ours.arrow").read_bytes())).schema.metadata
+        assert (said[b"license"], b"pandas" in said) == (b"mit", False)
 
     def test_metadata_that_is_no_plain_text_comes_back(self, repo: Repository, tmp_path: Path) -> None:
         metadata = {"epoch": 3, "odd": "\ud800", "tensorvine.graph": "no graph", "text": "é", "format": "pt"}
@@ -146,6 +159,13 @@ class TestBadFiles:
         numpy.save_file({"a": np.zeros(1)}, file, metadata={f"tensorvine.{fact}": text})
         with pytest.raises(CorruptDataError, match=f"{file}: expected facts that export wrote"):
             repo.import_(file, "bad")
+
+    @pytest.mark.parametrize("path", ["memory://a", "fsspec+memory://a", "mock:///a", "unknown://a", "/a\0b"])
+    def test_a_path_that_nobody_else_sees_starts_no_repository(self, cluster: object, path: str) -> None:
+        with pytest.raises(StorageError, match="expected"):
+            Repository.start("nowhere", path=path)
+        with pytest.raises(RepositoryNotFoundError):
+            Repository.connect("nowhere")
 
     def test_what_is_no_path(self, repo: Repository) -> None:
         for path in (None, 3, b"m.arrow", "a\0.arrow", "memory://m.arrow", "unknown://a/m.arrow"):
