@@ -129,6 +129,8 @@ def _check_bare(value: object, origins: set[str], where: str, depth: int = 0) ->
         TensorMismatchError: it is.
     """
     kind, more = type(value), ""
+    if kind is np.ndarray:
+        return
     if isinstance(value, list | tuple):
         if depth > MOST_AXES:
             raise TensorMismatchError(f"{where}: expected {_EXPECTED} of at most {MOST_AXES} axes; found deeper lists")
