@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ...store.arrays import as_numpy, checked
-from ...store.errors import GraphError, TensorNotFoundError
+from ...store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ...store.values import base_of
-from ..memory.copying import Pair, copy_all
 
 if TYPE_CHECKING:
     import keras
-    from torch import nn
 
-    from ...store.keras_memory import WeightMemory
+    from ...store.keras import ModelState
+
+_log = logging.getLogger(__name__)
 
 _OPTIMIZER = "optimizer/"
 
@@ -43,10 +44,36 @@ def adapter_of(model: object) -> ModuleType:
     raise GraphError(f"expected a Keras model or a torch module; found {type(model).__name__}")
 
 
-def recipe_of(model: object) -> str | None:
-    """Return what rebuilds a Keras model; None for a torch module, which only its code can rebuild."""
+def is_keras(adapter: ModuleType) -> bool:
+    """Tell which of the two adapters it is, without an import of Keras."""
+    return hasattr(adapter, "ModelState")
+
+
+def parts_of(model: object) -> tuple[dict[str, np.ndarray], ModelGraph]:
+    """Return a model's tensors, without a copy where the framework allows it, and its graph, which names them."""
     adapter = adapter_of(model)
-    return adapter.recipe_of(model) if _is_keras(adapter) else None
+    if is_keras(adapter):
+        state: ModelState = adapter.ModelState(model)
+        tensors = state.tensors()
+        return tensors, state.graph(tensors)
+    return adapter.tensors_of(model), adapter.graph_of(model)
+
+
+def recipe_of(model: object) -> str | None:
+    """Return what rebuilds a Keras model, or a note of why nothing can; None for a torch module."""
+    adapter = adapter_of(model)
+    if not is_keras(adapter):
+        return None
+    try:
+        return adapter.recipe_of(model)
+    except GraphError as exc:
+        _say_without_recipe(type(model).__qualname__, str(exc))
+        return adapter.note_of(str(exc))
+
+
+@cache
+def _say_without_recipe(kind: str, reason: str) -> None:
+    _log.warning("%s is stored without what it takes to build it again, load_model needs into=: %s", kind, reason)
 
 
 def training_tensors_of(model: object, optimizer: object, scheduler: object) -> dict[str, np.ndarray]:
@@ -62,7 +89,7 @@ def training_tensors_of(model: object, optimizer: object, scheduler: object) -> 
         GraphError: a torch module does not know its optimizer, and Keras' optimizers know their schedule.
     """
     adapter, kind = adapter_of(model), type(model).__name__
-    if _is_keras(adapter):
+    if is_keras(adapter):
         if not isinstance(optimizer, bool) or scheduler is not None:
             raise GraphError(
                 f"optimizer of a Keras model ({kind}): expected True or False, and no scheduler; "
@@ -88,79 +115,135 @@ def _of_torch(optimizer: object, kind: str) -> Any:
     return optimizer
 
 
-def rebuild(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> keras.Model:
-    """Build a Keras model from what `save_model` stored, and give it its tensors."""
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is to be loaded; see `Repository.load_model`."""
+
+    optimizer: object = True
+    """Of a torch module, gets its state; of a Keras model, True: its own does, where it was saved."""
+    scheduler: object = None
+    """Of a torch module's optimizer, gets its state."""
+    strict: bool = True
+    """The model may have no tensor that was not stored."""
+    compiled: bool = True
+    """A Keras model that is built is compiled, if the stored one was."""
+    custom_objects: Mapping[str, object] | None = None
+    """Classes and functions of Keras by name."""
+
+
+def load(
+    recipe: str | None,
+    into: object,
+    tensors: Mapping[str, np.ndarray],
+    graph: ModelGraph,
+    options: LoadOptions,
+) -> object:
+    """Fill a model, or build the Keras model of a recipe and fill that; errors as in `Repository.load_model`.
+
+    Args:
+        recipe: what `recipe_of` gave.
+        into: the model to fill; None: one is built.
+        tensors: all of the version.
+        graph: the stored model's.
+        options: what else was asked for.
+    """
+    if into is not None and not is_keras(adapter_of(into)):
+        asked = {"compile=False": not options.compiled, "custom_objects=": options.custom_objects}
+        given = [name for name, value in asked.items() if value]
+        if given:
+            raise GraphError(f"{', '.join(given)}: expected a Keras model; found {type(into).__name__}")
+        fill(into, tensors, graph, options)
+        return into
+    if into is None and recipe is None:
+        raise GraphError(
+            "expected a version that save_model stored from Keras; give into= to fill a model that you built"
+        )
+    if not isinstance(options.optimizer, bool) or options.scheduler is not None:
+        raise GraphError(
+            "optimizer of a Keras model: expected True or False, and no scheduler; "
+            f"found {type(options.optimizer).__name__} and {type(options.scheduler).__name__}"
+        )
+    from ...store.keras import knowing
+
+    with knowing(options.custom_objects):
+        if into is None:
+            return _rebuilt(cast(str, recipe), tensors, graph, options)
+        fill(into, tensors, graph, options)
+    return into
+
+
+def _rebuilt(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> keras.Model:
     from ...store import keras as keras_adapter
 
-    model = keras_adapter.build(recipe)
-    fill(model, tensors, graph)
+    try:
+        model = keras_adapter.build(recipe, compiled=options.compiled)
+    except GraphError as exc:
+        raise GraphError(f"{exc}; give into= to fill a model that you built") from exc
+    own, state = parted(tensors, graph)
+    if not (options.optimizer and options.compiled):
+        state = {}
+    try:
+        keras_adapter.fill(model, own, graph, state)
+        if not state and getattr(model, "optimizer", None) is not None:
+            model.compile_from_config(model.get_compile_config())  # some optimizers begin with the weights
+    except (GraphError, TensorMismatchError, TensorNotFoundError) as exc:
+        raise GraphError(
+            f"what was built again from configs does not take what is stored: {exc}; give into= to fill a model that "
+            "you built"
+        ) from exc
     return model
 
 
-def fill(
-    model: object,
-    tensors: Mapping[str, np.ndarray],
-    graph: ModelGraph,
-    *,
-    optimizer: object = True,
-    scheduler: object = None,
-    strict: bool = True,
-) -> None:
-    """Assign tensors to a model, those of its optimizer too where they were saved.
+def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> None:
+    """Assign tensors to a model, those of its optimizer too where they were saved; all or nothing.
 
     They are matched by name; where the names differ, as those do that Keras numbers, by architecture: `graph` is
     that of the stored model.
 
     Args:
-        model: is filled.
-        tensors: what was stored.
-        graph: that of the stored model.
-        optimizer: of a torch module, gets its state; of a Keras model, True: that which it has does.
-        scheduler: of a torch module's optimizer, gets its state.
-        strict: the model may have no tensor that was not stored.
+        model: a Keras model or a torch module.
+        tensors: all of the version.
+        graph: the version's.
+        options: what else was asked for.
 
     Raises:
         TensorNotFoundError: the model has no such tensor, and another architecture, or one that was not stored.
         TensorMismatchError: a tensor has another shape or dtype; none was assigned.
+        GraphError: a layer refused its state; the model is as it was, as far as its layers' hooks take it back.
     """
     adapter = adapter_of(model)
-    own = {name: array for name, array in tensors.items() if not _is_of_training(name)}
+    own, state = parted(tensors, graph)
+    if is_keras(adapter):
+        adapter.fill(model, own, graph, state if options.optimizer else {}, strict=options.strict)
+        return
     target: ModelGraph = adapter.graph_of(model)
-    if not _bases(own) <= _bases(target.tensors):
-        own = _unwrapped(own, target) or _renamed(own, graph, target) or own
-    missing = _lacking(adapter, model, own, target) if strict else []
+    if not bases(own) <= bases(target.tensors):
+        own = _unwrapped(own, target) or renamed(own, graph, target) or own
+    missing: list[str] = adapter.lacking(model, own.keys()) if options.strict else []
     if missing:
         raise TensorNotFoundError(
             f"expected values for all tensors of the model, or strict=False; {missing[:8]} of it are not stored"
         )
-    if _is_keras(adapter):
-        adapter.assign(model, own)
-        if any(name.startswith(_OPTIMIZER) for name in tensors):
-            adapter.assign_optimizer(model, {k: v for k, v in tensors.items() if k.startswith(_OPTIMIZER)})
-        return
-    given = None if optimizer is True else _of_torch(optimizer, type(model).__name__)
-    training = adapter.restoring(model, tensors, given, scheduler, _names_of(tensors, own))
+    optimizer = None if options.optimizer is True else _of_torch(options.optimizer, type(model).__name__)
+    training = adapter.restoring(model, state, optimizer, options.scheduler, _names_of(tensors, own))
     adapter.assign(model, own)
     training.apply()
 
 
-def _is_keras(adapter: ModuleType) -> bool:
-    return hasattr(adapter, "recipe_of")
+def parted(tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Tell the tensors of a model from those of its optimizer and schedule; a layer may be called so, too."""
+    layers = set(graph.tensors)
+    state = {name: a for name, a in tensors.items() if name not in layers and _is_of_training(name)}
+    return {name: array for name, array in tensors.items() if name not in state}, state
 
 
 def _is_of_training(name: str) -> bool:
     return name.startswith(_OPTIMIZER) or base_of(name) == "scheduler"
 
 
-def _bases(names: Iterable[str]) -> set[str]:
+def bases(names: Iterable[str]) -> set[str]:
     """Return the names of tensors and of values: how many arrays a value takes may change."""
     return {base_of(name) or name for name in names}
-
-
-def _lacking(adapter: ModuleType, model: object, own: Mapping[str, np.ndarray], target: ModelGraph) -> list[str]:
-    if _is_keras(adapter):
-        return sorted(set(target.tensors) - own.keys())
-    return adapter.lacking(model, own.keys())
 
 
 def _names_of(tensors: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -174,11 +257,11 @@ def _unwrapped(tensors: Mapping[str, np.ndarray], target: ModelGraph) -> dict[st
     for prefix in ("module.", "_orig_mod."):
         if all(name.startswith(prefix) for name in tensors):
             found = {name.removeprefix(prefix): array for name, array in tensors.items()}
-            return found if _bases(found) <= _bases(target.tensors) else None
+            return found if bases(found) <= bases(target.tensors) else None
     return None
 
 
-def _renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelGraph) -> dict[str, np.ndarray] | None:
+def renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelGraph) -> dict[str, np.ndarray] | None:
     """Return the tensors under the names that `target` has for them; None unless the architectures are equal."""
     if graph.fingerprint != target.fingerprint:
         return None
@@ -186,133 +269,3 @@ def _renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: Model
     if any(len(layer.tensors) != len(source.tensors) for layer, source in pairs):  # values that take more arrays
         return None
     return {m: tensors[t] for layer, source in pairs for m, t in zip(layer.tensors, source.tensors, strict=True)}
-
-
-class Source:
-    """Gives the tensors of one model, which is trained, again and again.
-
-    What can be known once is found out once: the architecture, what rebuilds the model, the names of its weights.
-
-    Args:
-        model: a Keras model, a torch module, a mapping of names to arrays, or a callable that gives one of these.
-    """
-
-    def __init__(self, model: object) -> None:
-        self._model = model
-        self.graph: ModelGraph | None = None
-        """None for a mapping."""
-        self.recipe: str | None = None
-        held = self._held(model)
-        self._weights: Any = None
-        self._adapter: Any = None
-        if not isinstance(held, Mapping):
-            self._adapter = adapter_of(held)
-            self.graph, self.recipe = self._adapter.graph_of(held), recipe_of(held)
-            if hasattr(self._adapter, "weights_of"):
-                self._weights = self._adapter.weights_of(held)
-
-    def is_of(self, model: object) -> bool:
-        """Tell whether this is the source of just that object."""
-        return self._model is model
-
-    def tensors(self, model: object) -> Mapping[str, object]:
-        """Return the tensors as they are now, without a copy where the framework allows it."""
-        if self._weights is not None:
-            return self._adapter.snapshot(self._weights)
-        held = self._held(model)
-        return cast("Mapping[str, object]", held) if isinstance(held, Mapping) else self._adapter.tensors_of(held)
-
-    @staticmethod
-    def _held(model: object) -> object:
-        if isinstance(model, Mapping):
-            return cast("Mapping[str, object]", model)
-        return model() if callable(model) and not _is_model(model) else model
-
-
-def _is_model(value: object) -> bool:
-    roots = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    return bool(roots & {"keras", "torch"})
-
-
-class Filler:
-    """Fills one model, which only answers, with one version after the other: one copy of the bytes.
-
-    What can be known once is found out once: the model's architecture, the names of its weights and their memory.
-
-    Args:
-        model: a Keras model or a torch module.
-        helper: copies half of many bytes.
-    """
-
-    def __init__(self, model: Any, helper: Executor) -> None:
-        self._model = model
-        self._adapter = adapter_of(model)
-        self._graph: ModelGraph = self._adapter.graph_of(model)
-        self._memory: Any = _keras_memory(model) if _is_keras(self._adapter) else _TorchMemory(model)
-        self._names = _bases(self._graph.tensors)
-        self._expected = {
-            name: (str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
-            for name, weight in self._memory.weights.items()
-        }
-        self._helper = helper
-
-    def fill(self, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
-        """Write a version's tensors; those of its optimizer are left out.
-
-        Raises:
-            GraphError: another architecture than the model's.
-            TensorNotFoundError: the model has no such tensor, or one that it has is missing.
-            TensorMismatchError: a tensor has another shape or dtype. None was written.
-        """
-        own = {name: array for name, array in tensors.items() if not _is_of_training(name)}
-        if len(graph.layers):
-            renamed = own if _bases(own) == self._names else _renamed(own, graph, self._graph)
-            if renamed is None or graph.fingerprint != self._graph.fingerprint:
-                raise GraphError(
-                    f"expected the architecture of the model that answers; found {_unlike(graph, self._graph)}"
-                )
-            own = renamed
-        missing = sorted(self._names - _bases(own))
-        if missing:
-            raise TensorNotFoundError(f"expected all {len(self._names)} tensors of the model; {missing} are missing")
-        kept = {name: array for name, array in own.items() if name not in self._expected}
-        arrays = checked({name: array for name, array in own.items() if name in self._expected}, self._expected)
-        pairs: list[Pair] = []
-        for name, array in arrays.items():
-            target = self._memory.in_place(name)
-            if target is not None:
-                pairs.append((target, array))
-            else:
-                kept[name] = array
-        if kept:
-            self._adapter.assign(self._model, kept)
-        copy_all(pairs, self._helper)
-
-
-def _keras_memory(model: keras.Model) -> WeightMemory:
-    from ...store.keras_memory import WeightMemory
-
-    return WeightMemory(model)
-
-
-class _TorchMemory:
-    """The memory of a torch module's own tensors; those on a GPU have none that NumPy could write to."""
-
-    def __init__(self, module: nn.Module) -> None:
-        from ...store.torch import State
-
-        state = State(module)
-        self.weights = {name: tensor for name, tensor in state.tensors.items() if state.is_own(name)}
-
-    def in_place(self, name: str) -> np.ndarray | None:
-        tensor = self.weights[name]
-        return as_numpy(tensor, f"tensor {name!r}") if tensor.device.type == "cpu" else None
-
-
-def _unlike(graph: ModelGraph, mine: ModelGraph) -> str:
-    """Say where an architecture leaves ours."""
-    same = mine.common_prefix(graph)
-    other = next((layer for layer in graph.layers if layer.name not in same.values()), None)
-    if other is None:
-        return f"one of {len(graph.layers)} layers, where the model has {len(mine.layers)}"
-    return f"layer {other.name!r} {dict(other.config)}, which the model has not"

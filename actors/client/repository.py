@@ -136,20 +136,20 @@ class Repository(Deployment):
 
         Args:
             name: as in `save`.
-            model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither.
-            optimizer: True: save the state of the optimizer that a Keras model was compiled with, too, as tensors named
-                `optimizer/...`. Of a torch module, its optimizer.
-            scheduler: a torch optimizer's learning-rate schedule, whose state is saved as `scheduler:json`.
+            model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither. A Keras
+                model without a config is saved without a recipe: `load_model` needs `into` then.
+            optimizer: True: the state of a Keras model's optimizer is saved, too, as tensors named `optimizer/...`. Of a
+                torch module, its optimizer.
+            scheduler: a torch optimizer's learning-rate schedule.
             as_save: the keyword arguments of `save`, except `graph`.
 
         Raises:
             GraphError: the optimizer is none that goes with the model.
             TensorMismatchError: part of the model's state cannot be stored; the message names it.
         """
-        adapter = frameworks.adapter_of(model)
-        tensors = adapter.tensors_of(model)
+        tensors, graph = frameworks.parts_of(model)
         tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
-        graph, recipe = adapter.graph_of(model), frameworks.recipe_of(model)
+        recipe = frameworks.recipe_of(model)
         return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
     # ---- loading --------------------------------------------------------------------------------------
@@ -191,37 +191,47 @@ class Repository(Deployment):
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
     def load_model(
-        self, model: Model, *, into: Any = None, optimizer: Any = True, scheduler: Any = None, strict: bool = True
+        self,
+        model: Model,
+        *,
+        into: Any = None,
+        optimizer: Any = True,
+        scheduler: Any = None,
+        strict: bool = True,
+        compile: bool = True,  # noqa: A002  Keras' own name for it
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Load a Keras or PyTorch model.
+        """Load a Keras or PyTorch model: all that was stored of it, or an error and `into` as it was.
 
         Args:
             model: the version.
-            into: a model to assign the tensors to, by name, or by architecture where the names differ. None: a Keras
-                model is built again from what was stored, compiled as it was; a torch module cannot be built without
-                its code. One on the device "meta" gets memory on the CPU.
-            optimizer: a torch optimizer over the parameters of `into`, which gets the state that was saved.
-            scheduler: a schedule of that optimizer, likewise.
+            into: a model to give the tensors to, by name, or by architecture where the names differ, and what its
+                layers keep beside them (vocabularies, own assets, extra state). A torch module on the device "meta"
+                gets memory on the CPU. None: a Keras model is built again, compiled as it was.
+            optimizer, scheduler: a torch optimizer over the parameters of `into`, and its schedule: they get the state
+                that was saved. Of a Keras model, `optimizer` says whether its optimizer gets what was saved, if any.
             strict: `into` may have no tensor that the version does not have.
+            compile: compile a Keras model that is built again. False: do not, and leave its optimizer's state out.
+            custom_objects: classes and functions of Keras by name, beside those of a `CustomObjectScope`.
 
         Raises:
-            GraphError: `into` is None and no Keras model was saved.
-            TensorNotFoundError: a tensor has no place in `into`, or one of `into` was not saved.
-            TensorMismatchError: a tensor of `into` has another shape or dtype, or the optimizer is another one.
-                Nothing was changed.
+            GraphError: `into` is None and nothing was saved that can be built again, a layer does not take what was
+                stored of it, or an argument means nothing for such a model.
+            TensorNotFoundError: a tensor has no place in `into` or its optimizer, or one of these was not saved.
+            TensorMismatchError: a tensor has another shape or dtype, or the optimizer is of another class.
         """
         header = self._header(model)
-        tensors, graph = self.load(header.ref), self._catalog.graph(header.ref, header.graph_key)
+        graph, recipe = self._catalog.graph(header.ref, header.graph_key), None
         if into is None:
             _, recipe = self._catalog.architecture(header.ref, header.graph_key)
-            if recipe is None:
-                raise GraphError(
-                    f"load_model of {header.ref}: expected a version that save_model stored from Keras; give into= "
-                    "to fill a model that you built"
-                )
-            return frameworks.rebuild(recipe, tensors, graph)
-        frameworks.fill(into, tensors, graph, optimizer=optimizer, scheduler=scheduler, strict=strict)
-        return into
+        of_training = optimizer is not False or scheduler is not None
+        wanted = None if of_training or not graph.layers else [layer.name for layer in graph.layers]
+        tensors = self.load(header.ref, layers=wanted)
+        try:
+            options = frameworks.LoadOptions(optimizer, scheduler, strict, compile, custom_objects)
+            return frameworks.load(recipe, into, tensors, graph, options)
+        except GraphError as exc:
+            raise GraphError(f"load_model of {header.ref}: {exc}") from exc
 
     # ---- questions about one model --------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from ...store.keras import ModelState
+
 
 class ModelParts:
     """A model taken apart once.
@@ -39,21 +41,21 @@ class ModelParts:
         self.graph: ModelGraph
         self._model: Any = model
         self._adapter = adapter_of(model)
-        self.graph = self._adapter.graph_of(model)
-        self._keras = hasattr(self._adapter, "weights_of")
-        self._tensors: dict[str, Any] = (
-            self._adapter.weights_of(model) if self._keras else self._adapter.live_tensors(model)
-        )
+        self._state: ModelState | None = None
+        if hasattr(self._adapter, "ModelState"):
+            self._state = self._adapter.ModelState(model)
+        self.graph = self._state.graph() if self._state else self._adapter.graph_of(model)
+        self._tensors: dict[str, Any] = dict(self._state.weights) if self._state else self._adapter.live_tensors(model)
         """Name -> the framework's own tensor, which stays the same while it is trained."""
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
-        return self._adapter.snapshot(self._tensors) if self._keras else self._adapter.tensors_of(self._model)
+        return self._state.tensors() if self._state else self._adapter.tensors_of(self._model)
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Set the tensors that are named."""
-        if self._keras:
-            self._adapter.assign_to(self._tensors, tensors)
+        if self._state is not None:
+            self._state.assign(tensors)
         else:
             self._adapter.assign(self._model, tensors)
 
@@ -61,13 +63,14 @@ class ModelParts:
         """Keep tensors as they are while the model is trained.
 
         Args:
-            names: of the tensors. A Keras model is to be compiled after this.
+            names: of the tensors; what layers keep beside their weights is not trained anyway. A Keras model is to be
+                compiled after this.
 
         Returns:
             Call it when the model is not trained any more: takes off what was attached to it; flags stay.
         """
-        frozen = {name: self._tensors[name] for name in names}
-        if self._keras:
+        frozen = {name: self._tensors[name] for name in names if name in self._tensors}
+        if self._state is not None:
             _freeze_layers(self._adapter.all_layers(self._model), {id(weight) for weight in frozen.values()})
             return _nothing
         for tensor in frozen.values():

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 
 from ...store.errors import TensorVineError
 from ...store.refs import ModelRef, check_name
-from ..client.frameworks import Source
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Advice, Observed
 from ..rpc.messages import check_transport
 from .published import PublishReport, Told, Update
+from .source import Source
 from .trigger import ScheduleLike, Trigger, trigger_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 from ...store.errors import OperationTimeoutError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
-from ..client.frameworks import Filler
+from .filler import Filler
 
 if TYPE_CHECKING:
     from torch import nn
@@ -117,9 +117,9 @@ class Serving:
                         f"{copy.answering} did not"
                     )
             first = copy.ref is None
-            copy.fill(tensors, graph)
+            void = copy.fill(tensors, graph)
             copy.ref = ref
-            if first and copy.compiles and self._sample is not None:
+            if (first or void) and copy.compiles and self._sample is not None:
                 copy.answer(self._sample)  # it compiles at its first answer: now, and not when somebody waits
             with self._changed:
                 self._active, self._other = copy, self._active
@@ -173,7 +173,7 @@ class Serving:
         self._helper.shutdown()
 
 
-_Sides = tuple[Callable[[object], object], Callable[[Mapping[str, np.ndarray], ModelGraph], None], bool]
+_Sides = tuple[Callable[[object], object], Callable[[Mapping[str, np.ndarray], ModelGraph], bool | None], bool]
 
 
 def _sides(model: Any, helper: ThreadPoolExecutor) -> _Sides:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..client.frameworks import Source
 from ..client.repository import Repository
 from ..client.save.request import Saved
+from .source import Source
 
 
 def save_weights(repo: Repository, name: str, weights: object, *, timeout: float = 60.0) -> Saved:

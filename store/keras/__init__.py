@@ -3,27 +3,23 @@
 From outside: the names below. It stands on the arrays, facts and graphs of `store`.
 """
 
-from .recipe import all_layers, build, recipe_of
+from .optimizers import assign_optimizer, optimizer_state_of, optimizer_tensors_of
+from .recipe import all_layers, build, knowing, note_of, recipe_of
+from .state import ModelState, assign_to, snapshot
 from .vertices import graph_of
-from .weights import (
-    assign,
-    assign_optimizer,
-    assign_to,
-    optimizer_state_of,
-    optimizer_tensors_of,
-    snapshot,
-    tensors_of,
-    weights_in_call_order,
-    weights_of,
-)
+from .weights import assign, fill, tensors_of, weights_in_call_order, weights_of
 
 __all__ = [
+    "ModelState",
     "all_layers",
     "assign",
     "assign_optimizer",
     "assign_to",
     "build",
+    "fill",
     "graph_of",
+    "knowing",
+    "note_of",
     "optimizer_state_of",
     "optimizer_tensors_of",
     "recipe_of",

@@ -13,6 +13,7 @@ from typing import cast
 import keras
 
 from ..facts import Json, fact
+from .kept import without_learned
 
 
 def config_of(operation: keras.Operation) -> dict[str, Json]:
@@ -22,6 +23,8 @@ def config_of(operation: keras.Operation) -> dict[str, Json]:
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         names = list(signature(type(operation).__init__).parameters)[1:]
         config = {name: getattr(operation, name) for name in names if hasattr(operation, name)}
+    kind = next((base.__name__ for base in type(operation).__mro__ if base.__module__.startswith("keras.")), "")
+    config = without_learned(kind, config)
     kept = {key: value for key, value in config.items() if key not in ("name", "trainable")}
     if isinstance(operation, keras.layers.Lambda):
         kept["function"] = operation.function  # Keras's own encoding depends on the file's lines
@@ -40,7 +43,8 @@ def _without_noise(value: object) -> object:
     given = entries.get("config")
     if isinstance(given, dict) and "class_name" in entries:
         noise = ("name", "trainable", "dtype") if "name" in given else ()
-        config = {key: item for key, item in cast("dict[str, object]", given).items() if key not in noise}
+        told = without_learned(str(entries["class_name"]), cast("dict[str, object]", given))
+        config = {key: item for key, item in told.items() if key not in noise}
         entries = {"class_name": entries["class_name"], "config": _numbered(config)}
     return {key: _without_noise(item) for key, item in entries.items()}
 

@@ -3,6 +3,7 @@
 Rules
 - It is what a `.keras` file holds beside the weights: configs, built shapes, and how the model was compiled.
 - Code inside a recipe is refused, unless the process allowed it.
+- A model that no recipe can be written of has a note in its place, which says why.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import keras
+from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from ..bounds import jsontext
@@ -26,6 +29,7 @@ _BUILDING = (
     *(MemoryError, RecursionError, TypeError, ValueError),
 )
 """What Keras raises when it builds what no model is of."""
+_NOTE = "without_recipe"
 
 
 def recipe_of(model: keras.Model) -> str:
@@ -42,10 +46,16 @@ def recipe_of(model: keras.Model) -> str:
         flags = [layer.trainable for layer in all_layers(model)]
         return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
     except (NotImplementedError, TypeError, ValueError) as exc:
-        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found {exc}") from exc
+        found = " ".join(str(exc).partition("Example:")[0].split())
+        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found: {found}") from exc
 
 
-def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> keras.Model:
+def note_of(reason: str) -> str:
+    """Write what stands in the place of a recipe: why there is none."""
+    return json.dumps({_NOTE: reason}, separators=(",", ":"))
+
+
+def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
     """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
 
     Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused
@@ -53,26 +63,52 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> ke
 
     Args:
         recipe: what `recipe_of` wrote.
-        custom_objects: classes and functions by name that are not registered with Keras.
+        custom_objects: classes and functions by name that are not registered with Keras; those of the thread's
+            `keras.saving.CustomObjectScope` are known as well.
+        compiled: False: it is not compiled, whether it was or not.
 
     Raises:
         GraphError: the text is no recipe, or a class in it is not known here.
     """
     try:
         entries = jsontext.mapping(recipe, "recipe")
-        flags, compiled = entries.pop("trainable_flags"), entries.pop("compile_config", None)
-        with ObjectSharingScope(), keras.saving.CustomObjectScope(dict(custom_objects or {})):
+        if _NOTE in entries:
+            raise GraphError(
+                f"expected a model that can be built again; it was saved without a recipe, {entries[_NOTE]}"
+            )
+        flags, how = entries.pop("trainable_flags"), entries.pop("compile_config", None)
+        with ObjectSharingScope(), knowing(custom_objects):
             model = keras.saving.deserialize_keras_object(entries)
-            for layer, flag in zip(all_layers(model), flags, strict=True):
+            layers = all_layers(model)
+            if len(layers) != len(flags):
+                raise GraphError(
+                    f"recipe: expected configs of {len(flags)} layers; found that they build {len(layers)}"
+                )
+            for layer, flag in zip(layers, flags, strict=True):
                 if layer.trainable != flag:
                     layer.trainable = flag
-            if compiled:  # after the flags, which say what the optimizer holds
-                model.compile_from_config(compiled)
+            if how and compiled:  # after the flags, which say what the optimizer holds
+                model.compile_from_config(how)
+    except GraphError:
+        raise
     except (*_BUILDING, CorruptDataError) as exc:
-        raise GraphError(f"recipe: expected what recipe_of writes, of classes known here; found {exc}") from exc
+        expected = "expected what recipe_of writes, of classes that can be imported, or are given by custom_objects="
+        raise GraphError(f"recipe: {expected}; found {_cause(exc)}") from exc
     if not isinstance(model, keras.Model):
         raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
     return model
+
+
+def _cause(exc: Exception) -> str:
+    """Return what Keras says went wrong, without what it says of all that is around it, and whole configs."""
+    inner = str(exc).rpartition("Exception encountered:")[2].partition("Full object config:")[0]
+    return f"{' '.join(inner.split()):.600}" or type(exc).__name__
+
+
+def knowing(custom_objects: Mapping[str, object] | None) -> AbstractContextManager[object]:
+    """Have Keras know these by name, beside those of this thread's scope: an inner scope of Keras hides the outer."""
+    held = cast("Mapping[str, object]", get_global_attribute("custom_objects_scope_dict", {}))
+    return keras.saving.CustomObjectScope({**held, **(custom_objects or {})})
 
 
 def all_layers(model: keras.Model) -> list[keras.Layer]:

@@ -10,7 +10,8 @@ Rules
 - A model whose graph Keras does not know (a subclassed one) is taken for a chain of its layers in the order
   in which they were created. The shapes of the weights are then part of the configs, so that layers which
   match have tensors which match.
-- Tensors are those of `model.weights`: moving statistics are among them, states of random seeds are not.
+- Tensors are those of `model.weights`: moving statistics are among them, states of random seeds are not. What a
+  layer keeps beside them (a vocabulary, see `kept`) follows the weights of its vertex.
   A tensor is named after its layer, its sublayers and itself, as in Keras's own paths, but without the
   parts that depend on what else the process has built. So a model built again has the same names.
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,7 @@ from ..errors import GraphError
 from ..facts import call_facts
 from ..graphs.graph import Layer, ModelGraph
 from .configs import config_of
+from .kept import Keeper, holds_its_parts, keeps
 
 if TYPE_CHECKING:
     from keras.src.ops.node import Node
@@ -49,14 +51,14 @@ def graph_of(model: keras.Model) -> ModelGraph:
     """Flatten a model to the graph of its leaf layers (DStore, section IV; EvoStore, section IV-A).
 
     Raises:
-        GraphError: the model has no weights yet because its input shape is unknown.
+        GraphError: the model has no weights yet because its input shape is unknown, or a layer cannot give its state.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
     >>> graph_of(model).layers[-1].tensors
     ('out/kernel', 'out/bias')
     """
-    return ModelGraph(Flattened(model).vertices)
+    return Flattened(model).graph()
 
 
 class Flattened:
@@ -71,9 +73,32 @@ class Flattened:
         self.weights: dict[str, keras.Variable] = {}
         self.names: dict[int, str] = {}
         """id of a weight -> its name."""
+        self.keepers: dict[int, Keeper] = {}
+        """id of a layer that keeps something outside of its variables -> what tells it."""
+        self.keepers_of: defaultdict[str, list[Keeper]] = defaultdict(list)
+        """Vertex -> the keepers in it."""
         self._taken: set[str] = set()
         self._seen: set[int] = set()
         self._expand(model, "", None, renamed=renamed)
+        self._name_folders()
+
+    def graph(self, kept: Iterable[str] | None = None) -> ModelGraph:
+        """Return the graph, with what layers keep beside their weights among its tensors.
+
+        Args:
+            kept: names of that, among others; None: layers are asked.
+        """
+        if not self.keepers:
+            return ModelGraph(self.vertices)
+        if kept is None:
+            kept = [name for keeper in self.keepers.values() for name in keeper.tensors(self.names.keys())]
+        others = [name for name in kept if name not in self.weights]
+        layers: list[Layer] = []
+        for vertex in self.vertices:
+            keepers = self.keepers_of.get(vertex.name, ())
+            more = [name for name in others if any(keeper.part_of(name) for keeper in keepers)]
+            layers.append(Layer(vertex.name, vertex.config, vertex.inputs, (*vertex.tensors, *more)))
+        return ModelGraph(layers)
 
     def _expand(self, model: object, path: str, feeds: list[_Output] | None, *, renamed: bool) -> list[_Output]:
         """Put a model's layers in its place; returns what its outputs are.
@@ -147,8 +172,11 @@ class Flattened:
     def _rest(self, model: object, path: str, renamed: bool) -> None:
         """Weights that the model itself holds, and layers that are attached to it but in no call."""
         own = [(weight, _weight_name(weight)) for weight in _own_weights(model) if id(weight) not in self.names]
-        if own:
+        keeper = isinstance(model, keras.Layer) and keeps(type(model)) and id(model) not in self.keepers
+        if own or keeper:
             name = self._unique((path or "model/").removesuffix("/"))
+            if keeper:
+                self._keep(model, name, "")
             shapes = [list(weight.shape) for weight, _ in own]
             config = {"class": type(model).__name__, "weights": shapes}
             self.vertices.append(Layer(name, config, (), self._tensors(own, path)))
@@ -167,6 +195,9 @@ class Flattened:
         own = config_of(operation) if self._configs else {}
         config = {"class": type(operation).__name__, **own, **more}
         tensors = self._tensors(_inner_weights(operation), name + "/")
+        if isinstance(operation, keras.Layer):
+            for layer, inner in _keeping(operation, ""):
+                self._keep(layer, name, inner)
         self.vertices.append(Layer(name, config, tuple(inputs), tensors))
         return name
 
@@ -179,6 +210,22 @@ class Flattened:
                 self.weights[unique] = weight
             result.append(self.names[id(weight)])
         return tuple(result)
+
+    def _keep(self, layer: keras.Layer, vertex: str, inner: str) -> None:
+        keeper = self.keepers.setdefault(id(layer), Keeper(layer, vertex, inner))
+        if keeper not in self.keepers_of[vertex]:
+            self.keepers_of[vertex].append(keeper)
+
+    def _name_folders(self) -> None:
+        """Keep the folders of what layers keep apart from one another, and from those that weights are named by."""
+        if not self.keepers:
+            return
+        names = [*self.weights, *(folder for keeper in self.keepers.values() for folder in keeper.folders.values())]
+        taken = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
+        for keeper in self.keepers.values():
+            for part, folder in keeper.folders.items():
+                keeper.folders[part] = first_free(folder, taken)
+                taken.add(keeper.folders[part])
 
     def _unique(self, name: str) -> str:
         unique = first_free(name, self._taken)
@@ -259,6 +306,15 @@ def _inner_weights(operation: object) -> list[tuple[keras.Variable, str]]:
     for weight, name in _walk(operation, ""):
         names.setdefault(id(weight), name)
     return [(weight, names.get(id(weight), _weight_name(weight))) for weight in operation.weights]
+
+
+def _keeping(layer: keras.Layer, prefix: str) -> Iterator[tuple[keras.Layer, str]]:
+    """A layer and those inside it that keep something outside of their variables, with their paths."""
+    if keeps(type(layer)):
+        yield layer, prefix
+    if not holds_its_parts(layer):
+        for inner in layer._layers:
+            yield from _keeping(inner, f"{prefix}{_name(inner, renamed=True)}/")
 
 
 def _walk(layer: keras.Layer, prefix: str) -> Iterator[tuple[keras.Variable, str]]:

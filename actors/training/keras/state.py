@@ -52,7 +52,6 @@ class KerasState:
         self.steps_done = 0
         weights = weights_in_call_order(model)
         slots = optimizer_state_of(model, numbered=False)
-        slots |= {name: (variable, None) for name, variable in _unlisted(model.optimizer, slots).items()}
         rates = {id(getattr(optimizer, "_learning_rate", None)) for optimizer in _optimizers(model.optimizer)}
         self.rates = {name: variable for name, (variable, _) in slots.items() if id(variable) in rates}
         """Learning rates that are variables, by name."""
@@ -182,19 +181,6 @@ def _optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     inner = getattr(optimizer, "inner_optimizer", None)
     several = [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
     return [optimizer, *(found for other in several for found in _optimizers(other))]
-
-
-def _unlisted(
-    optimizer: keras.Optimizer, slots: Mapping[str, tuple[keras.Variable, str | None]]
-) -> dict[str, keras.Variable]:
-    """Name variables that an optimizer has but does not list, such as Nadam's product of momenta."""
-    known = {id(variable) for variable, _ in slots.values()}
-    return {
-        f"optimizer/{place}/{attribute}": value
-        for place, found in enumerate(_optimizers(optimizer))
-        for attribute, value in vars(found).items()
-        if isinstance(value, keras.Variable) and id(value) not in known
-    }
 
 
 def _seeds(model: keras.Model, weights: Mapping[str, object]) -> dict[str, keras.Variable]:

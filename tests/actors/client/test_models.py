@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import ray
 import torch
-from tensorvine.actors import Repository
+from tensorvine.actors import Publisher, Repository
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import GraphError, TensorMismatchError, TensorNotFoundError
-from tensorvine.store.keras import graph_of, tensors_of
+from tensorvine.store.keras import graph_of, optimizer_tensors_of, tensors_of
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,153 @@ class Tied(torch.nn.Module):
 
     def forward(self, x):
         return self.head(self.embed(x))
+
+
+class Unbuildable(keras.Model):
+    """A model that Keras cannot build again: its argument is no config."""
+
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function, self.dense = function, keras.layers.Dense(2)
+
+    def call(self, x: object) -> object:
+        return self.function(self.dense(x))
+
+
+def words(vocabulary: list[str]) -> keras.Model:
+    model = keras.Sequential([keras.Input((1,), dtype="string"), keras.layers.StringLookup(), keras.layers.Flatten()])
+    model.layers[0].set_vocabulary(vocabulary)
+    return model
+
+
+def trained(width: int = 4, optimizer: str = "adam") -> keras.Model:
+    model = keras.Sequential([keras.layers.Input((width,)), keras.layers.Dense(2, name="head")], name="net")
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.train_on_batch(np.ones((2, width), np.float32), np.zeros((2, 2), np.float32))
+    return model
+
+
+def bits(model: keras.Model) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in (tensors_of(model) | optimizer_tensors_of(model)).items()}
+
+
+class TestWhole:
+    """A model comes back whole, or is as it was."""
+
+    def test_a_vocabulary_is_a_tensor_of_its_layer_which_versions_share(self, repo: Repository) -> None:
+        model = words(["a", "b"])
+        first, second = repo.save_model("words", model), repo.save_model("words", model)
+        assert first.bytes_written == second.bytes_inherited == len("[UNK]\na\nb")
+        (layer,) = (layer for layer in repo.graph("words").layers if layer.config["class"] == "StringLookup")
+        assert layer.tensors == (f"{layer.name}/assets/vocabulary.txt",)
+        asked = np.array([["b"], ["zz"]])
+        for again in (repo.load_model("words"), repo.load_model("words", into=words(["q", "r"]))):
+            np.testing.assert_array_equal(again(asked), [[2], [0]])
+
+    def test_a_training_that_adapts_meanwhile_publishes_what_its_layers_keep_then(self, repo: Repository) -> None:
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Discretization(num_bins=3)])
+        with Publisher(repo, "adapting", 1) as publisher:
+            publisher.publish(model).committed()
+            model.layers[0].adapt(np.arange(9.0)[:, None])
+            publisher.publish(model).committed()
+        assert not repo.graph("adapting@1").tensors
+        (name,) = repo.graph("adapting@2").tensors
+        assert repo.load("adapting@2")[name].tolist() == model.layers[0].bin_boundaries
+
+    @pytest.mark.parametrize("optimizer", ["sgd", None])
+    def test_an_optimizer_that_does_not_fit_leaves_the_target_as_it_was(self, repo: Repository, optimizer) -> None:
+        repo.save_model("whole", trained(), optimizer=True)
+        target = trained(optimizer=optimizer or "adam")
+        if optimizer is None:
+            target = keras.Sequential([keras.layers.Input((4,)), *target.layers])
+        before = bits(target)
+        with pytest.raises(TensorNotFoundError, match=r"optimizer=False leaves it out.*optimizer/adam"):
+            repo.load_model("whole", into=target)
+        assert bits(target) == before
+        repo.load_model("whole", into=target, optimizer=False)
+        assert bits(target) != before
+
+    def test_the_optimizers_state_and_compiling_can_be_left_out(self, repo: Repository) -> None:
+        model = trained()
+        repo.save_model("parts", model, optimizer=True)
+        assert bits(repo.load_model("parts")) == bits(model)
+        again = repo.load_model("parts", optimizer=False)
+        assert (int(model.optimizer.iterations), int(again.optimizer.iterations)) == (1, 0)
+        plain = repo.load_model("parts", compile=False)
+        assert not plain.compiled
+        assert bits(plain) == {name: array.tobytes() for name, array in tensors_of(model).items()}
+
+    def test_an_optimizer_that_begins_with_the_weights_begins_with_those_that_were_stored(self, repo) -> None:
+        model = trained(optimizer="schedulefreeadamw")
+        repo.save_model("begun", model)
+        state = optimizer_tensors_of(repo.load_model("begun"))
+        np.testing.assert_array_equal(
+            state["optimizer/schedule_free_adam_w/head/kernel/momentum"], model.get_weights()[0]
+        )
+
+    def test_custom_objects_are_given_or_in_the_callers_scope(self, repo: Repository) -> None:
+        class Mine(keras.layers.Dense):
+            pass
+
+        class Other(keras.layers.Dense):
+            pass
+
+        model = keras.Sequential([keras.layers.Input((4,)), Mine(2), Other(2)])
+        repo.save_model("mine", model)
+        with pytest.raises(GraphError, match=r"load_model of mine@1: .*custom_objects=.*'(Mine|Other)'.*give into="):
+            repo.load_model("mine")
+        found = [repo.load_model("mine", custom_objects={"Mine": Mine, "Other": Other})]
+        with keras.saving.CustomObjectScope({"Mine": Mine}):
+            found.append(repo.load_model("mine", custom_objects={"Other": Other}))
+        with keras.saving.CustomObjectScope({"Mine": Mine, "Other": Other}):
+            found.append(repo.load_model("mine"))
+        assert [bits(again) for again in found] == [bits(model)] * 3
+
+    def test_a_model_without_a_config_is_stored_and_filled(self, repo: Repository) -> None:
+        x = np.ones((2, 4), np.float32)
+        model, other = Unbuildable(abs), Unbuildable(abs)
+        model(x), other(x)
+        repo.save_model("unbuildable", model)
+        with Publisher(repo, "unbuildable", 1) as publisher:
+            publisher.publish(model).committed()
+        with pytest.raises(GraphError, match=r"Unbuildable.*get_config.*give into="):
+            repo.load_model("unbuildable@1")
+        for version in (1, 2):
+            other.dense.kernel.assign(np.zeros((4, 2)))
+            repo.load_model(f"unbuildable@{version}", into=other)
+            np.testing.assert_array_equal(other(x), model(x))
+
+    def test_a_config_that_builds_another_model_says_so(self, repo: Repository) -> None:
+        @keras.saving.register_keras_serializable("tests")
+        class Forgets(keras.Model):
+            def __init__(self, width: int = 2, **kwargs: object) -> None:
+                super().__init__(**kwargs)
+                self.dense = keras.layers.Dense(width)
+
+            def call(self, x: object) -> object:
+                return self.dense(x)
+
+            def get_config(self) -> dict:
+                return {}
+
+        model = Forgets(3)
+        model(np.ones((2, 4), np.float32))
+        repo.save_model("forgets", model)
+        with pytest.raises(GraphError, match=r"built again from configs.*\(4, 2\).*give into="):
+            repo.load_model("forgets")
+
+    def test_a_class_whose_module_is_gone_is_named(self, repo: Repository) -> None:
+        Moved = type("Moved", (keras.layers.Dense,), {"__module__": "gone.layers"})  # noqa: N806  a class
+        model = keras.Sequential([keras.layers.Input((4,)), Moved(2)])
+        repo.save_model("moved", model)
+        with pytest.raises(GraphError, match=r"custom_objects=.*'Moved'.*give into="):
+            repo.load_model("moved")
+        assert bits(repo.load_model("moved", custom_objects={"Moved": Moved})) == bits(model)
+
+    def test_a_layer_may_be_called_optimizer(self, repo: Repository) -> None:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="optimizer")])
+        repo.save_model("named", model)
+        assert bits(repo.load_model("named")) == bits(model)
 
 
 class TestTorch:
@@ -230,6 +377,12 @@ class TestTorch:
         repo.load_model("whole", into=empty)
         assert empty.head.weight is empty.embed.weight
         assert torch.equal(empty.embed.weight, net.embed.weight)
+
+    @pytest.mark.parametrize("given", [{"compile": False}, {"custom_objects": {"A": object}}])
+    def test_what_only_keras_has_is_refused(self, repo: Repository, given: dict) -> None:
+        repo.save_model("linear", torch.nn.Linear(2, 2))
+        with pytest.raises(GraphError, match=f"{next(iter(given))}=.*expected a Keras model; found Linear"):
+            repo.load_model("linear", into=torch.nn.Linear(2, 2), **given)
 
     def test_what_is_no_model_is_refused(self, repo: Repository) -> None:
         with pytest.raises(GraphError, match="expected a Keras model or a torch module; found dict"):

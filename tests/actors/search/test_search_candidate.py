@@ -258,6 +258,29 @@ class TestKeras:
         assert child.bytes_inherited == sum(map(len, mine[:-4]))
         assert {name: array.tobytes() for name, array in repository.load("child").items()} == bits(model)
 
+    def test_what_layers_keep_beside_their_weights_is_taken_over(self, repository: Repository) -> None:
+        def build(units: int, center: float) -> keras.Model:
+            normal, bins = keras.layers.Normalization(), keras.layers.Discretization(num_bins=4, output_mode="one_hot")
+            normal.adapt(X + np.float32(center))
+            bins.adapt(X + np.float32(center))
+            inputs = keras.Input((8,))
+            both = keras.layers.concatenate([normal(inputs), keras.layers.Flatten()(bins(inputs))])
+            return keras.Model(inputs, keras.layers.Dense(units)(keras.layers.Dense(CLASSES)(both)))
+
+        ancestor = build(5, 3.0)
+        repository.save_model("root", ancestor)
+        model = build(6, 0.0)
+        with Candidate(repository, "child", model) as candidate:
+            child = candidate.save(0.5)
+        assert child is not None
+        mine, its = (keras.Model(each.inputs[0], each.layers[-2].output)(X) for each in (model, ancestor))
+        np.testing.assert_array_equal(mine, its)
+        assert (
+            child.bytes_inherited
+            == sum(array.nbytes for array in repository.load("root").values()) - (CLASSES + 1) * 5 * 4
+        )
+        assert {name: array.tobytes() for name, array in repository.load("child").items()} == bits(model)
+
     def test_a_layer_that_writes_although_it_is_frozen_is_written(self, repository: Repository) -> None:
         def build(units: int) -> keras.Model:
             normal = keras.layers.SpectralNormalization(keras.layers.Dense(4))

@@ -274,6 +274,40 @@ class TestKeras:
             wanted = net.predict_on_batch(batch)
             np.testing.assert_allclose(serving.infer(batch).outputs, wanted, rtol=1e-6)
 
+    @staticmethod
+    def with_state(filled: bool, by: float = 0.0) -> Any:
+        keras = pytest.importorskip("keras")
+        normal, bins = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3)
+        if filled:
+            data = np.random.default_rng(0).normal(30 + by, 5, (20, 4)).astype(np.float32)
+            normal.adapt(data)
+            bins.adapt((data - data.mean()) / data.std())
+        return keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(4), bins])
+
+    def test_state_that_layers_keep_beside_their_weights_is_swapped_too(self, serve):
+        built: list[Any] = []
+
+        def build() -> Any:
+            built.append(self.with_state(False))
+            return built[-1]
+
+        serving = serve(build)
+        batch = np.random.default_rng(1).normal(30, 5, (6, 4)).astype(np.float32)
+        versions = [self.with_state(True, by) for by in (0.0, 4.0)]
+        for number, net in enumerate([*versions, versions[0]], start=1):
+            serving.take(*self.of(net, number))
+            np.testing.assert_array_equal(serving.infer(batch).outputs, net(batch))
+        compiled = [net.predict_function for net in built]
+        assert all(compiled)
+        changed = versions[0]
+        serving.take(*self.of(changed, 4))  # this copy has another state yet
+        compiled = [net.predict_function for net in built]
+        changed.layers[1].bias.assign_add(np.full(4, 0.5, np.float32))
+        for number in (5, 6):
+            serving.take(*self.of(changed, number))
+            np.testing.assert_array_equal(serving.infer(batch).outputs, changed(batch))
+        assert [net.predict_function for net in built] == compiled  # weights alone compile nothing anew
+
     def test_the_weights_are_filled_in_place(self, serve):
         from tensorvine.store.keras_memory import WeightMemory
 

@@ -1,0 +1,267 @@
+"""All that is stored of one model: its weights by name, and what its layers keep beside them.
+
+Rules
+- What can be known once is found out once. Weights are the model's own variables, and are as they are when asked.
+- Everything is checked before anything is written. Where a layer's own hook fails all the same, what was written is
+  taken back: weights bit for bit, and what layers keep as far as their hooks take it.
+- A layer is given its state when what it keeps is among the tensors, or one of its weights is: it may derive something
+  from them. What Keras compiled of the model before that is forgotten, for it holds the state from then.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# (keras's types are partial)
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
+from hashlib import blake2b
+
+import keras
+
+from ..arrays import Array, as_bytes, as_numpy, checked, dtype_name, read_only
+from ..errors import TensorNotFoundError, TensorVineError
+from ..graphs.graph import ModelGraph
+from .kept import Keeper
+from .vertices import Flattened
+
+_log = logging.getLogger(__name__)
+
+
+class ModelState:
+    """A model's weights and what its layers keep beside them.
+
+    Args:
+        model: a built Keras model.
+
+    Raises:
+        GraphError: the model has no weights yet because its input shape is unknown.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._flat = Flattened(model, configs=False)
+        self._ids = self._flat.names.keys()
+        names = self._flat.names
+        self.weights: dict[str, keras.Variable] = {names[id(weight)]: weight for weight in model.weights}
+        """Name -> variable."""
+        self.expected = _expected(self.weights)
+        """Name of a weight -> dtype's name and shape."""
+
+    # ---- what it is -------------------------------------------------------------------------------------
+
+    def graph(self, kept: Iterable[str] | None = None) -> ModelGraph:
+        """Return the graph as it is now; the names of what layers keep may change, all else does not.
+
+        Args:
+            kept: names of what layers keep, among others; None: they are asked.
+        """
+        return self._told.graph(kept)
+
+    @cached_property
+    def architecture(self) -> ModelGraph:
+        """The graph without what layers keep beside their weights."""
+        return ModelGraph(self._told.vertices)
+
+    @cached_property
+    def _told(self) -> Flattened:
+        return Flattened(self._model)
+
+    def tensors(self) -> dict[str, Array]:
+        """Return the weights and what layers keep, as `tensors_of`."""
+        return snapshot(self.weights) | self.kept()
+
+    def kept(self) -> dict[str, Array]:
+        """Return what layers keep beside their weights, by name.
+
+        Raises:
+            GraphError: a layer cannot give its state.
+        """
+        return {name: a for keeper in self._keepers for name, a in keeper.tensors(self._ids).items()}
+
+    def is_kept(self, name: str) -> bool:
+        """Tell whether a tensor's name is one for what a layer keeps."""
+        return name not in self.weights and any(keeper.part_of(name) for keeper in self._keepers)
+
+    def renamed(self, tensors: Mapping[str, Array], graph: ModelGraph) -> dict[str, Array] | None:
+        """Return a version's tensors under this model's names; None unless the architectures are equal.
+
+        Args:
+            tensors: the version's, those of its optimizer left out.
+            graph: the version's.
+        """
+        mine = self.architecture
+        if graph.fingerprint != mine.fingerprint:
+            return None
+        found: dict[str, Array] = {}
+        for layer, source in mine.common_prefix(graph).items():
+            own, stored = mine.by_name[layer].tensors, graph.by_name[source].tensors
+            if len(own) > len(stored):
+                return None
+            found.update(
+                {name: tensors[theirs] for name, theirs in zip(own, stored, strict=False) if theirs in tensors}
+            )
+            found.update(self._rehomed(layer, source, stored[len(own) :], tensors))
+        return found
+
+    def _rehomed(self, layer: str, source: str, names: Iterable[str], tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what a version's layer keeps under the names that it has here."""
+        homes = {keeper.vertex for keeper in self._flat.keepers_of.get(layer, ())}
+        found: dict[str, Array] = {}
+        for name in names:
+            for home in (source, re.sub(r"#\d+$", "", source)):  # a later use of a layer has the names of the first
+                if name.startswith(home + "/") and name in tensors and homes:
+                    place = layer if layer in homes else next(iter(homes))
+                    found[place + name[len(home) :]] = tensors[name]
+                    break
+        return found
+
+    # ---- to give it tensors -----------------------------------------------------------------------------
+
+    def all_of(self, tensors: Mapping[str, Array], graph: ModelGraph, *, strict: bool = True) -> Mapping[str, Array]:
+        """Return a version's tensors under this model's names, if they are all that it has.
+
+        Matched by name; by architecture where the names differ.
+
+        Raises:
+            TensorNotFoundError: the model has no such tensor, or one that it has is missing.
+        """
+        if not self._are_all(tensors):
+            tensors = self.renamed(tensors, graph) or tensors
+        missing = sorted(self.weights.keys() - tensors.keys())
+        unknown = [name for name in tensors if name not in self.weights and not self.is_kept(name)]
+        if strict and missing and not unknown:
+            raise TensorNotFoundError(
+                f"expected all {len(self.weights)} weights of model {self._model.name!r}, or strict=False; "
+                f"{missing[:8]} are missing"
+            )
+        for keeper in self._keepers:
+            if keeper.writes and not any(map(keeper.part_of, tensors)) and self._now(keeper):
+                _say_lacking(type(keeper.layer).__qualname__)
+        return tensors
+
+    def _are_all(self, tensors: Mapping[str, Array]) -> bool:
+        known = all(name in self.weights or self.is_kept(name) for name in tensors)
+        return known and self.weights.keys() <= tensors.keys()
+
+    def checked(self, tensors: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the weights among `tensors`, and the rest, if all can be assigned.
+
+        Raises:
+            TensorNotFoundError: the model has no tensor of a name.
+            TensorMismatchError: another shape or dtype than the weight's.
+            CorruptDataError: a path that leads out of a layer's assets.
+        """
+        kept = {name: array for keeper in self._keepers for name, array in keeper.checked(tensors).items()}
+        return checked({name: a for name, a in tensors.items() if name not in kept}, self.expected), kept
+
+    def assign(self, tensors: Mapping[str, object], more: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
+        """Set what `tensors` names, all or nothing; the others keep their values.
+
+        Args:
+            tensors: weights and what layers keep, by name.
+            more: variables that are no weights, such as an optimizer's, with arrays that were checked.
+
+        Raises:
+            TensorNotFoundError, TensorMismatchError, CorruptDataError: as `checked`.
+            GraphError: a layer's hook refused its state.
+        """
+        arrays, kept = self.checked(tensors)
+        values = [*((self.weights[name], array) for name, array in arrays.items()), *more]
+        written = [*self.weights.values()] if self._flat.keepers else [variable for variable, _ in values]
+        before = [(each, as_numpy(each, each.path)) for each in [*written, *(variable for variable, _ in more)]]
+
+        def undo() -> None:
+            for variable, array in before:
+                variable.assign(array)
+
+        try:
+            for variable, array in values:
+                variable.assign(array)
+        except BaseException:
+            undo()
+            raise
+        self.restore(kept, arrays.keys(), undo)
+
+    def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
+        """Return a hash of all that `restore` would give to layers; empty where no layer keeps anything."""
+        sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}
+        used = {name: array for name, array in weights.items() if id(self.weights[name]) in sources} | dict(kept)
+        found = blake2b()
+        for name, array in used.items():
+            found.update(f"{name}\0{array.nbytes}\0".encode())
+            found.update(as_bytes(array).data)
+        return found.digest() if used else b""
+
+    def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
+        """Give layers what they keep, after weights were assigned; tells whether it gave any.
+
+        Args:
+            kept: what was checked.
+            assigned: names of the weights that have new values.
+            undo: takes these back. It is called when a layer refuses its state, before the others get theirs back.
+
+        Raises:
+            GraphError: a layer's hook refused its state.
+        """
+        new = {id(self.weights[name]) for name in assigned}
+        before: list[tuple[Keeper, dict[str, Array]]] = []
+        try:
+            for keeper in self._keepers:
+                own = keeper.checked(kept)
+                if own or not new.isdisjoint(map(id, keeper.sources)):
+                    now = self._now(keeper)
+                    before.append((keeper, now))
+                    keeper.restore(own or now, self._ids)
+        except BaseException:
+            undo()
+            for keeper, state in reversed(before):
+                if state or not keeper.writes:
+                    self._take_back(keeper, state)
+            raise
+        if before:
+            self._model.train_function = self._model.test_function = self._model.predict_function = None
+        return bool(before)
+
+    @property
+    def _keepers(self) -> Iterable[Keeper]:
+        return self._flat.keepers.values()
+
+    def _now(self, keeper: Keeper) -> dict[str, Array]:
+        try:
+            return keeper.tensors(self._ids)
+        except TensorVineError as exc:  # before its first state, it may have none to give
+            _log.info("layer %r cannot tell what it keeps: %s", keeper.layer.name, exc)
+            return {}
+
+    def _take_back(self, keeper: Keeper, state: Mapping[str, Array]) -> None:
+        try:
+            keeper.restore(state, self._ids)
+        except TensorVineError as exc:
+            _log.warning("layer %r cannot be given back what it kept: %s", keeper.layer.name, exc)
+
+
+@cache
+def _say_lacking(kind: str) -> None:
+    _log.warning(
+        "%s keeps more than weights, and this version has nothing of that: it was not adapted, or is older than this",
+        kind,
+    )
+
+
+def _expected(variables: Mapping[str, keras.Variable]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (dtype_name(variable.dtype), tuple(variable.shape)) for name, variable in variables.items()}
+
+
+def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
+    """Values of variables by name, as `tensors_of` gives them."""
+    return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
+
+
+def assign_to(variables: Mapping[str, keras.Variable], tensors: Mapping[str, object]) -> None:
+    """Set variables by name, as `assign` sets a model's weights; everything is checked first."""
+    for name, array in checked(tensors, _expected(variables)).items():
+        variables[name].assign(array)
