@@ -138,8 +138,8 @@ class Repository(Deployment):
             name: as in `save`.
             model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither. A Keras
                 model without a config is saved without a recipe: `load_model` needs `into` then.
-            optimizer: True: the state of a Keras model's optimizer is saved, too, as tensors named `optimizer/...`. Of a
-                torch module, its optimizer.
+            optimizer: True: the state of a Keras model's optimizer is saved, too, as tensors named `optimizer/...`. Of
+                a torch module, its optimizer.
             scheduler: a torch optimizer's learning-rate schedule.
             as_save: the keyword arguments of `save`, except `graph`.
 
