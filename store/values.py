@@ -2,7 +2,8 @@
 
 Rules
 - Nothing is pickled. A value that cannot be written is an error that names it.
-- What is read has the types of what was written: a schedule may tell a tuple from a list, and needs numbers as keys.
+- What is read has the types of what was written: a schedule may tell a tuple from a list, and needs numbers as keys. So
+  a value of a class that is derived from one of these, such as a named tuple, is refused.
 - What a framework adds, such as tensors, it writes and reads itself.
 - Where a value is kept as arrays beside tensors, its text is the array "NAME:json", and those in it are "NAME:0" and
   so on.
@@ -19,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from .arrays import dtype_of
 from .errors import TensorMismatchError
 from .facts import Json
 
@@ -55,29 +57,34 @@ def encode(value: object, where: str, further: Writes | None = None) -> Json:
     >>> encode({"betas": (0.9, 0.99), 3: None}, "a group")
     {'dict': [['betas', {'tuple': [0.9, 0.99]}], [3, None]]}
     """
-    if isinstance(value, np.generic):
-        value = cast(Any, value).item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    more = further(value, where) if further is not None else None
+    if value is None or type(value) in (bool, int, float, str):
+        return cast(Json, value)
+    more = _scalar(value) or (further(value, where) if further is not None else None)
     if more is not None:
         return more
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         found = [encode(v, f"{where}[{place}]", further) for place, v in enumerate(cast("list[object]", value))]
-        return {"tuple": found} if isinstance(value, tuple) else found
+        return {"tuple": found} if type(value) is tuple else found
     kind = _KINDS.get(type(value))
     if kind is not None:
         entries = cast("Mapping[object, object]", value).items()
         return {kind: [[encode(k, where, further), encode(v, f"{where}[{k!r}]", further)] for k, v in entries]}
-    if isinstance(value, (set, frozenset)):
+    if type(value) in (set, frozenset):
         members = (encode(member, where, further) for member in cast("Iterable[object]", value))
-        return {"set" if isinstance(value, set) else "frozenset": sorted(members, key=json.dumps)}
-    if isinstance(value, bytes):
+        return {type(value).__name__: sorted(members, key=json.dumps)}
+    if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
     raise TensorMismatchError(
         f"{where}: expected numbers, strings, and lists, tuples, sets and dicts of them; "
         f"found {type(value).__qualname__}"
     )
+
+
+def _scalar(value: object) -> Json | None:
+    if not isinstance(value, np.generic):
+        return None
+    scalar = cast(Any, value)
+    return {"scalar": [scalar.dtype.name, scalar.item()]} if scalar.dtype.kind in "biuf" else None
 
 
 def decode(value: object, further: Reads | None = None) -> Any:
@@ -97,6 +104,8 @@ def decode(value: object, further: Reads | None = None) -> Any:
         return tuple(decode(item, further) for item in content)
     if kind in ("set", "frozenset"):
         return {"set": set, "frozenset": frozenset}[kind](decode(item, further) for item in content)
+    if kind == "scalar":
+        return dtype_of(content[0]).type(content[1])
     if kind == "bytes":
         return base64.b64decode(content, validate=True)
     if further is None:

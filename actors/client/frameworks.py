@@ -226,8 +226,12 @@ def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph, op
         )
     optimizer = None if options.optimizer is True else _of_torch(options.optimizer, type(model).__name__)
     training = adapter.restoring(model, state, optimizer, options.scheduler, _names_of(tensors, own))
-    adapter.assign(model, own)
-    training.apply()
+    undo = training.apply()
+    try:
+        adapter.assign(model, own)
+    except BaseException:
+        undo()
+        raise
 
 
 def parted(tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -267,5 +271,7 @@ def renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelG
         return None
     pairs = [(target.by_name[mine], graph.by_name[theirs]) for mine, theirs in target.common_prefix(graph).items()]
     if any(len(layer.tensors) != len(source.tensors) for layer, source in pairs):  # values that take more arrays
+        return None
+    if not all(name in tensors for _, source in pairs for name in source.tensors):  # some by another name only
         return None
     return {m: tensors[t] for layer, source in pairs for m, t in zip(layer.tensors, source.tensors, strict=True)}

@@ -111,13 +111,14 @@ class Candidate:
             return None
         with self._timed():
             tensors = self._parts.tensors()
+            graph = self._parts.graph_with(tensors)
             pending = self._repository._submit(
                 self.name,
                 tensors,
-                self._parts.graph,
+                graph,
                 recipe=recipe_of(self.model),
                 parent=self.ancestor,
-                inherit=self._unchanged(self._parts.graph, tensors) or None,
+                inherit=self._unchanged(graph, tensors) or None,
                 quality=float(quality),
                 metadata=metadata,
                 timeout=timeout,
@@ -205,7 +206,11 @@ class Candidate:
 
     def _unchanged(self, graph: ModelGraph, now: Mapping[str, np.ndarray]) -> dict[str, str]:
         """Return the layers that were taken over and whose tensors are the ancestor's still, bit for bit."""
-        same = {name for name, array in self._taken.items() if same_bytes(now[name], array)}
+        same = {
+            name
+            for name, array in self._taken.items()
+            if name in now and _kind(now[name]) == _kind(array) and same_bytes(now[name], array)
+        }
         return {mine: its for mine, its in self.layers.items() if same.issuperset(graph.by_name[mine].tensors)}
 
     @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...store.graphs.graph import ModelGraph
-from ..client.frameworks import adapter_of
+from ..client.frameworks import adapter_of, is_keras
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class ModelParts:
         self._model: Any = model
         self._adapter = adapter_of(model)
         self._state: ModelState | None = None
-        if hasattr(self._adapter, "ModelState"):
+        if is_keras(self._adapter):
             self._state = self._adapter.ModelState(model)
         self.graph = self._state.graph() if self._state else self._adapter.graph_of(model)
         self._tensors: dict[str, Any] = dict(self._state.weights) if self._state else self._adapter.live_tensors(model)
@@ -51,6 +51,12 @@ class ModelParts:
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
         return self._state.tensors() if self._state else self._adapter.tensors_of(self._model)
+
+    def graph_with(self, tensors: Mapping[str, np.ndarray]) -> ModelGraph:
+        """Return the graph that names just these tensors: what the model keeps beside weights may have changed."""
+        if set(self.graph.tensors) != set(tensors):
+            self.graph = self._state.graph(tensors) if self._state else self._adapter.graph_of(self._model)
+        return self.graph
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Set the tensors that are named."""

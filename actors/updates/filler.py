@@ -65,6 +65,8 @@ class Filler:
             own = self._named(own, graph)
         weights, kept = self._state.checked(own) if self._state else self._checked(own)
         missing = sorted((self._expected.keys() if self._state else self._names) - bases({**weights, **kept}))
+        if missing and self._state is None:  # a tied tensor has several names
+            missing = self._adapter.lacking(self._model, {**weights, **kept})
         if missing:
             raise TensorNotFoundError(f"expected all {len(self._names)} tensors of the model; {missing} are missing")
         pairs: list[Pair] = []
@@ -76,9 +78,10 @@ class Filler:
                 self._state.weights[name].assign(array)
             else:
                 kept[name] = array
-        if self._state is None and kept:
-            self._adapter.assign(self._model, kept)
-        copy_all(pairs, self._helper)
+        if self._state is None and kept:  # with the weights: hooks may derive something from both
+            self._adapter.assign(self._model, {**weights, **kept})
+        else:
+            copy_all(pairs, self._helper)
         return self._state is not None and self._restore(self._state, weights, kept)
 
     def _checked(self, own: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

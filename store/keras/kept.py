@@ -167,7 +167,7 @@ class Keeper:
             save(folder)
             files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
             if files and isinstance(self.layer, _LOOKUPS):
-                _check_lines(files[0], self.layer.vocabulary_size())
+                _check_lines(files[0], self.layer)
             return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
     def _take_entries(self, stored: Mapping[str, Array], weights: Set[int]) -> None:
@@ -233,11 +233,17 @@ def _loads(kind: type[object]) -> bool:
     return cast(Any, kind).load_own_variables not in _OF_VARIABLES
 
 
-def _check_lines(vocabulary: Path, size: int) -> None:
-    """Refuse a vocabulary whose tokens hold what Keras takes for the end of a line: it would come back as another."""
-    lines = vocabulary.read_text().rstrip("\n").splitlines()
-    if len(lines) != size:
-        raise ValueError(f"{size} tokens that fill {len(lines)} lines: one of them has the end of a line in it")
+def _check_lines(vocabulary: Path, layer: Any) -> None:
+    """Refuse a vocabulary with tokens that Keras would not read from its file as they are."""
+    lines = vocabulary.read_text().splitlines()
+    while lines and not lines[-1]:  # as Keras reads it
+        lines.pop()
+    tokens = [str(token) for token in _lookup(layer).get_vocabulary(include_special_tokens=True)]
+    if lines != tokens:
+        raise ValueError(
+            f"{len(tokens)} tokens of which its file makes {len(lines)} others: one is empty, or has the end of a line "
+            "in it"
+        )
 
 
 def _check_file(name: str, path: str, content: Array) -> None:

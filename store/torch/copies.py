@@ -3,8 +3,9 @@
 Rules
 - The copy's modules are of classes of their own, made for the one copy. So calls can be taken over in it without a
   change to a class that others use.
-- It has the parameters of the originals, and copies of the buffers that a forward pass may write to. What a forward
-  pass sets, it sets in the copy. What modules hold beside modules, tensors, lists and mappings is the originals'.
+- It has the parameters of the originals, copies of all other tensors, and no hooks of forward passes. What a forward
+  pass sets, it sets in the copy. What modules hold beside modules, tensors, lists, sets and mappings is the originals'.
+- Which buffers are asked for is noted: what is done may depend on their values.
 - Modules of torch.nn and torch.ao.nn that are no containers are leaves: they are called, not looked into.
 """
 
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,6 +29,7 @@ from torch.fx import _symbolic_trace
 
 _MOST_NESTED = 8
 """Lists and mappings in one another in an attribute of a module."""
+_HOOKS = tuple(name for name in vars(nn.Module()) if "forward" in name and "hooks" in name)
 _MATH = {id(value) for value in vars(math).values() if callable(value)}
 _Function = Callable[..., Any]
 
@@ -57,6 +61,7 @@ class Copies:
         """id of a module -> its copy."""
         self._paths: dict[int, str] = {}
         """id of a copy -> its first path."""
+        self._read_buffers: set[str] = set()
         originals = {path: item for path, item in root.named_modules() if not is_compiled(item)}
         for path, item in originals.items():
             copy = self._of[id(item)] = object.__new__(self._class_of(type(item), bool(path) and is_leaf(item)))
@@ -68,31 +73,35 @@ class Copies:
             vars(self._of[id(item)]).update(self._attributes(item))
         self.root = self._of[id(root)]
 
+    @property
+    def read(self) -> frozenset[str]:
+        """Paths of the buffers that were asked for."""
+        return frozenset(self._read_buffers)
+
     def _attributes(self, module: nn.Module) -> dict[str, Any]:
         """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
-        found = {name: self._swapped(value, 0) for name, value in vars(module).items()}
+        found = {name: self._swapped(value, 0) for name, value in vars(module).copy().items()}
         found["training"] = False
         found["_compiled_call_impl"] = None
-        if not is_leaf(module):
-            buffers: dict[str, torch.Tensor | None] = found["_buffers"]
-            buffers.update({name: item.clone() for name, item in buffers.items() if item is not None})
-        return found
+        return {**found, **{name: OrderedDict() for name in _HOOKS if name in found}}
 
     def _swapped(self, value: Any, depth: int) -> Any:
         if isinstance(value, nn.Module):
             return self._of.get(id(value), value)
         if isinstance(value, MethodType) and id(value.__self__) in self._of:
             return MethodType(value.__func__, self._of[id(value.__self__)])
+        if isinstance(value, torch.Tensor):
+            return value if isinstance(value, nn.Parameter) else value.detach().clone()
         if depth > _MOST_NESTED:
             return value
         if type(value) is list or type(value) is tuple:
-            items = [self._swapped(item, depth + 1) for item in value]
+            items = [self._swapped(item, depth + 1) for item in list(value)]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
             copy = value.copy()
-            copy.update({key: self._swapped(item, depth + 1) for key, item in value.items()})
+            copy.update({key: self._swapped(item, depth + 1) for key, item in copy.items()})
             return copy
-        return value
+        return value.copy() if isinstance(value, (set, deque)) else value
 
     def _class_of(self, kind: type[nn.Module], leaf: bool) -> type:
         """Return the class of a module's copy: as the module's own, but for calls and what it reads."""
@@ -109,7 +118,11 @@ class Copies:
     def _read(self, kind: type[nn.Module]) -> _Function:
         def read(copy: nn.Module, name: str) -> Any:
             value = kind.__getattr__(copy, name)
-            return self._found(value) if isinstance(value, nn.Parameter) else value
+            if isinstance(value, nn.Parameter):
+                return self._found(value)
+            if isinstance(value, torch.Tensor):
+                self._read_buffers.add(f"{self._paths[id(copy)]}.{name}".lstrip("."))
+            return value
 
         return read
 
@@ -142,16 +155,32 @@ class _Methods:
         """What `torch.fx.wrap` was told of: ids of a file's global names, and name."""
 
     def of(self, kind: type) -> dict[str, Any]:
-        """Return the methods of a class that are to be others, by name."""
-        methods: dict[str, Any] = {}
-        for base in reversed(kind.__mro__):
-            if base.__module__.partition(".")[0] in ("torch", "builtins"):
-                continue
-            for name, value in vars(base).items():
-                methods.pop(name, None)  # that of a class further down counts
-                if isinstance(value, FunctionType) and (known := self._known(value.__globals__)):
-                    methods[name] = _on(value, known)
-        return methods
+        """Return the methods of a class that are to be others, by name; all, where one of the file's needs to be."""
+        bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+        own = {
+            name: value
+            for base in reversed(bases)
+            for name, value in vars(base).items()
+            if isinstance(value, FunctionType) or not name.startswith("__")
+        }
+        of_bases = (value for base in bases for value in vars(base).values() if isinstance(value, FunctionType))
+        if not any(self._known(value.__globals__) for value in of_bases):
+            return {}
+        return {name: self.changed(value) for name, value in own.items() if isinstance(value, FunctionType)}
+
+    def changed(self, function: FunctionType) -> FunctionType:
+        """Return a method that finds other functions, and other such methods by `super()`."""
+        names = function.__globals__
+        known = self._known(names)
+        return _on(function, {**(known or names), "super": self._super})
+
+    def _super(self, *given: Any) -> Any:
+        """Take the place of `super`, which finds its class and object in who calls it."""
+        if given:
+            return _Super(self, cast(Any, super)(*given))
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # as Python's own does
+        of, name = frame.f_locals["__class__"], frame.f_code.co_varnames[0]
+        return _Super(self, super(of, frame.f_locals[name]))
 
     def _known(self, names: dict[str, Any]) -> dict[str, Any]:
         if id(names) not in self._globals:
@@ -168,6 +197,21 @@ class _Methods:
                 if isinstance(value, FunctionType) and value.__globals__ is names and name not in changed:
                     known[name] = _on(value, known)
         return self._globals[id(names)]
+
+
+class _Super:
+    """What `super()` gives, with other methods."""
+
+    def __init__(self, methods: _Methods, found: Any) -> None:
+        self._methods = methods
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._found, name)
+        function = value.__func__ if isinstance(value, MethodType) else None
+        if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+            return value
+        return MethodType(self._methods.changed(function), value.__self__)
 
 
 class _Math:

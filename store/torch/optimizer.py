@@ -13,7 +13,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,6 +27,8 @@ from ..errors import CorruptDataError, TensorMismatchError, TensorNotFoundError
 from ..values import base_of
 from .state import array_of, bare, plain_name
 from .values import as_tensor, packed, unpacked
+
+_log = logging.getLogger(__name__)
 
 _GROUPS = "optimizer/groups"
 _SCHEDULER = "scheduler"
@@ -52,12 +56,14 @@ def optimizer_tensors_of(
     if optimizer is not None:
         names = {id(item): name for name, item in reversed(_parameters(module).items())}
         for parameter, state in optimizer.state.items():
+            owner = _name_of(parameter, names)
             for key, value in state.items():
-                name = f"optimizer/{_name_of(parameter, names)}/{key}"
+                _check_key(owner, key)
+                name = f"optimizer/{owner}/{key}"
                 plain = isinstance(value, torch.Tensor) and not value.is_quantized
                 found.update({name: array_of(name, value)} if plain else packed(name, value))
         groups = [
-            {**group, "params": [_name_of(parameter, names) for parameter in group["params"]]}
+            {**_options_of(group), "params": [_name_of(parameter, names) for parameter in group["params"]]}
             for group in optimizer.param_groups
         ]
         found.update(packed(_GROUPS, {"class": type(optimizer).__qualname__, "groups": groups}))
@@ -78,12 +84,28 @@ class Restoring:
     """Options of each of the optimizer's groups."""
     _schedule: Any
 
-    def apply(self) -> None:
-        """Set it."""
-        if self.optimizer is not None:
-            self._set(self.optimizer)
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(self._schedule)
+    def apply(self) -> Callable[[], None]:
+        """Set it; returns what takes it back.
+
+        Raises:
+            TensorMismatchError: the optimizer or the schedule refuses it; both are as they were.
+        """
+        undo: list[Callable[[], None]] = []
+        try:
+            if self.optimizer is not None:
+                undo.append(_kept(self.optimizer))
+                self._set(self.optimizer)
+            if self.scheduler is not None:
+                before = copy.deepcopy(self.scheduler.state_dict())
+                undo.append(lambda: self.scheduler and self.scheduler.load_state_dict(before))
+                self.scheduler.load_state_dict(self._schedule)
+        except Exception as exc:  # whatever a hook raises
+            _undo(undo)
+            kinds = [type(item).__qualname__ for item in (self.optimizer, self.scheduler) if item is not None]
+            raise TensorMismatchError(
+                f"load_state_dict of {' and '.join(kinds)}: expected it to take what is stored; {exc!r}"
+            ) from exc
+        return lambda: _undo(undo)
 
     def _set(self, optimizer: torch.optim.Optimizer) -> None:
         places: dict[torch.Tensor, int] = {}
@@ -91,14 +113,44 @@ class Restoring:
         for mine, options in zip(optimizer.param_groups, self._groups, strict=True):
             for parameter in mine["params"]:
                 places[parameter] = len(places)
+            names = {"param_names": mine["param_names"]} if "param_names" in mine else {}
+            options = {**_options_of(options), **names}
             groups.append({**options, "params": [places[parameter] for parameter in mine["params"]]})
         state = {places[parameter]: values for parameter, values in self._state.items()}
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         for parameter, values in self._state.items():  # which has made floats those of the parameter's dtype
+            state_of = optimizer.state[parameter]
             for key, value in values.items():
-                held = optimizer.state[parameter][key]
-                if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
-                    optimizer.state[parameter][key] = value.to(held.device)
+                held = state_of.get(key)
+                if isinstance(value, torch.Tensor) and isinstance(held, torch.Tensor):
+                    if held.dtype != value.dtype:
+                        state_of[key] = value.to(held.device)
+                elif key in state_of:
+                    state_of[key] = _moved(value, parameter.device)
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return what gives an optimizer its present state again; loading another one makes new mappings."""
+    before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    return lambda: optimizer.__setstate__(before)
+
+
+def _undo(steps: list[Callable[[], None]]) -> None:
+    for step in reversed(steps):
+        try:
+            step()
+        except Exception as exc:  # noqa: BLE001  of the user's schedule; the error that led here is raised
+            _log.warning("an optimizer or its schedule does not take back what it had: %r", exc)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a value with the tensors in it on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) is list or type(value) is tuple:
+        items = [_moved(item, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return {key: _moved(item, device) for key, item in value.items()} if type(value) is dict else value
 
 
 def restoring(
@@ -125,6 +177,11 @@ def restoring(
     groups: list[Mapping[str, Any]] = []
     schedule: Any = None
     if optimizer is not None:
+        if any(parameter.is_meta for group in optimizer.param_groups for parameter in group["params"]):
+            raise TensorMismatchError(
+                'optimizer: expected one over parameters with memory; they are on the device "meta": fill the module '
+                "first, and make the optimizer then"
+            )
         facts = _facts(_GROUPS, tensors, optimizer)
         known = _parameters(module)
         groups = _matched(optimizer, facts["groups"], known, renamed or {})
@@ -159,8 +216,14 @@ def _matched(
     renamed: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
     """Find, for each of the optimizer's groups, the stored one of the same parameters."""
-    by_members = {frozenset(id(_parameter(n, known, renamed)) for n in group["params"]): group for group in stored}
-    found = [by_members.get(frozenset(id(item) for item in group["params"])) for group in optimizer.param_groups]
+    by_members: dict[frozenset[int], list[Mapping[str, Any]]] = {}
+    for group in stored:
+        members = frozenset(id(_parameter(name, known, renamed)) for name in group["params"])
+        by_members.setdefault(members, []).append(group)
+    found: list[Mapping[str, Any] | None] = []
+    for group in optimizer.param_groups:
+        alike = by_members.get(frozenset(id(item) for item in group["params"]), [])
+        found.append(alike.pop(0) if alike else None)
     if len(stored) != len(found) or None in found:
         mine = [len(group["params"]) for group in optimizer.param_groups]
         theirs = [len(group["params"]) for group in stored]
@@ -182,7 +245,22 @@ def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
     return {plain_name(name): item for name, item in bare(module).named_parameters(remove_duplicate=False)}
 
 
-def _name_of(parameter: torch.Tensor, names: Mapping[int, str]) -> str:
+def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group without its parameters, and without the names that `named_parameters` gave them."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _check_key(owner: str, key: object) -> None:
+    if not isinstance(key, str) or not key or "/" in key or base_of(key) is not None:
+        raise TensorMismatchError(
+            f"optimizer state of {owner!r}: expected text without '/' that does not end in ':json' or ':NUMBER' as "
+            f"keys; found {key!r}"
+        )
+
+
+def _name_of(parameter: object, names: Mapping[int, str]) -> str:
+    if not isinstance(parameter, torch.Tensor):
+        raise TensorMismatchError(f"optimizer: expected state of parameters; found state of {parameter!r:.80}")
     if id(parameter) not in names:
         shape = tuple(parameter.shape)
         raise TensorMismatchError(f"optimizer: expected parameters of the model; found another one of shape {shape}")

@@ -162,6 +162,7 @@ def assign(module: nn.Module, tensors: Mapping[str, object]) -> None:
     if unknown:
         raise TensorNotFoundError(f"value {unknown[0]!r}: expected a part of the model's state; found no such")
     arrays = checked(given, state.expected())
+    _check_places(state, arrays)
     meta = _without_memory(state, arrays.keys() | values.keys())
     undo = _materialize(state, arrays) if meta else []
     if values or not all(state.is_own(name) for name in arrays):
@@ -217,6 +218,16 @@ def _is_extra(state: State, name: str) -> bool:
     return name in state.tensors and name.endswith(_EXTRA) and not state.is_own(name)
 
 
+def _check_places(state: State, arrays: Mapping[str, Array]) -> None:
+    """Refuse tensors with elements that share memory: only some of what is given would be kept."""
+    for name in arrays:
+        tensor = state.tensors[name]
+        if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise TensorMismatchError(
+                f"tensor {name!r}: expected memory for each element; found strides {tensor.stride()}"
+            )
+
+
 def _without_memory(state: State, given: Collection[str]) -> set[str]:
     """Return the names of the tensors on the device "meta"; none of the module's may be left there."""
     if not any(tensor.is_meta for _, _, tensor in places(state.module)):
@@ -245,6 +256,7 @@ def _materialize(state: State, arrays: Mapping[str, Array]) -> list[_Place]:
             value = as_tensor(found) if found is not None else torch.zeros_like(tensor, device="cpu")
             is_parameter = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+            vars(made[id(tensor)]).update(vars(tensor))
         holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
         holder[name] = made[id(tensor)]
         undo.append((holder, name, tensor))
@@ -253,22 +265,33 @@ def _materialize(state: State, arrays: Mapping[str, Array]) -> list[_Place]:
 
 def _load(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any], undo: list[_Place]) -> None:
     """Set the state through `load_state_dict`, all of it: hooks may want to see the rest, too."""
+    try:
+        _loaded(state, arrays, values)
+    except Exception as exc:  # whatever a hook raises
+        for holder, name, tensor in undo:
+            holder[name] = tensor
+        kind, names = type(state.module).__qualname__, sorted({**arrays, **values})
+        raise TensorMismatchError(f"load_state_dict of {kind}: expected it to take {names}; {exc!r}") from exc
+
+
+def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
     module = state.module
     now = module.state_dict()
     before, given = copy.copy(now), copy.copy(now)  # with the versions of the modules' formats, its attribute
     for name, value in now.items():
         before[name] = given[name] = _kept(value)
-    for name, value in {**arrays, **values}.items():
+    tied: dict[int, Array] = {id(state.tensors[name]): array for name, array in arrays.items()}
+    also = {name: tied[id(item)] for name, item in state.tensors.items() if id(item) in tied}  # by all of its names
+    for name, value in {**also, **arrays, **values}.items():
         given[state.real[name]] = as_tensor(value) if isinstance(value, np.ndarray) else value
     try:
         module.load_state_dict(given)
-    except Exception as exc:  # whatever a hook raises
-        module.load_state_dict(before)
-        for holder, name, tensor in undo:
-            holder[name] = tensor
-        kind = type(module).__qualname__
-        names = sorted({**arrays, **values})
-        raise TensorMismatchError(f"load_state_dict of {kind}: expected it to take {names}; {exc}") from exc
+    except Exception as exc:
+        try:
+            module.load_state_dict(before)
+        except Exception as again:  # noqa: BLE001  the first error is raised, and says this
+            exc.add_note(f"nor did it take back what it had: {again!r}")
+        raise
 
 
 def _kept(value: Any) -> Any:

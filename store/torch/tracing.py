@@ -39,6 +39,8 @@ class Trace:
     """The copy that was called."""
     constants: frozenset[str]
     """Attributes of `root` that the module does not have: tensors that came up in between."""
+    read: frozenset[str] | None
+    """Paths of the buffers that were read; None: values of other tensors may have counted, too."""
 
 
 def trace(module: nn.Module) -> Trace:
@@ -51,7 +53,8 @@ def trace(module: nn.Module) -> Trace:
     """
     tracer = _Symbolic(module)
     graph = tracer.run()
-    return Trace(graph, tracer.root, frozenset(vars(tracer.root).keys() - vars(module).keys()))
+    constants = frozenset(vars(tracer.root).keys() - vars(module).keys())
+    return Trace(graph, tracer.root, constants, tracer.copies.read)
 
 
 def observe(module: nn.Module, inputs: Mapping[str, Any], *, computes: bool) -> Trace:
@@ -67,7 +70,7 @@ def observe(module: nn.Module, inputs: Mapping[str, Any], *, computes: bool) -> 
     """
     observed = _Observed(module, computes)
     graph = observed.run(inputs)
-    return Trace(graph, observed.root, frozenset())
+    return Trace(graph, observed.root, frozenset(), None if computes else observed.copies.read)
 
 
 class _Symbolic(fx.Tracer):
@@ -75,7 +78,8 @@ class _Symbolic(fx.Tracer):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(autowrap_modules=cast(Any, ()))
-        self.root = Copies(module, self._leaf, self._parameter, self._noted).root
+        self.copies = Copies(module, self._leaf, self._parameter, self._noted)
+        self.root = self.copies.root
         self._paths = {id(item): path for path, item in module.named_parameters()}
         self._proxies: dict[int, fx.Proxy] = {}
         """id of a parameter -> what stands for it."""
@@ -128,7 +132,8 @@ class _Observed:
         """id of a tensor of the module -> its path."""
         self._within = False
         """A leaf is called: what it calls is not noted."""
-        self.root = Copies(module, self._leaf, _itself, None).root
+        self.copies = Copies(module, self._leaf, _itself, None)
+        self.root = self.copies.root
         device = next((item.device for item in module.parameters()), torch.device("cpu"))
         self._device = device if computes else torch.device("meta")
         self._look()
@@ -145,7 +150,7 @@ class _Observed:
         return self._graph
 
     def _look(self) -> None:
-        """Find the paths of all tensors; where nothing is computed, put one of "meta" in the place of each."""
+        """Put a copy in the place of each tensor, on the device "meta" where nothing is computed, and find its path."""
         made: dict[int, torch.Tensor] = {}
         for path, item in self.root.named_modules(remove_duplicate=False):
             places = (vars(item)["_parameters"], vars(item)["_buffers"], vars(item))
@@ -154,7 +159,7 @@ class _Observed:
                     if not isinstance(value, torch.Tensor):
                         continue
                     if id(value) not in made:
-                        made[id(value)] = _meta(value) if self._device.type == "meta" else value
+                        made[id(value)] = _copied(value, self._device)
                         self._alive.append(value)
                         self._paths[id(made[id(value)])] = f"{path}.{name}" if path else name
                     place[name] = made[id(value)]
@@ -235,8 +240,8 @@ def _itself(parameter: nn.Parameter) -> nn.Parameter:
     return parameter
 
 
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.detach().to("meta")
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    copy = tensor.detach().to("meta") if device.type == "meta" else tensor.detach().clone()
     return nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 

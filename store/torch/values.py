@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..arrays import Array, as_bytes, as_numpy
 from ..bounds import jsontext
@@ -41,7 +42,10 @@ def packed(name: str, value: object) -> dict[str, Array]:
     """
     arrays: list[Array] = []
     facts = encode(value, name, lambda item, where: _written(item, where, arrays))
-    text = json.dumps({"value": facts}, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text = json.dumps({"value": facts}, separators=(",", ":"), ensure_ascii=False)
+    except ValueError as exc:  # an integer of more digits than Python writes
+        raise TensorMismatchError(f"value {name!r}: expected what JSON can say; {exc}") from exc
     found: dict[str, Array] = {f"{name}:json": np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)}
     return {**found, **{f"{name}:{place}": array for place, array in enumerate(arrays)}}
 
@@ -86,6 +90,8 @@ def _written(value: object, where: str, arrays: list[Array]) -> Json | None:
         return {"quantized": _scales(value, where, arrays)}
     if isinstance(value, (torch.Tensor, np.ndarray)):
         arrays.append(as_numpy(cast("torch.Tensor | Array", value), where))
+        if isinstance(value, nn.Parameter):
+            return {"parameter": [len(arrays) - 1, value.requires_grad]}
         return {"tensor" if isinstance(value, torch.Tensor) else "numpy": len(arrays) - 1}
     if isinstance(value, torch.Size):
         return {"size": list(value)}
@@ -97,6 +103,8 @@ def _written(value: object, where: str, arrays: list[Array]) -> Json | None:
 def _read(kind: str, content: Any, arrays: Sequence[Array]) -> Any:
     if kind == "tensor":
         return as_tensor(arrays[content])
+    if kind == "parameter":
+        return nn.Parameter(as_tensor(arrays[content[0]]), content[1])
     if kind == "numpy":
         return arrays[content].copy()
     if kind == "quantized":

@@ -18,29 +18,25 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import torch
-from cachetools import LRUCache
 from torch import fx, nn
 
 from ..facts import Json, call_facts, fact
 from ..graphs.graph import Layer, ModelGraph
 from .copies import is_leaf
-from .signature import signature
+from .signature import KnownGraphs, signature
 from .state import State, bare, live_tensors, plain_name
 from .tracing import Trace, observe, trace
 from .values import packed
 
 _log = logging.getLogger(__name__)
 
-_KNOWN: LRUCache[object, ModelGraph] = LRUCache(128)
-"""Graphs by signature."""
-_known_lock = threading.Lock()
+_known = KnownGraphs()
 
 
 def graph_of(module: nn.Module) -> ModelGraph:
@@ -57,14 +53,12 @@ def graph_of(module: nn.Module) -> ModelGraph:
     """
     module = bare(module)
     key = signature(module)
-    if key is None:
-        return ModelGraph(_Flattened(module).vertices)
-    with _known_lock:
-        graph = _KNOWN.get(key)
+    graph = _known.find(key, module) if key is not None else None
     if graph is None:
-        graph = ModelGraph(_Flattened(module).vertices)
-        with _known_lock:
-            _KNOWN[key] = graph
+        flattened = _Flattened(module)
+        graph = ModelGraph(flattened.vertices)
+        if key is not None and flattened.read is not None:
+            _known.keep(key, module, flattened.read, graph)
     return graph
 
 
@@ -84,6 +78,8 @@ class _Flattened:
         self._states: dict[int, dict[str, torch.Tensor]] = {}
         """id of a module -> its own tensors."""
         self._modules = dict(module.named_modules())
+        self.read: frozenset[str] | None = frozenset()
+        """Paths of the buffers whose values count; None: others may, too."""
         self._taken: set[str] = set()
         self._placed: set[int] = set()
         """ids of tensors that a vertex has."""
@@ -96,10 +92,14 @@ class _Flattened:
     def _trace(self, module: nn.Module) -> None:
         try:
             found = _traced(module)
+        except MemoryError:
+            raise
         except Exception as exc:  # noqa: BLE001  of the module's own code, which met something that is no tensor
             _say_assumed(type(module).__qualname__, f"{type(exc).__name__}: {exc}")
+            self.read = None  # another time it may be traced
             self._chain(module)
         else:
+            self.read = found.read
             self._traced(module, found)
 
     def _traced(self, module: nn.Module, found: Trace) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from ..session import Session
 from .request import SaveRequest, in_order, inherit_layers, same_bytes
 
 ENDS_BYTES = 64
+_Kind = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,23 +98,26 @@ class Inheritance:
         deadline: Deadline,
     ) -> dict[str, TensorEntry]:
         """Return the parent's rows of the tensors whose bytes are the parent's."""
-        alike = _alike(request.arrays, table)
-        rows = {name: table[name] for names in alike.values() for name in names}
+        named, renamed, candidates = _alike(request.arrays, table)
+        rows = {name: table[name] for name in chain(named, *candidates.values())}
         if begun.blocks is not None and begun.header is not None and rows:
             parent = self._reader.mapped(rows, begun.blocks)
             if parent is None:  # it was moved between the answer and now
                 parent = self._reader.load(begun.header.ref, None, list(rows), None, deadline.left())
-            return {name: rows[same] for name, same in _same_content(request.arrays, alike, parent).items()}
+            same = {name: name for name in named if same_bytes(request.arrays[name], parent[name])}
+            for kind, names in candidates.items():
+                same |= _same_content({name: request.arrays[name] for name in renamed[kind]}, names, parent)
+            return {name: rows[other] for name, other in same.items()}
         unknown = {entry.segment for entry in rows.values()} - begun.digests.keys()
         known = begun.digests | self._digests(unknown, deadline, f"save of {request.name!r}")
         digests = {name: known[row.segment][row.slot] for name, row in rows.items() if row.segment in known}
-        unchanged: dict[str, TensorEntry] = {}
-        for name, names in alike.items():
-            digest = digest_of(as_bytes(request.arrays[name]))
-            same = next((other for other in names if digests.get(other) == digest), None)
-            if same is not None:
-                unchanged[name] = rows[same]
-        return unchanged
+        same = {name: name for name in named if digests.get(name) == digest_of(as_bytes(request.arrays[name]))}
+        for kind, names in candidates.items():
+            by_digest = {digests[name]: name for name in reversed(names) if name in digests}
+            for name in renamed[kind]:
+                other = by_digest.get(digest_of(as_bytes(request.arrays[name])))
+                same |= {name: other} if other is not None else {}
+        return {name: rows[other] for name, other in same.items()}
 
     def _digests(self, segments: Set[SegmentId], deadline: Deadline, what: str) -> dict[SegmentId, tuple[str, ...]]:
         """Ask for the content hashes of segments, wherever they are."""
@@ -130,35 +136,50 @@ class Inheritance:
         return known
 
 
-def _alike(arrays: Mapping[str, np.ndarray], table: Mapping[str, TensorEntry]) -> dict[str, list[str]]:
-    """Return, for each tensor, which of the parent's may have its bytes; none for those of which none may."""
-    kinds: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    if not arrays.keys() <= table.keys():
-        for name, entry in sorted(table.items()):
-            kinds.setdefault((entry.shape, entry.dtype), []).append(name)
-    alike: dict[str, list[str]] = {}
+def _alike(
+    arrays: Mapping[str, np.ndarray], table: Mapping[str, TensorEntry]
+) -> tuple[list[str], dict[_Kind, list[str]], dict[_Kind, list[str]]]:
+    """Find out what may be the parent's.
+
+    Returns:
+        Tensors of which the parent has one of the same name, shape and dtype; by shape and dtype, those whose names it
+        does not have; and for each of these shapes and dtypes, all tensors of the parent that have it.
+    """
+    named: list[str] = []
+    renamed: dict[_Kind, list[str]] = {}
     for name, array in arrays.items():
         kind = array.shape, dtype_name(array.dtype)
         row = table.get(name)
         if row is None:
-            alike[name] = kinds.get(kind, [])
+            renamed.setdefault(kind, []).append(name)
         elif (row.shape, row.dtype) == kind:
-            alike[name] = [name]
-    return {name: names for name, names in alike.items() if names}
+            named.append(name)
+    candidates: dict[_Kind, list[str]] = {}
+    for name, entry in sorted(table.items()) if renamed else ():
+        if (entry.shape, entry.dtype) in renamed:
+            candidates.setdefault((entry.shape, entry.dtype), []).append(name)
+    return named, renamed, candidates
 
 
 def _same_content(
-    arrays: Mapping[str, np.ndarray], alike: Mapping[str, Sequence[str]], parent: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray], candidates: Sequence[str], parent: Mapping[str, np.ndarray]
 ) -> dict[str, str]:
-    """Return, for each tensor, the name of the parent's that has its bytes; without those of which none has."""
-    ends = {name: _ends(parent[name]) for names in alike.values() if len(names) > 1 for name in names}
+    """Return, for each tensor, the first of the candidates that has its bytes; without those of which none has."""
+    by_ends: dict[bytes, list[str]] = {}
+    for name in candidates:
+        by_ends.setdefault(_ends(parent[name]), []).append(name)
+    digests: dict[bytes, dict[str, str]] = {}
+    """Ends that several have -> digest of each -> the first that has it."""
     found: dict[str, str] = {}
-    for name, names in alike.items():
-        mine = _ends(arrays[name]) if len(names) > 1 else None
-        for other in names:
-            if (mine is None or ends[other] == mine) and same_bytes(arrays[name], parent[other]):
-                found[name] = other
-                break
+    for name, array in arrays.items():
+        ends = _ends(array)
+        alike = by_ends.get(ends, [])
+        if len(alike) > 1:
+            if ends not in digests:
+                digests[ends] = {digest_of(as_bytes(parent[other])): other for other in reversed(alike)}
+            alike = [digests[ends].get(digest_of(as_bytes(array)), alike[0])]
+        if alike and same_bytes(array, parent[alike[0]]):
+            found[name] = alike[0]
     return found
 
 

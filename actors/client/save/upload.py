@@ -148,8 +148,12 @@ class Upload:
             for segment, part, sizes in self.blocks
             if isinstance(part, Part)
         }
-        found = {name: (*at[entry.segment], entry.slot) for name, entry in self.entries.items() if entry.segment in at}
-        return {name: _place(block, offsets[slot], arrays[name]) for name, (block, offsets, slot) in found.items()}
+        made: dict[tuple[SegmentId, int], np.ndarray] = {}  # one for all names of a tied tensor
+        for name, entry in self.entries.items():
+            if entry.segment in at and (entry.segment, entry.slot) not in made:
+                block, offsets = at[entry.segment]
+                made[entry.segment, entry.slot] = _place(block, offsets[entry.slot], arrays[name])
+        return {name: made[e.segment, e.slot] for name, e in self.entries.items() if (e.segment, e.slot) in made}
 
     def keep(self, names: Collection[str]) -> None:
         """Leave out what was written and turned out to be unchanged."""

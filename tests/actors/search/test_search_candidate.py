@@ -355,6 +355,35 @@ def test_an_ancestor_that_was_lost_costs_the_transfer_and_not_the_candidate(
         assert alone is not None
         assert {name: array.tobytes() for name, array in repo.load(alone.ref).items()} == bits(model)
 
+    @pytest.mark.parametrize("after", [[], [torch.ones(3)], [torch.ones(2), torch.ones(1)]])
+    def test_state_that_changes_its_size_is_saved_as_it_is(self, repository: Repository, after: list) -> None:
+        class Noted(torch.nn.Module):
+            def __init__(self, units: int) -> None:
+                super().__init__()
+                self.body, self.head = torch.nn.Linear(8, 4), torch.nn.Linear(4, units)
+                self.body.notes = [torch.ones(2)]
+                self.notes = [torch.ones(2)]
+
+            def get_extra_state(self) -> list:
+                return self.notes
+
+            def set_extra_state(self, state: list) -> None:
+                self.notes = state
+
+            def forward(self, x):
+                return self.head(self.body(x))
+
+        repository.save_model("noted-root", Noted(3))
+        model = Noted(4)
+        with Candidate(repository, "noted", model) as candidate:
+            model.notes = after
+            child = candidate.save(0.5)
+        assert child is not None
+        assert child.bytes_inherited >= model.body.weight.nbytes
+        again = Noted(4)
+        repository.load_model("noted", into=again)
+        assert all(torch.equal(a, b) for a, b in zip(again.notes, after, strict=True))
+
 
 class TestBadInput:
     @pytest.mark.parametrize("quality", [float("nan"), float("inf"), -float("inf")])

@@ -250,6 +250,53 @@ class TestTorch:
             wanted = version(torch.from_numpy(batch)).numpy()
             np.testing.assert_array_equal(serving.infer(batch).outputs, wanted)
 
+    def test_hooks_that_derive_from_weights_and_state_see_the_versions(self, serve):
+        torch = pytest.importorskip("torch")
+
+        class Derived(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.body, self.norm, self.extra = torch.nn.Linear(4, 2), torch.zeros(()), 0
+                self.register_load_state_dict_post_hook(lambda module, _: module.derive())
+
+            def derive(self) -> None:
+                self.norm = self.body.weight.detach().norm()
+
+            def get_extra_state(self) -> int:
+                return self.extra
+
+            def set_extra_state(self, state: int) -> None:
+                self.extra = state
+
+            def forward(self, x: Any) -> Any:
+                return self.body(x) * torch.select(self.norm.expand(2), 0, 0)
+
+        serving, batch = serve(Derived), np.ones((5, 4), np.float32)
+        for number in range(1, 4):
+            net = Derived()
+            net.derive()
+            net.norm = net.norm.clone()
+            serving.take(ModelRef("m", number), self.of(net, number)[1], NONE)
+            wanted = net(torch.from_numpy(batch)).detach().numpy()
+            np.testing.assert_array_equal(serving.infer(batch).outputs, wanted)
+
+    def test_a_tied_tensor_may_come_by_one_of_its_names(self, serve):
+        torch = pytest.importorskip("torch")
+
+        class Tied(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+                self.b.weight = self.a.weight
+
+            def forward(self, x: Any) -> Any:
+                return self.b(self.a(x))
+
+        serving, net, batch = serve(Tied), Tied(), np.ones((5, 4), np.float32)
+        ref, tensors, graph = self.of(net, 1)
+        serving.take(ref, {name: array for name, array in tensors.items() if name != "b.weight"}, graph)
+        np.testing.assert_array_equal(serving.infer(batch).outputs, net(torch.from_numpy(batch)).detach().numpy())
+
 
 class TestKeras:
     @staticmethod

@@ -859,9 +859,10 @@ def test_a_layer_that_refuses_its_state_leaves_the_model_as_it_was() -> None:
     assert np.array_equal(model(NUMBERS), answer)
 
 
-def test_a_vocabulary_that_keras_file_cannot_hold_is_refused_when_it_is_stored() -> None:
+@pytest.mark.parametrize("tokens", [["a", "line\nbreak"], ["a", "x\ny", ""], ["a", "z\x1c"], ["a", "\x1c"]])
+def test_a_vocabulary_that_keras_file_cannot_hold_is_refused_when_it_is_stored(tokens: list[str]) -> None:
     model, _ = flat(layers.StringLookup(), WORDS, "string")
-    model.layers[0].set_vocabulary(["a", "line\nbreak"])
+    model.layers[0].set_vocabulary(tokens)
     with pytest.raises(GraphError, match=r"StringLookup.*end of a line"):
         tensors_of(model)
 

@@ -185,6 +185,83 @@ def test_another_optimizer_is_refused_and_unchanged(make: Any, error: type[Excep
     assert repr(target.state_dict()) == before
 
 
+def test_groups_of_the_same_parameters_keep_their_order() -> None:
+    one, two = Net(1), Net(2)
+    opts = [
+        torch.optim.SGD([{"params": net.parameters()}, {"params": []}, {"params": []}], lr=0.1) for net in (one, two)
+    ]
+    for place, group in enumerate(opts[0].param_groups):
+        group["lr"] = place + 1.0
+    moved((one, opts[0], None), (two, opts[1], None))
+    assert [group["lr"] for group in opts[1].param_groups] == [1, 2, 3]
+
+
+def test_names_of_parameters_are_the_optimizers_own() -> None:
+    one, two = Net(1), Net(2)
+    named = torch.optim.SGD(one.named_parameters())
+    other = torch.optim.SGD(reversed(list(two.named_parameters())))
+    plain = torch.optim.SGD(two.parameters())
+    before = other.param_groups[0]["param_names"]
+    moved((one, named, None), (two, other, None))
+    moved((one, named, None), (two, plain, None))
+    assert other.param_groups[0]["param_names"] == before
+    assert "param_names" not in plain.param_groups[0]
+
+
+def test_tensors_within_the_state_keep_their_bits() -> None:
+    nets = Net(1), Net(2)
+    opts = [torch.optim.SGD(net.parameters()) for net in nets]
+    history = [torch.full((2,), 1 / 3, dtype=torch.float64)]
+    opts[0].state[nets[0].matrix] = {"history": history, "of": {"a": (history[0],)}}
+    moved((nets[0], opts[0], None), (nets[1], opts[1], None))
+    found = opts[1].state[nets[1].matrix]
+    for tensor in (found["history"][0], found["of"]["a"][0]):
+        assert tensor.dtype == torch.float64
+        assert torch.equal(tensor, history[0])
+
+
+@pytest.mark.parametrize("key", [0, "a/b", "a:json", ""])
+def test_keys_that_are_no_names_are_refused(key: Any) -> None:
+    net = Net()
+    opt = torch.optim.SGD(net.parameters())
+    opt.state[net.matrix][key] = 1
+    with pytest.raises(TensorMismatchError, match="optimizer state of 'matrix': expected text without '/'"):
+        optimizer_tensors_of(net, opt)
+    opt.state.clear()
+    opt.state["step"] = 3
+    with pytest.raises(TensorMismatchError, match="found state of 'step'"):
+        optimizer_tensors_of(net, opt)
+
+
+def test_a_schedule_that_refuses_leaves_the_optimizer_as_it_was() -> None:
+    def chained(opt: Optimizer, count: int) -> Any:
+        parts = [schedules.ConstantLR(opt, 0.5, 2) for _ in range(count)]
+        return schedules.SequentialLR(opt, parts, milestones=list(range(1, count)))
+
+    nets = Net(1), Net(2)
+    opts = [torch.optim.Adam(net.parameters()) for net in nets]
+    train(nets[0], opts[0], 2)
+    train(nets[1], opts[1], 1)
+    three, two = chained(opts[0], 3), chained(opts[1], 2)
+    before = repr(opts[1].state_dict()), repr(two.state_dict())
+    with pytest.raises(TensorMismatchError, match="load_state_dict of Adam and SequentialLR"):
+        restoring(nets[1], optimizer_tensors_of(nets[0], opts[0], three), opts[1], two).apply()
+    assert (repr(opts[1].state_dict()), repr(two.state_dict())) == before
+    undo = restoring(nets[1], optimizer_tensors_of(nets[0], opts[0]), opts[1]).apply()
+    assert repr(opts[1].state_dict()) != before[0]
+    undo()
+    assert repr(opts[1].state_dict()) == before[0]
+
+
+def test_parameters_without_memory_are_refused() -> None:
+    one = Net()
+    opt = torch.optim.Adam(one.parameters())
+    with torch.device("meta"):
+        two = Net()
+    with pytest.raises(TensorMismatchError, match='on the device "meta": fill the module first'):
+        restoring(two, optimizer_tensors_of(one, opt), torch.optim.Adam(two.parameters()))
+
+
 def test_what_was_not_saved_is_not_found() -> None:
     net = Net()
     opt = torch.optim.Adam(net.parameters())

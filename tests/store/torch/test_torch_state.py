@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import http
+import threading
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,6 +110,7 @@ VALUES = [
     OrderedDict(b=1, a=Counter({3: 2})),
     torch.Size([2, 0]),
     [torch.zeros(0), (torch.tensor(1 + 2j),)],
+    {"p": nn.Parameter(torch.ones(2), requires_grad=False), "f": np.float32(0.1), "i": np.int8(3)},
 ]
 
 
@@ -141,6 +144,48 @@ class TestExtraState:
         for graph, extra in zip(graphs, (None, {"a": torch.ones(2)}), strict=False):
             assert set(graph.tensors) == set(tensors_of(nn.Sequential(Extra(extra))))
             assert ModelGraph.from_json(graph.to_json()) == graph
+
+    def test_a_tied_tensor_is_set_by_any_of_its_names(self) -> None:
+        class TiedExtra(Extra):
+            def __init__(self) -> None:
+                super().__init__(1)
+                self.other = nn.Linear(2, 2, bias=False)
+                self.other.weight = self.body.weight
+
+        one, two = TiedExtra(), TiedExtra()
+        for names in (("body.weight",), ("other.weight",)):
+            with torch.no_grad():
+                two.body.weight.zero_()
+            given = {n: a for n, a in stored(one).items() if n in (*names, "_extra_state:json")}
+            assert lacking(two, given) == ["body.bias"]
+            assign(two, given)
+            assert torch.equal(two.body.weight, one.body.weight)
+
+    @pytest.mark.parametrize("meta", [False, True])
+    def test_what_a_module_does_not_take_back_is_said(self, meta: bool) -> None:
+        class Refusing(Extra):
+            def set_extra_state(self, state: Any) -> None:
+                raise ValueError(f"not {state}")
+
+        with torch.device("meta" if meta else "cpu"):
+            two = Refusing(1)
+        with pytest.raises(TensorMismatchError, match=r"load_state_dict of .*Refusing: .*not 2") as caught:
+            assign(two, stored(Refusing(2)))
+        assert "nor did it take back what it had" in str(caught.value.__cause__.__notes__)
+        assert two.body.weight.is_meta == meta
+
+    def test_what_cannot_be_copied_is_an_error_of_ours(self) -> None:
+        with pytest.raises(TensorMismatchError, match=r"load_state_dict of Extra: .*TypeError"):
+            assign(Extra(threading.Lock()), stored(Extra(2)))
+
+    @pytest.mark.parametrize(
+        "value",
+        [namedtuple("Pair", "a b")(1, 2), http.HTTPStatus.OK, type("Text", (str,), {})("x"), 10**5000],
+        ids=["named tuple", "enum", "text", "digits"],
+    )
+    def test_what_would_come_back_as_something_else_is_refused(self, value: Any) -> None:
+        with pytest.raises(TensorMismatchError, match="_extra_state"):
+            tensors_of(Extra(value))
 
     def test_others_keep_theirs(self) -> None:
         two = Extra(5)
@@ -279,6 +324,13 @@ class TestRefused:
         net.register_buffer("odd:json", torch.ones(1))
         with pytest.raises(TensorMismatchError, match="'odd:json': expected a name that does not end in"):
             tensors_of(net)
+
+
+def test_elements_that_share_memory_are_not_filled() -> None:
+    net = nn.Linear(2, 2)
+    net.register_buffer("spread", torch.zeros(1).expand(3))
+    with pytest.raises(TensorMismatchError, match=r"'spread': expected memory for each element"):
+        assign(net, {"spread": np.arange(3, dtype="float32")})
 
 
 def test_what_is_lacking_is_named_and_a_tied_tensor_has_two_names() -> None:

@@ -7,10 +7,12 @@ import gc
 import logging
 import math
 import threading
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -169,6 +171,10 @@ def test_functions_of_math_are_traced_where_a_module_names_them() -> None:
     assert math.sqrt(4) == 2
 
 
+def partial_of(module):
+    return lambda x: module(x)
+
+
 def wrapped_helper(x, factor):
     return x * factor if x.sum() > 0 else x
 
@@ -214,21 +220,108 @@ def test_classes_hear_nothing_of_a_trace() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError, OSError, StopIteration, type("OwnError", (Exception,), {})])
-def test_a_hook_that_raises_makes_the_module_a_chain(error: type[Exception], caplog) -> None:
-    def hook(module: nn.Module, args: Any) -> None:
-        raise error("no proxies here")
+def test_a_forward_pass_that_raises_makes_the_module_a_chain(error: type[Exception], caplog) -> None:
+    class Raising(Gated):
+        def forward(self, x):
+            raise error("no proxies here")
 
-    class Hooked(Gated):
-        pass
-
-    Hooked.__qualname__ = f"Hooked{error.__name__}"
-    net = Hooked(2)
-    net.register_forward_pre_hook(hook)
+    Raising.__qualname__ = f"Raising{error.__name__}"
+    net = nn.Sequential(Raising(2))
     with caplog.at_level(logging.WARNING, "tensorvine.store.torch"):
-        graph = graph_of(nn.Sequential(net))
+        graph = graph_of(net)
     assert edges(graph)[:2] == [("Linear", ()), ("Linear", ("0.a",))]
-    assert set(graph.tensors) == set(tensors_of(nn.Sequential(net)))
+    assert set(graph.tensors) == set(tensors_of(net))
     assert any("cannot be traced" in record.message for record in caplog.records)
+
+
+def test_what_could_not_be_traced_is_tried_again() -> None:
+    class Once(Gated):
+        fails: ClassVar[list[int]] = [1]
+
+        def forward(self, x):
+            if Once.fails:
+                raise RuntimeError(Once.fails.pop())
+            return super().forward(x)
+
+    graphs = [graph_of(Once(2)) for _ in range(3)]
+    assert [edges(graph)[0][0] for graph in graphs] == ["Linear", "Input", "Input"]
+    assert graphs[1] is graphs[2]
+
+
+def test_hooks_of_forward_passes_hear_nothing() -> None:
+    heard: list[object] = []
+    net = nn.Sequential(Gated(2))
+    net[0].register_forward_hook(lambda *args: heard.append(args))
+    net[0].register_forward_pre_hook(lambda *args: heard.append(args))
+    assert edges(graph_of(net))[0] == ("Input", ())
+    assert not heard
+    net(torch.ones(1, 2))
+    assert len(heard) == 2
+
+
+class Meddling(nn.Module):
+    """Writes to whatever it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.norm.running_mean.fill_(5)
+        self.plain, self.held, self.seen, self.last = torch.zeros(2), {"t": torch.zeros(2)}, set(), deque(maxlen=2)
+
+    def forward(self, x):
+        self.norm.running_mean.zero_()
+        self.plain += 1
+        self.held["t"] += 1
+        self.seen.add("called")
+        self.last.append(x)
+        return self.norm(x)
+
+
+def test_whatever_a_module_holds_stays_as_it_is() -> None:
+    net = Meddling()
+    graph_of(net)
+    assert net.norm.running_mean.tolist() == [5, 5]
+    assert (net.plain.tolist(), net.held["t"].tolist(), net.seen, list(net.last)) == ([0, 0], [0, 0], set(), [])
+
+
+class Above(Scaled):
+    """Its parent's forward pass is found by `super()`, which the parent's file replaces."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x)) + super(Scaled, self).extra_repr().count("x")
+
+
+def test_a_forward_pass_that_is_inherited_is_traced_like_its_own() -> None:
+    kinds = [kind for kind, _ in edges(graph_of(Above()))]
+    assert kinds.count("function:sqrt") == 2
+    assert "function:relu" in kinds
+
+
+def test_scripted_modules_have_a_graph() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch will take it away
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    assert set(graph_of(scripted).tensors) == {"0.weight", "0.bias"}
+    assert set(graph_of(nn.Sequential(scripted)).tensors) == {"0.0.weight", "0.0.bias"}
+
+
+def test_a_module_that_another_thread_changes_has_a_graph() -> None:
+    net, over = Gated(2), threading.Event()
+    net.notes = {number: number for number in range(1000)}
+
+    def note() -> None:
+        number = 1000
+        while not over.is_set():
+            net.notes[number] = number
+            net.notes.pop(number - 1000)
+            number += 1
+
+    with ThreadPoolExecutor(1) as threads:
+        noting = threads.submit(note)
+        graphs = [edges(graph_of(net)) for _ in range(50)]
+        over.set()
+        noting.result(60)
+    assert graphs == [edges(graph_of(Gated(2)))] * 50
 
 
 class TestObserved:
@@ -253,6 +346,17 @@ class TestObserved:
         assert net.head.weight is net.embed.weight
         assert net.embed.weight.device.type == "cpu"
 
+    def test_parameters_that_are_written_to_are_a_copy(self) -> None:
+        class Writing(Text):
+            def forward(self, tokens):
+                self.embed.weight.mul_(2)
+                return super().forward(tokens)
+
+        net = Writing(looks=True)
+        before = net.embed.weight.detach().clone()
+        graph_of(net)
+        assert torch.equal(net.embed.weight, before)
+
 
 class TestSignature:
     def test_what_was_traced_is_not_traced_again(self) -> None:
@@ -273,6 +377,8 @@ class TestSignature:
             lambda net: setattr(net, "helper", scale_of),
             lambda net: net.register_buffer("seen", torch.zeros(1)),
             lambda net: net.register_buffer("seen", torch.zeros(1), persistent=False),
+            lambda net: net.to(torch.bfloat16),
+            lambda net: net.to("meta"),
         ],
     )
     def test_whatever_a_forward_pass_may_look_at_counts(self, change: Callable[[nn.Module], None]) -> None:
@@ -289,12 +395,12 @@ class TestSignature:
     @pytest.mark.parametrize(
         "change",
         [
-            lambda net: setattr(net, "helper", lambda x: net(x)),
+            lambda net: setattr(net, "helper", partial_of(nn.ReLU())),
+            lambda net: setattr(net, "helper", torch.ones(2).mul),
             lambda net: setattr(net, "helper", functools.partial(scale_of, 2)),
             lambda net: setattr(net, "mask", torch.ones(2)),
             lambda net: setattr(net, "table", np.ones(2)),
             lambda net: setattr(net, "note", object()),
-            lambda net: net.register_forward_hook(lambda *args: None),
             lambda net: net.a.register_state_dict_post_hook(lambda *args: None),
             lambda net: setattr(net, "hidden", [nn.Linear(2, 2)]),
         ],
@@ -303,6 +409,54 @@ class TestSignature:
         net = Gated(2)
         change(net)
         assert signature(net) is None
+
+    def test_values_of_buffers_count_where_the_forward_pass_reads_them(self) -> None:
+        class Masked(nn.Module):
+            def __init__(self, mode: float, persistent: bool) -> None:
+                super().__init__()
+                self.body = nn.BatchNorm1d(2)
+                self.register_buffer("mode", torch.full((2,), mode), persistent=persistent)
+
+            def forward(self, x):
+                return torch.relu(self.body(x)) if self.mode[0] > 0 else torch.tanh(self.body(x) * (self.mode + 1))
+
+        for persistent in (True, False):
+            for mode in (1.0, -1.0, 2.0, 1.0, -3.0):
+                net = Masked(mode, persistent)
+                kinds = [kind for kind, _ in edges(graph_of(net))]
+                assert ("function:relu" in kinds) == (mode > 0)
+                net.other = object()  # it is traced without being looked for
+                assert edges(graph_of(net)) == edges(graph_of(Masked(mode, persistent)))
+                assert graph_of(net).fingerprint == graph_of(Masked(mode, persistent)).fingerprint
+        net = Masked(1.0, persistent=True)
+        graph = graph_of(net)
+        net.body.running_mean.fill_(3)  # which a training changes at each step, and no forward pass reads
+        assert graph_of(net) is graph
+
+    def test_a_quantised_buffer_is_no_plain_one(self) -> None:
+        def made(quantised: bool) -> nn.Module:
+            net = Gated(2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                t = torch.ones(2)
+                net.register_buffer("t", torch.quantize_per_tensor(t, 0.1, 0, torch.qint8) if quantised else t)
+            return net
+
+        for quantised in (False, True, False):
+            assert set(graph_of(made(quantised)).tensors) == set(tensors_of(made(quantised)))
+
+    def test_classes_and_what_their_functions_close_over_count(self) -> None:
+        class Switched(Gated):
+            active = True
+
+            def forward(self, x):
+                return super().forward(x) if self.active and state["on"] else x
+
+        state, lengths = {"on": True}, []
+        for active, on in [(True, True), (False, True), (True, False), (True, True)]:
+            Switched.active, state["on"] = active, on
+            lengths.append(len(edges(graph_of(Switched(2)))))
+        assert lengths[0] == lengths[3] != lengths[1] == lengths[2]
 
     def test_objects_count_by_their_attributes(self) -> None:
         class Config:
