@@ -14,6 +14,8 @@ import re
 from .errors import StorageError
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SCHEMES = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*")
+"""In front of a chain of URIs, as fsspec has them."""
 _SHOWN = re.compile(r"[^:/]*(:\d+)?(/.*)?", re.DOTALL)
 """A host or bucket, perhaps with a port, and a folder: no secret that lost its `@`."""
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -45,12 +47,12 @@ def without_credentials(uri: str) -> str:
     's3://bucket/prefix'
     >>> without_credentials("s3://key:se/cr@t@bucket/prefix"), without_credentials("s3://key:secret")
     ('s3://bucket/prefix', 's3://...')
-    >>> without_credentials("/scratch/models@work?")
-    '/scratch/models@work?'
+    >>> without_credentials("/scratch/models@work?"), without_credentials("fsspec+simplecache::http://user:secret@host")
+    ('/scratch/models@work?', 'fsspec+simplecache::http://...')
     """
     found = _URI.fullmatch(uri)
-    if found is None:
-        return uri
+    if found is None or (found[1].startswith("fsspec+") and "::" in found[2]):
+        return _without_links(uri)
     scheme, rest = found.groups()
     place, options = _cut(rest, "?#")
     if scheme.lower() == "file":
@@ -60,6 +62,14 @@ def without_credentials(uri: str) -> str:
     if not _SHOWN.fullmatch(shown) or (":" in place and "@" in options):
         return f"{scheme}://..."
     return f"{scheme}://{shown}"
+
+
+def _without_links(text: str) -> str:
+    """Return what may be shown of a chain of URIs, which begin anywhere in it, or of what is no URI."""
+    schemes, mark, _ = text.partition("://")
+    if not mark or not is_uri(text) or text.startswith("file:"):
+        return text
+    return f"{schemes}://..." if _SCHEMES.fullmatch(schemes) else "..."
 
 
 def check_credentials(uri: str) -> None:

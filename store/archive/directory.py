@@ -3,7 +3,8 @@
 Rules
 - A file is seen whole or not at all. On a local or mounted file system it is written under a temporary name, synced,
   renamed, and its folder is synced; so is the folder of one that is deleted. HDFS has the same without the syncs; an
-  object store makes an object visible when its last part has arrived.
+  object store makes an object visible when its last part has arrived. Of what fsspec knows, some can neither: see
+  `remote`.
 - What is written is never changed: a new state of a thing is a new file, or replaces the whole file at once. Logs are
   the exception (`append`): they grow, are not synced, and whoever reads them knows a torn end.
 - Whatever goes wrong leaves here as `StorageError` and names the file, or as `CorruptDataError` where the file is none
@@ -15,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -239,15 +241,26 @@ class OpenFile(ABC):
 
 
 @contextlib.contextmanager
-def naming(where: object, action: str, errors: tuple[type[Exception], ...] = FILE_ERRORS) -> Generator[None]:
-    """Turn what a file system raises into an error that names the file."""
+def naming(where: object, action: str, foreign: bool = False) -> Generator[None]:
+    """Turn what a file system raises into an error that names the file.
+
+    Args:
+        where: names it.
+        action: what was done to it.
+        foreign: whether the file system may raise anything, with a secret in its text: then no text of it is shown.
+    """
+    errors = (Exception,) if foreign else FILE_ERRORS
     try:
         yield
     except (StorageError, CorruptDataError):
         raise
     except errors as exc:
-        reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc) or type(exc).__name__
-        raise StorageError(f"{where}: expected to {action} it; {reason}") from exc
+        number = getattr(exc, "errno", None) if isinstance(exc, OSError) else None
+        if isinstance(number, int) and number in errno.errorcode:
+            reason = os.strerror(number)
+        else:
+            reason = type(exc).__name__ if foreign else str(exc) or type(exc).__name__
+        raise StorageError(f"{where}: expected to {action} it; {reason}") from (None if foreign else exc)
 
 
 def check_part(where: object, offset: int, nbytes: int, length: int) -> None:

@@ -26,7 +26,7 @@ from ..errors import StorageError
 from ..uris import check_credentials, is_uri, place_in, without_credentials
 from .directory import Directory, Fill, fs, naming
 from .local import LocalDirectory
-from .remote import RemoteDirectory, errors_of, write_whole
+from .remote import RemoteDirectory, is_foreign, write_whole
 
 _KNOWN = "file:, s3:, gs:, abfs: or hdfs:, or fsspec+SCHEME: for another one that fsspec knows"
 _LOCAL = ("file", "local")
@@ -104,7 +104,7 @@ class Place:
             with naming(self, "read"):
                 return self._file.read_bytes()
         system, path = self._file
-        with naming(self, "read", errors_of(system)), system.open_input_file(path) as file:
+        with naming(self, "read", is_foreign(system)), system.open_input_file(path) as file:
             return file.read()
 
     @contextmanager
@@ -127,7 +127,7 @@ class Place:
         """Write the file, or in its place.
 
         Raises:
-            StorageError: it cannot be written; what was there is there still.
+            StorageError: it cannot be written; what was there is there still, but where `remote` writes in its place.
         """
         if not isinstance(self._file, Path):
             write_whole(*self._file, str(self), fill)
@@ -159,7 +159,9 @@ def found_system(uri: str) -> tuple[Any, str]:
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except Exception as exc:  # noqa: BLE001  what fsspec finds may raise anything
-        telling = shown == uri or not uri.startswith("fsspec+")  # else its text may have a secret
+        telling = shown == uri or not (
+            uri.startswith("fsspec+") or shown.endswith("...")
+        )  # else its text may have a secret
         reason = str(exc).replace(uri, shown) if telling and str(exc) else type(exc).__name__
         expected = f"expected an absolute path or a URI of a file system ({_KNOWN})"
         raise StorageError(f"{shown}: {expected}; {reason}") from None

@@ -54,6 +54,11 @@ class TestShown:
             ("file:///home/a@b/c?d", "file:///home/a@b/c"),
             ("/home/user@site/models?", "/home/user@site/models?"),
             ("relative:path", "relative:path"),
+            ("fsspec+simplecache::http://user:secret@host/a", "fsspec+simplecache::http://..."),
+            ("fsspec+zip://a.arrow::http://user:secret@host/a.zip?token=secret", "fsspec+zip://..."),
+            ("simplecache::http://user:secret@host/a", "simplecache::http://..."),
+            ("odd_scheme://user:secret@host/a", "..."),
+            ("s3://bucket/a::b", "s3://bucket/a::b"),
         ],
     )
     def test_a_place_without_user_secret_and_options(self, uri: str, shown: str) -> None:

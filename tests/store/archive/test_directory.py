@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -555,15 +557,103 @@ class TestFsspec(Contract):
         from fsspec.implementations.dirfs import DirFileSystem
 
         def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("it hangs")
+            raise RuntimeError("https://user:secret@host/a?token=secret")
 
         put(directory, "a", b"old")
         monkeypatch.setattr(DirFileSystem, "open", fail)
         for call in (lambda: put(directory, "a", b"1"), lambda: directory.read("a"), lambda: directory.open("a")):
-            with pytest.raises(StorageError, match=r"/a: expected to .* it; it hangs"):
+            with pytest.raises(StorageError, match=r"/a: expected to .* it; RuntimeError$") as raised:
                 call()
+            assert "secret" not in "".join(traceback.format_exception(raised.value))
         monkeypatch.undo()
         assert content_of(directory, "a") == b"old"
+
+    def test_a_write_that_fails_leaves_nothing_and_its_own_error(
+        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.EDQUOT, "")
+
+        put(directory, "a", b"old")
+        put(directory, "folder/b", b"")
+        monkeypatch.setattr(fail, "__module__", DirFileSystem.mv.__module__)
+        monkeypatch.setattr(DirFileSystem, "mv", fail)
+        with pytest.raises(StorageError, match=r"/a: expected to write it; Disk quota exceeded"):
+            put(directory, "a", b"new")
+        monkeypatch.undo()
+        with pytest.raises(StorageError, match=r"/folder: expected to write it; Is a directory"):
+            put(directory, "folder", b"new")
+        assert directory.list("") == {"a": 3, "folder/b": 0}
+
+
+class TestFsspecThatRenamesOtherwise:
+    """File systems of fsspec that take renaming in their own ways: what was written is there, or there is an error."""
+
+    @pytest.fixture
+    def system(self) -> Any:
+        memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
+
+        class Own(memory):
+            """A file system that is nobody else's."""
+
+            protocol = "own"
+            store: ClassVar[dict[str, object]] = {}
+            pseudo_dirs: ClassVar[list[str]] = [""]
+            cachable = False
+
+        return Own
+
+    def opened(self, system: Any, folder: str) -> Directory:
+        pytest.importorskip("fsspec").register_implementation("own", system, clobber=True)
+        return open_directory(f"fsspec+own://{folder}")
+
+    @pytest.mark.parametrize("folder", ["run[1]", "run*", "run"])
+    def test_names_are_no_patterns(self, system: Any, folder: str) -> None:
+        directory = self.opened(system, folder)
+        for content in (b"old", b"new"):
+            put(directory, "a", content)
+            assert content_of(directory, "a") == content
+        assert directory.list("") == {"a": 3}
+
+    def test_a_server_that_does_not_replace_by_renaming(self, system: Any) -> None:
+        def mv(self: Any, old: str, new: str, **_: object) -> None:
+            """Do nothing, as WebHDFS does: what its server answers is ignored."""
+
+        system.mv = mv
+        directory = self.opened(system, "run")
+        for content in (b"live", b"retired"):
+            put(directory, "manifests/m@1.arrow", content)
+            assert content_of(directory, "manifests/m@1.arrow") == content
+
+    def test_sftp_renames_by_its_own_call(self, system: Any) -> None:
+        renamed: list[str] = []
+
+        def mv(self: Any, old: str, new: str) -> None:
+            renamed.append(new)
+            self.store[self._strip_protocol(new)] = self.store.pop(self._strip_protocol(old))
+
+        mv.__module__ = "fsspec.implementations.sftp"  # which needs paramiko to be imported
+        system.mv = mv
+        directory = self.opened(system, "run")
+        for content in (b"old", b"new"):
+            put(directory, "folder/a", content)
+            assert content_of(directory, "folder/a") == content
+        assert len(renamed) == 2
+        assert directory.list("") == {"folder/a": 3}
+
+    def test_a_folder_that_is_there_is_not_made_again(self, system: Any) -> None:
+        def mkdir(self: Any, path: str, **_: object) -> None:
+            if self.exists(path):  # as FTP servers do
+                raise RuntimeError("550")
+            self.pseudo_dirs.append(self._strip_protocol(path))
+
+        system.mkdir = mkdir
+        directory = self.opened(system, "run")
+        for name in ("folder/a", "folder/b"):
+            put(directory, name, b"1")
+        assert directory.list("") == {"folder/a": 1, "folder/b": 1}
 
 
 class TestS3(Contract):
