@@ -8,7 +8,8 @@ Rules
 - What cannot be stored as plain bytes (objects, strings, records, dates) is a TensorMismatchError that says
   where it was found.
 - So is what says more than its numbers: a mask, labels, missing values, a unit or other attributes of a subclass. They
-  would be lost silently. NumPy's own subclasses (`memmap`, `matrix`) are the numbers that they hold.
+  would be lost silently. NumPy's own subclasses (`memmap`, `matrix`) are the numbers that they hold. Memory that is to
+  be filled loses nothing but a mask.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -42,6 +44,7 @@ _LABELLED = frozenset(("pandas", "polars", "xarray", "pint"))
 """Packages whose arrays have labels, missing values or units beside the numbers."""
 _DTYPE_NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 _EXPECTED = "an array of numbers or booleans"
+_FILLED = "expected a writable array of NumPy, or a PyTorch tensor on the CPU"
 
 
 def as_numpy(value: object, where: str) -> Array:
@@ -61,11 +64,13 @@ def as_numpy(value: object, where: str) -> Array:
     >>> as_numpy([[1.0, 2.0]], "tensor 'x'").shape
     (1, 2)
     """
-    origins = _origins_of(value)
-    _check_bare(value, origins, where)
+    kind = type(value)
+    origins = _origins_of(kind)
+    if not _is_bare(kind):
+        _check_bare(value, where)
     try:
         if "torch" in origins:
-            array = _from_torch(cast(Any, value), where)
+            array = _from_torch(_plain(cast(Any, value), where))
         elif "keras" in origins and hasattr(value, "value"):
             return as_numpy(cast(Any, value).value, where)
         elif "tensorflow" in origins and hasattr(value, "read_value"):
@@ -74,12 +79,11 @@ def as_numpy(value: object, where: str) -> Array:
             array = np.asarray(cast(Any, value).get())
         else:
             array = cast(Array, np.asarray(value))
-    except TensorMismatchError:
+    except (TensorMismatchError, MemoryError):
         raise
     except Exception as exc:  # a type of the caller's may raise anything
-        found = f"{type(value).__module__}.{type(value).__qualname__} ({exc or type(exc).__name__})"
-        raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}") from exc
-    _check_numbers(array, type(value).__qualname__, where)
+        raise _no_numbers(value, exc, where) from exc
+    _check_numbers(array, kind.__qualname__, where)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -87,64 +91,102 @@ def memory_of(value: object, where: str) -> Array:
     """Return the memory of a caller's array, to be filled: never a copy, and in the byte order that it has.
 
     Args:
-        value: an array of NumPy, a PyTorch tensor on the CPU, or another object with a writable buffer.
+        value: an array of NumPy, a PyTorch tensor on the CPU, or another object that shows writable memory.
         where: what the array is, for the error's message.
 
     Raises:
-        TensorMismatchError: it cannot be written, would be copied first, or has elements that share memory.
+        TensorMismatchError: it cannot be written, would be copied first, has a mask, or elements that share memory.
 
     >>> big = np.zeros(2, ">f4")
     >>> np.copyto(memory_of(big, "buffer"), [1, 2])
     >>> big.tolist()
     [1.0, 2.0]
     """
-    origins, kind = _origins_of(value), type(value).__qualname__
-    _check_bare(value, origins, where)
-    expected = f"{where}: expected a writable array of NumPy, or a PyTorch tensor on the CPU"
-    if "torch" in origins:
-        array = as_numpy(value, where)
-        if array.nbytes and array.ctypes.data != cast(Any, value).data_ptr():
-            raise TensorMismatchError(f"{expected}; found one whose numbers have to be copied")
-    else:
-        try:
-            array = cast(Array, np.asarray(value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))))
-        except (TypeError, ValueError, BufferError) as exc:
-            raise TensorMismatchError(f"{expected}; found {kind}") from exc
-        _check_numbers(array, kind, where)
-    if not array.flags.writeable or "tensorflow" in origins:
-        raise TensorMismatchError(f"{expected}; found {kind} that is read-only")
-    if _overlaps_itself(array):
-        raise TensorMismatchError(f"{expected}; found elements that share memory: strides {array.strides}")
+    kind = type(value)
+    array = value if kind is np.ndarray else _shown_memory(value, where)
+    if array.dtype.kind not in _NUMERIC_KINDS:
+        _check_numbers(array, kind.__qualname__, where)
+    flags = array.flags
+    if not flags.writeable:
+        raise TensorMismatchError(f"{where}: {_FILLED}; found {kind.__qualname__} that is read-only")
+    if not flags.c_contiguous and _overlaps_itself(array):
+        raise TensorMismatchError(f"{where}: {_FILLED}; found elements that share memory: strides {array.strides}")
     return array
 
 
-def _origins_of(value: object) -> set[str]:
-    return {base.__module__.partition(".")[0] for base in type(value).__mro__}
+def _shown_memory(value: object, where: str) -> Array:
+    """Return the memory that an array of another kind, or another object, says it has."""
+    origins, name = _origins_of(type(value)), type(value).__qualname__
+    if "torch" in origins:
+        try:
+            plain = _plain(cast(Any, value), where)
+            if plain is value or plain.data_ptr() == cast(Any, value).data_ptr():
+                return _from_torch(plain)
+        except (TensorMismatchError, MemoryError):
+            raise
+        except Exception as exc:
+            raise _no_numbers(value, exc, where) from exc
+        raise TensorMismatchError(f"{where}: {_FILLED}; found one whose numbers have to be copied")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TensorMismatchError(f"{where}: {_FILLED}; found {name}: its mask would not be filled")
+    if "tensorflow" in origins:
+        raise TensorMismatchError(f"{where}: {_FILLED}; found {name} that is read-only")
+    try:
+        return cast(Array, np.asarray(value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))))
+    except (TypeError, ValueError, BufferError):
+        pass
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # it says that it may copy
+            return cast(Array, np.asarray(cast(Any, value), copy=False))
+    except MemoryError:
+        raise
+    except Exception as exc:
+        raise TensorMismatchError(f"{where}: {_FILLED}; found {name}") from exc
 
 
-def _check_bare(value: object, origins: set[str], where: str, depth: int = 0) -> None:
+def _no_numbers(value: object, exc: Exception, where: str) -> TensorMismatchError:
+    found = f"{type(value).__module__}.{type(value).__qualname__} ({exc or type(exc).__name__})"
+    return TensorMismatchError(f"{where}: expected {_EXPECTED}; found {found}")
+
+
+@lru_cache(maxsize=512)
+def _origins_of(kind: type) -> frozenset[str]:
+    """Return the packages that a type and its bases are of."""
+    return frozenset(base.__module__.partition(".")[0] for base in kind.__mro__)
+
+
+@lru_cache(maxsize=512)
+def _is_bare(kind: type) -> bool:
+    """Tell whether a type's values never are more than their numbers, so that none has to be looked at."""
+    if issubclass(kind, list | tuple | np.ndarray):
+        return kind is np.ndarray
+    return not _origins_of(kind) & {*_LABELLED, "pyarrow"}
+
+
+def _check_bare(value: object, where: str, depth: int = 0) -> None:
     """Refuse what is more than its numbers; in lists too, where NumPy would take the numbers alone.
 
     Raises:
         TensorMismatchError: it is.
     """
     kind, more = type(value), ""
-    if kind is np.ndarray:
-        return
     if isinstance(value, list | tuple):
         if depth > MOST_AXES:
             raise TensorMismatchError(f"{where}: expected {_EXPECTED} of at most {MOST_AXES} axes; found deeper lists")
-        for item in cast("Sequence[object]", value):
-            if not isinstance(item, int | float | complex):
-                _check_bare(item, _origins_of(item), where, depth + 1)
+        items = cast("Sequence[object]", value)
+        if all(map(_is_bare, set(map(type, items)))):
+            return
+        for item in items:
+            if not _is_bare(type(item)):
+                _check_bare(item, where, depth + 1)
     elif isinstance(value, np.ma.MaskedArray):
         more = "its mask"
     elif isinstance(value, np.ndarray):
         if not kind.__module__.startswith("numpy"):
             more = ", ".join(sorted(map(str, getattr(cast(object, value), "__dict__", ()))))
-    elif labelled := origins & _LABELLED:
-        more = f"what {labelled.pop()} has beside its numbers"
-    elif "pyarrow" in origins and getattr(value, "null_count", 0):
+    elif labelled := _origins_of(kind) & _LABELLED:
+        more = f"what {min(labelled)} has beside its numbers"
+    elif getattr(value, "null_count", 0):  # of PyArrow
         more = "its missing values"
     if more:
         found = f"{kind.__qualname__}, of which {more} would be lost"
@@ -322,15 +364,18 @@ def _storable(dtype: np.dtype[np.generic]) -> bool:
     return dtype.kind in _NUMERIC_KINDS or dtype.type in _EXTENDED_TYPES
 
 
-def _from_torch(tensor: Any, where: str) -> Array:
-    """View a tensor through unsigned integers where NumPy does not know its dtype by itself."""
-    torch = sys.modules["torch"]
-    if not isinstance(tensor, torch.Tensor):
+def _plain(tensor: Any, where: str) -> Any:
+    """Return a tensor of PyTorch whose memory is its numbers: the same memory, but where they have to be copied."""
+    if not isinstance(tensor, sys.modules["torch"].Tensor):
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {type(tensor).__qualname__}")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _from_torch(plain: Any) -> Array:
+    """View a tensor through unsigned integers where NumPy does not know its dtype by itself."""
     name = str(plain.dtype).removeprefix("torch.")
     if name not in _EXTENDED:
         return plain.numpy()
-    dtype = _EXTENDED[name]
+    torch, dtype = sys.modules["torch"], _EXTENDED[name]
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.itemsize]
     return plain.view(unsigned).numpy().view(dtype)

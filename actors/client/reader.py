@@ -24,7 +24,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from ...planner.topology import Topology
-from ...store.arrays import dtype_name, dtype_of, memory_of
+from ...store.arrays import dtype_of
 from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
 from ...store.refs import ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
@@ -33,6 +33,7 @@ from ...store.waiting import NEVER, Deadline
 from ..rpc.messages import Fetched
 from ..shard.calls import ShardCalls
 from ..transport.frames import Slots
+from . import buffers
 from .catalog import Catalog
 from .fetch.fetcher import Fetcher, Wish
 from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
@@ -130,7 +131,7 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """Load a model's tensors; see `Repository.load`."""
         arrays = self._loaded(model, _selection(layers, tensors, into), timeout, transport, False).arrays
-        return arrays if into is None else _copy_into(arrays, into, str(model))
+        return arrays if into is None else buffers.filled(arrays, into, str(model))
 
     def fetch(
         self,
@@ -404,21 +405,3 @@ def _views(rows: Sequence[_Row], blocks: Mapping[SegmentId, np.ndarray]) -> dict
         name: np.ndarray(shape, dtype, blocks[segment], offset)  # pyright: ignore[reportArgumentType]
         for name, segment, offset, shape, dtype in rows
     }
-
-
-def _copy_into(arrays: Mapping[str, np.ndarray], into: Mapping[str, object], model: str) -> dict[str, np.ndarray]:
-    """Copy all tensors into the caller's buffers, after all were checked."""
-    targets: dict[str, np.ndarray] = {}
-    for name, array in arrays.items():
-        if name not in into:
-            raise TensorNotFoundError(f"load of {model}: expected a buffer for tensor {name!r} in into=; found none")
-        target = memory_of(into[name], f"load of {model}: into[{name!r}]")
-        if target.shape != array.shape or target.dtype.newbyteorder("=") != array.dtype:
-            raise TensorMismatchError(
-                f"load of {model}: into[{name!r}]: expected {dtype_name(array.dtype)} {array.shape}; "
-                f"found {dtype_name(target.dtype)} {target.shape}"
-            )
-        targets[name] = target
-    for name, array in arrays.items():
-        np.copyto(targets[name], array)
-    return targets

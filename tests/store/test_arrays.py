@@ -68,8 +68,23 @@ class InUnits(np.ndarray):
     unit: str
 
 
-def in_units(unit: str) -> np.ndarray:
-    array = np.arange(3.0).view(InUnits)
+class Shown:
+    """An object that shows its memory."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((2, 3))
+        self.__array_interface__ = self.array.__array_interface__
+
+
+class Copied:
+    """An object that gives a copy of its numbers."""
+
+    def __array__(self, dtype: object = None) -> np.ndarray:
+        return np.zeros(2)
+
+
+def in_units(unit: str, shape: tuple[int, ...] = (3,)) -> np.ndarray:
+    array = np.arange(float(np.prod(shape))).reshape(shape).view(InUnits)
     array.unit = unit
     return array
 
@@ -165,7 +180,6 @@ def test_an_array_on_a_gpu_is_fetched_by_its_own_get() -> None:
         [[[1.0]] * 2, "text"],
         Raises(AttributeError),
         Raises(KeyError),
-        Raises(MemoryError),
         Raises(OverflowError),
     ],
     ids=lambda value: type(value).__name__,
@@ -173,6 +187,12 @@ def test_an_array_on_a_gpu_is_fetched_by_its_own_get() -> None:
 def test_what_holds_no_numbers_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(TensorMismatchError, match=r"tensor 'w': expected .* found"):
         as_numpy(value, "tensor 'w'")
+
+
+def test_a_lack_of_memory_is_said_as_it_is() -> None:
+    for call in (as_numpy, memory_of):
+        with pytest.raises(MemoryError):
+            call(Raises(MemoryError), "x")
 
 
 def masked(**options: object) -> np.ndarray:
@@ -248,8 +268,10 @@ class TestMemoryOf:
             np.zeros(2 * 3 * 8 + 1, np.uint8)[1:].view("f8").reshape(2, 3),
             torch.zeros(2, 3, dtype=torch.float64),
             torch.nn.Parameter(torch.zeros(3, 2, dtype=torch.float64)).T,
+            in_units("m", (2, 3)),
+            Shown(),
         ],
-        ids=["big-endian", "strided", "transposed", "matrix", "unaligned", "torch", "parameter"],
+        ids=["big-endian", "strided", "transposed", "matrix", "unaligned", "torch", "parameter", "unit", "shown"],
     )
     def test_what_is_written_is_in_the_callers_array(self, value: Any) -> None:
         given = np.arange(6.0).reshape(2, 3)
@@ -276,7 +298,7 @@ class TestMemoryOf:
             (torch.zeros(1).expand(3), "share memory"),
             (torch.zeros(2, dtype=torch.complex64).conj(), "have to be copied"),
             (masked(), "its mask"),
-            (in_units("m"), "unit"),
+            (Copied(), "found Copied"),
             (np.array([None]), "dtype object"),
             (np.array(["a"], np.dtypes.StringDType()), "StringDType"),
             (Raises(ValueError), "found Raises"),

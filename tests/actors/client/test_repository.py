@@ -200,6 +200,18 @@ class TestSavingAndLoading:
             repo.load(name, into=buffers)
         assert not buffers["a"].any()
 
+    def test_into_refuses_buffers_that_have_memory_in_common(self, repo: Repository, name: str) -> None:
+        one, two, memory = np.ones(3), np.full(3, 2.0), np.zeros(6)
+        repo.save(name, {"a": one, "b": two, "tied": one})
+        for buffers in ({"a": memory[:3], "b": memory[:3]}, {"a": memory[:3], "b": memory[2:5]}):
+            with pytest.raises(TensorMismatchError, match=r"into=: .* found memory in common of '[ab]' and '[ab]'"):
+                repo.load(name, into=buffers)
+            assert not memory.any()
+        with pytest.raises(TensorMismatchError, match=r"found memory in common of 'tied' and 'a'|of 'a' and 'tied'"):
+            repo.load(name, into={"a": memory[:3], "tied": memory[1:4]})
+        repo.load(name, into={"a": memory[::2], "b": memory[1::2], "tied": memory[::2]})
+        assert memory.tolist() == [1, 2] * 3
+
     def test_a_save_may_go_on_while_the_caller_changes_its_tensors(self, repo: Repository, name: str) -> None:
         array = np.ones(1 << 20, np.float32)
         pending = repo.save_async(name, {"t": array})
