@@ -23,7 +23,7 @@ from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError, GraphError, TensorMismatchError
 from ...store.graphs.graph import ModelGraph
 from ...store.versions.manifest import ModelInfo
-from .save.request import quality_of
+from .save.request import Said, quality_of
 
 _REF, _GRAPH, _QUALITY, _METADATA = _OURS = (
     "tensorvine.ref",
@@ -34,13 +34,18 @@ _REF, _GRAPH, _QUALITY, _METADATA = _OURS = (
 
 _FORMAT = {"format": "pt"}
 _PANDAS = "pandas"
-"""What pandas says in an Arrow file is about the columns of that file, and wrong of those that are written."""
+"""What pandas says in an Arrow file is about the columns of that file, and wrong of those that are written. A version's
+metadata of that name stands in our own alone: pandas reads no file that says something else there."""
 
 
 def write(path: str | os.PathLike[str], info: ModelInfo, graph: ModelGraph, tensors: Mapping[str, np.ndarray]) -> None:
     """Write a version's tensors, and its facts beside them."""
-    facts = dict(_FORMAT) if interchange.format_of(path) == "safetensors" else {}
-    facts |= _texts_of(info.metadata)
+    facts, texts = dict[str, str](), _texts_of(info.metadata)
+    if interchange.format_of(path) == "safetensors":
+        facts |= _FORMAT
+    else:
+        texts.pop(_PANDAS, None)
+    facts |= texts
     facts |= {
         _REF: str(info.ref),
         _GRAPH: graph.to_json(),
@@ -67,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
             as_save["quality"] = quality_of(jsontext.parsed(facts[_QUALITY], _QUALITY), _QUALITY)
         metadata = _metadata_of(facts)
         if metadata or _METADATA in facts:
-            as_save["metadata"] = metadata
+            as_save["metadata"] = Said(metadata)
     except (CorruptDataError, GraphError, TensorMismatchError) as exc:
         raise CorruptDataError(f"{interchange.shown(path)}: expected facts that export wrote; {exc}") from exc
     return tensors, as_save

@@ -4,7 +4,8 @@ Rules
 - A version holds all tensors of the state, and the facts in its metadata: it can be gone on with.
 - The parent of what is saved is what was saved or restored before: so lineage follows the state.
 - A version that does not fit is refused before anything is changed.
-- Facts may have numbers that JSON has not, such as the infinite best loss of a schedule: these travel by name.
+- Facts and metadata may have numbers that JSON has not, such as the infinite best loss of a schedule: these travel by
+  name. What looks like such a name is wrapped, so that it comes back as it was.
 """
 
 from __future__ import annotations
@@ -73,16 +74,20 @@ class Versions:
             training: it stands between two steps.
             name: the model's name.
             quality: as in `Repository.save`.
-            metadata: JSON values, to which the facts are added as "training".
+            metadata: JSON values, NaN and infinity too, to which the facts are added as "training".
 
         Raises:
             ValueError: there is no repository.
             TensorVineError: what `Repository.save` raises.
         """
         tensors = {spec.name: training.tensor(spec.name) for spec in training.specs()}
-        metadata = {**metadata, FACTS: with_names(training.facts())}
+        said = {**metadata, FACTS: training.facts()}
         if self.origin is not None:
-            metadata[ORIGIN] = dict(self.origin)
+            said[ORIGIN] = dict(self.origin)
+        try:
+            metadata = with_names(said)
+        except RecursionError as exc:
+            raise TensorMismatchError(f"{self._where}: metadata: expected a mapping of JSON values; {exc}") from exc
         pending = self.connect().save_async(name, tensors, parent=self.last, quality=quality, metadata=metadata)
         pending.staged()
         return pending
@@ -133,11 +138,16 @@ def with_names(facts: Any) -> Any:
 
     >>> with_names({"best": math.inf, "rates": (0.5, 1)})
     {'best': {'float': 'inf'}, 'rates': [0.5, 1]}
+    >>> with_names({"float": "inf"})
+    {'float': ['inf']}
     """
     if isinstance(facts, float) and not math.isfinite(facts):
         return {_NAMED: str(float(facts))}
     if isinstance(facts, Mapping):
-        return {key: with_names(value) for key, value in cast("Mapping[Any, Any]", facts).items()}
+        entries = cast("Mapping[Any, Any]", facts)
+        if _looks_named(entries):
+            return {_NAMED: [entries[_NAMED]]}
+        return {key: with_names(value) for key, value in entries.items()}
     if isinstance(facts, list | tuple):
         return [with_names(value) for value in cast("list[Any]", facts)]
     return facts
@@ -146,15 +156,24 @@ def with_names(facts: Any) -> Any:
 def with_numbers(facts: Any) -> Any:
     """Undo `with_names`.
 
-    >>> with_numbers({"best": {"float": "-inf"}, "float": "inf"})
-    {'best': -inf, 'float': 'inf'}
+    >>> with_numbers({"best": {"float": "-inf"}, "float": "inf"}), with_numbers({"float": ["inf"]})
+    ({'best': -inf, 'float': 'inf'}, {'float': 'inf'})
     """
     if isinstance(facts, Mapping):
         entries = cast("Mapping[Any, Any]", facts)
-        if len(entries) == 1 and entries.get(_NAMED) in _NAMES:
-            return float(entries[_NAMED])
+        if _looks_named(entries):
+            named = entries[_NAMED]
+            return float(named) if isinstance(named, str) else {_NAMED: named[0]}
         return {key: with_numbers(value) for key, value in entries.items()}
     return [with_numbers(value) for value in cast("list[Any]", facts)] if isinstance(facts, list) else facts
+
+
+def _looks_named(entries: Mapping[Any, Any]) -> bool:
+    """Tell whether a mapping is the name of a number, or one that was wrapped."""
+    named = entries.get(_NAMED) if len(entries) == 1 else None
+    while isinstance(named, list | tuple) and len(cast("list[Any]", named)) == 1:
+        named = cast("list[Any]", named)[0]
+    return isinstance(named, str) and named in _NAMES
 
 
 def _fill(memory: Any, array: np.ndarray, where: str) -> None:

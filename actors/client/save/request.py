@@ -75,6 +75,10 @@ class SaveRequest:
     """What was asked ahead for this save; `parent` is its parent."""
 
 
+class Said(dict[str, Any]):
+    """Metadata that a file says: older versions wrote NaN and infinity, which are kept."""
+
+
 class SaveOptions(TypedDict, total=False):
     """The further arguments of `requested`: those of `Repository.save`, and what its callers within add."""
 
@@ -178,7 +182,7 @@ def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
             are one text; or takes too much memory.
     """
     try:
-        text = json.dumps(dict(metadata or {}), allow_nan=False)
+        text = json.dumps(dict(metadata or {}), allow_nan=isinstance(metadata, Said))
         jsontext.parsed(text, "metadata", once=True)  # else nobody could read it again
         return text
     except (CorruptDataError, OverflowError, RecursionError, TypeError, ValueError) as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import pyarrow as pa
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.store import Quantize
-from tensorvine.store.errors import CorruptDataError, GraphError, RepositoryNotFoundError, StorageError
+from tensorvine.store.archive import interchange
+from tensorvine.store.errors import (
+    CorruptDataError,
+    GraphError,
+    RepositoryNotFoundError,
+    StorageError,
+    TensorMismatchError,
+)
 
 from tests.support.disk import chain, same, start, weights
 from tests.support.s3 import SECRET, S3Server
@@ -93,6 +101,25 @@ class TestRoundTrips:
         for suffix in (".safetensors", ".arrow"):
             repo.export("odd", tmp_path / f"m{suffix}")
             assert repo.info(repo.import_(tmp_path / f"m{suffix}", "odd").ref).metadata == metadata
+
+    @pytest.mark.parametrize("suffix", [".safetensors", ".arrow"])
+    def test_metadata_with_nan_of_an_older_version_is_kept(self, repo: Repository, tmp_path: Path, suffix: str) -> None:
+        old, new = tmp_path / f"old{suffix}", tmp_path / f"new{suffix}"
+        interchange.write(old, {"w": np.zeros(1)}, facts={"tensorvine.metadata": '{"loss": NaN, "of": [-Infinity]}'})
+        for file in (old, new):
+            ref = repo.import_(file, "diverged", durability="disk").ref
+            assert repr(dict(repo.info(ref).metadata)) == "{'loss': nan, 'of': [-inf]}"
+            repo.export(ref, new)
+        with pytest.raises(TensorMismatchError, match="metadata: expected a mapping of JSON values"):
+            repo.import_(old, "diverged", metadata={"loss": math.nan})
+
+    def test_metadata_that_pandas_would_take_for_its_own(self, repo: Repository, tmp_path: Path) -> None:
+        repo.save("versions", {"w": np.zeros(1)}, metadata={"pandas": "2.2.1", "torch": "2.3"})
+        repo.export("versions", tmp_path / "m.arrow")
+        said = pa.ipc.open_file(pa.BufferReader((tmp_path / "m.arrow").read_bytes())).schema.metadata
+        assert (said[b"torch"], b"pandas" in said) == (b"2.3", False)
+        ref = repo.import_(tmp_path / "m.arrow", "versions").ref
+        assert repo.info(ref).metadata == {"pandas": "2.2.1", "torch": "2.3"}
 
     @pytest.mark.parametrize("suffix", [".safetensors", ".arrow"])
     def test_by_an_object_store(self, repo: Repository, suffix: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import sys
@@ -20,6 +22,7 @@ from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, engine_here, start_trainers
 from tensorvine.actors.training.training import RankContext
+from tensorvine.actors.training.versions import with_numbers
 from tensorvine.store.errors import (
     InvalidNameError,
     OperationTimeoutError,
@@ -247,6 +250,16 @@ def test_an_option_that_json_has_no_number_for_is_kept(alone, repo):
     alone.configure({"noise": 0.0}, WAIT_S)
     alone.restore_from(saved.ref, WAIT_S)
     assert alone.describe()[0].saved == saved.ref
+
+
+def test_metadata_of_a_training_that_diverges_is_kept(alone, repo):
+    given = {"loss": float("nan"), "best": {"float": "inf"}, "deep": [{"float": ["nan"]}, {"float": 1, "a": -math.inf}]}
+    found = repo.info(alone.save("diverged", metadata=given).ref).metadata
+    json.dumps(dict(found), allow_nan=False)
+    assert repr({key: with_numbers(found[key]) for key in given}) == repr(given)
+    for wrong in ({math.inf: 1}, {"deep": {math.nan: 1}}):
+        with pytest.raises(TensorMismatchError, match="metadata: expected a mapping of JSON values"):
+            alone.save("diverged", metadata=wrong)
 
 
 def test_a_version_that_does_not_fit_is_refused_and_changes_nothing(alone, repo):
