@@ -18,9 +18,10 @@ from typing import Self
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
-from ...store.errors import ForeignRepositoryError, OptionError, ShardUnavailableError, TensorVineError
+from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
 from ...store.refs import check_name
 from ...store.versions.retention import Retention
+from ...store.waiting import seconds_of
 from ..engine.embedded import default_engine
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
@@ -28,7 +29,7 @@ from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
 from ..rpc.incarnations import Incarnations
 from ..shard.calls import ShardCalls
-from .launch import Launched, disk_options, launch, running
+from .launch import Launched, check_count, disk_options, launch, running
 from .session import CONTROL_TIMEOUT_S, Session
 
 log = logging.getLogger(__name__)
@@ -219,14 +220,15 @@ class Deployment:
             timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
 
         Raises:
-            OptionError: less than one is asked for, or fewer than now in a repository with `redis=`.
+            OptionError: no number of at least one is asked for, or fewer than now in a repository with `redis=`; the
+                timeout is no number.
             OperationTimeoutError: it took longer than `timeout` seconds.
             StoreFullError: the shards that would stay have no room; nothing has changed.
             ShardUnavailableError: a shard could not be started; nothing has changed.
         """
-        if shards < 1:
-            raise OptionError(f"scale: shards: expected at least 1; found {shards}")
-        report = self._session.planner.call(PlannerCalls.scale(shards, timeout), timeout + GRACE_S)
+        check_count("scale: shards", shards)
+        seconds = seconds_of(timeout)
+        report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report
 
@@ -234,14 +236,16 @@ class Deployment:
         """Wait until all that is committed now is on disk, too.
 
         Raises:
+            OptionError: the timeout is no number.
             StorageError: the repository has no path, or the disk does not take it.
             OperationTimeoutError: it took longer than `timeout` seconds.
             ShardUnavailableError: a shard died meanwhile, or just before: what was only in its memory is lost.
         """
-        patience = timeout + CONTROL_TIMEOUT_S
+        seconds = seconds_of(timeout)
+        patience = seconds + CONTROL_TIMEOUT_S
         incarnations = Incarnations(self._session.incarnations)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        self._session.broadcast(ShardCalls.flush(timeout), patience, heard=incarnations.heard)
+        self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         if incarnations.died:
             raise ShardUnavailableError(

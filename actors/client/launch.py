@@ -156,12 +156,27 @@ def running(engine: Engine, topology: Topology) -> Launched:
 
 def _check_numbers(shards: int | None, replicas: int, scaling: ScalePolicy | None) -> None:
     """Refuse numbers that fit no cluster."""
-    if shards is not None and shards < 1:
-        raise OptionError(f"shards: expected at least 1; found {shards}")
-    if replicas < 1:
-        raise OptionError(f"replicas: expected at least 1; found {replicas}")
+    if shards is not None:
+        check_count("shards", shards)
+    check_count("replicas", replicas)
     if scaling is not None and scaling.least < replicas:
         raise OptionError(f"scaling: expected least of at least replicas={replicas}; found {scaling}")
+
+
+def check_count(what: str, number: object) -> None:
+    """Refuse what is no number of things of which there is at least one.
+
+    Raises:
+        OptionError: names it.
+
+    >>> check_count("shards", "2")
+    Traceback (most recent call last):
+    tensorvine.store.errors.OptionError: shards: expected an integer; found '2'
+    """
+    if type(number) is not int:
+        raise OptionError(f"{what}: expected an integer; found {number!r:.100}")
+    if number < 1:
+        raise OptionError(f"{what}: expected at least 1; found {number}")
 
 
 def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, replicas: int) -> Topology:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ...store.refs import ModelRef, check_name
+from ...store.waiting import seconds_of
 from ..client.repository import Repository
 from ..engine.engine import Lifetime
 from ..rpc.calls import answers, remote
@@ -125,7 +126,8 @@ class Consumer(Remote):
             OperationTimeoutError: there is no version yet, or no answer in time.
             ShardUnavailableError: the consumer died; it is being started again.
         """
-        return self._channel.call(ConsumerCalls.infer(batch, timeout), timeout + 1.0)
+        seconds = seconds_of(timeout)
+        return self._channel.call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
         """Wait until `version` or a newer one answers, and give it.
@@ -133,8 +135,9 @@ class Consumer(Remote):
         Raises:
             OperationTimeoutError: it does not yet.
         """
-        return self._channel.call(ConsumerCalls.wait_for(version, timeout), timeout + 1.0)
+        seconds = seconds_of(timeout)
+        return self._channel.call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
         """Tell how it does."""
-        return self._channel.call(ConsumerCalls.status(), timeout)
+        return self._channel.call(ConsumerCalls.status(), seconds_of(timeout))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...store.errors import OperationTimeoutError
 from ...store.refs import check_name
+from ...store.waiting import seconds_of
 from ..client.repository import Repository
 from ..engine.engine import Lifetime
 from ..rpc.calls import answers, remote
@@ -145,11 +146,12 @@ class Producer(Remote):
             OperationTimeoutError: it goes on.
             ShardUnavailableError: its process died.
         """
-        ended, result = self._channel.call(ProducerCalls.result(timeout), timeout + ANSWER_S)
+        seconds = seconds_of(timeout)
+        ended, result = self._channel.call(ProducerCalls.result(seconds), seconds + ANSWER_S)
         if not ended:
             raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
         """Tell what it published so far."""
-        return self._channel.call(ProducerCalls.report(), timeout)
+        return self._channel.call(ProducerCalls.report(), seconds_of(timeout))

@@ -455,6 +455,9 @@ class TestBadInput:
         repo.save(name, {"a": np.ones(3)}, timeout=timeout)
         repo.save_async(name, {"a": np.zeros(3)}, timeout=timeout).committed(timeout)
         assert repo.wait_newer(name, 1, timeout=timeout) == ModelRef(name, 2)
+        assert repo.scale(len(repo.shards), timeout=timeout).names_moved == 0
+        with pytest.raises(StorageError, match="path"):
+            repo.flush(timeout=timeout)
         assert not repo.load(name, timeout=timeout)["a"].any()
 
     @pytest.mark.parametrize("timeout", [math.nan, None, "3"])
@@ -462,8 +465,17 @@ class TestBadInput:
         for call in (repo.load, lambda name, timeout: repo.save(name, {}, timeout=timeout)):
             with pytest.raises(OptionError, match="timeout: expected"):
                 call(name, timeout=timeout)
+        for wait in (lambda: repo.scale(1, timeout=timeout), lambda: repo.flush(timeout=timeout)):
+            with pytest.raises(OptionError, match="timeout: expected"):
+                wait()
         with pytest.raises(OptionError, match="transport: expected"):
             repo.load(name, transport=timeout)
+
+    @pytest.mark.parametrize("shards", ["2", 2.0, True, math.nan])
+    def test_a_number_of_shards_that_is_none(self, repo: Repository, shards: Any) -> None:
+        for call in (lambda: repo.scale(shards), lambda: Repository.start("never", shards=shards)):
+            with pytest.raises(OptionError, match="shards: expected an integer; found"):
+                call()
 
     def test_a_wrong_parent(self, repo: Repository, name: str) -> None:
         with pytest.raises(ModelNotFoundError, match="nobody"):

@@ -22,7 +22,13 @@ from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.updates.follower import Follower
 from tensorvine.planner import PlanRequest
-from tensorvine.store.errors import InvalidNameError, OperationTimeoutError, ShardUnavailableError, StoreFullError
+from tensorvine.store.errors import (
+    InvalidNameError,
+    OperationTimeoutError,
+    OptionError,
+    ShardUnavailableError,
+    StoreFullError,
+)
 from tensorvine.store.refs import ModelRef
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test's module
@@ -145,8 +151,11 @@ class TestProducer:
         def train(publisher: Publisher) -> None:
             threading.Event().wait(600)
 
-        with Producer.start(repo, name, train) as producer, pytest.raises(OperationTimeoutError, match="goes on"):
-            producer.result(0.1)
+        with Producer.start(repo, name, train) as producer:
+            with pytest.raises(OptionError, match="timeout: expected"):
+                producer.result("5")  # type: ignore[arg-type]
+            with pytest.raises(OperationTimeoutError, match="goes on"):
+                producer.result(0.1)
 
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
@@ -260,6 +269,13 @@ class TestConsumer:
                 consumer.infer(None, timeout=0.05)
             with pytest.raises(OperationTimeoutError, match=f"{name}@1"):
                 consumer.wait_for(1, timeout=0.05)
+            for call in (
+                lambda: consumer.infer(None, None),
+                lambda: consumer.wait_for(1, "5"),
+                lambda: consumer.status(None),
+            ):
+                with pytest.raises(OptionError, match="timeout: expected"):
+                    call()
 
     def test_a_slow_one_skips_to_the_newest(self, repo, name):
         with Consumer.start(repo, name, Slow) as slow, Consumer.start(repo, name, Tagged) as fast:
