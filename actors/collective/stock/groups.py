@@ -135,8 +135,8 @@ class StockGroup(BaseGroup):
             if self.rank == root:
                 target = self._output(target, "reduce")
             else:
+                target = copy(target) if hasattr(target, "detach") or hasattr(target, "copy") else target
                 self._group.check(target, "reduce", writes=False)
-                target = copy(target)
             self._group.all_reduce(target, op, timeout=_seconds(options))
 
     def allgather(

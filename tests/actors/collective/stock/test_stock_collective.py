@@ -322,6 +322,8 @@ class Calls:
     def reduce(self) -> Iterator[bool]:
         for root, op in enumerate(["SUM", "PRODUCT", "MAX"]):
             tensor = self.mine()
+            if root != self.rank and self.shape and isinstance(tensor, np.ndarray):  # it is only read
+                tensor = np.stack([tensor, tensor], -1)[..., 0]
             self.collective.reduce(tensor, root, self.group, self.op(op))
             yield self.holds(tensor, combined(op, self.shape) if root == self.rank else self.values[self.rank])
 
@@ -590,7 +592,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda collective, group, array: collective.allreduce(array, group, op="AVERAGE"),
         "found 'AVERAGE'",
     ),
-    "reduce, strided": (lambda collective, group, _: collective.reduce(transposed(), 0, group), "contiguous"),
+    "reduce, strided": (
+        lambda collective, group, _: collective.reduce(transposed(), collective.get_rank(group), group),
+        "contiguous",
+    ),
     "reduce, no operation": (lambda collective, group, array: collective.reduce(array, 0, group, op=None), "op"),
     "reduce, no rank": (lambda collective, group, array: collective.reduce(array, 3, group), "world size"),
     "reduce, no rank, on the handle": (on_handle("reduce", root_rank=3), "rank from 0 to 2; found 3"),
