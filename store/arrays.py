@@ -18,7 +18,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -42,6 +42,7 @@ _EXTENDED: dict[str, np.dtype[np.generic]] = {
 _EXTENDED_TYPES = frozenset(dtype.type for dtype in _EXTENDED.values())
 _LABELLED = frozenset(("pandas", "polars", "xarray", "pint"))
 """Packages whose arrays have labels, missing values or units beside the numbers."""
+_KIND: Callable[[object], type[object]] = type
 _DTYPE_NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 _EXPECTED = "an array of numbers or booleans"
 _FILLED = "expected a writable array of NumPy, or a PyTorch tensor on the CPU"
@@ -103,7 +104,7 @@ def memory_of(value: object, where: str) -> Array:
     [1.0, 2.0]
     """
     kind = type(value)
-    array = value if kind is np.ndarray else _shown_memory(value, where)
+    array = cast(Array, value) if kind is np.ndarray else _shown_memory(value, where)
     if array.dtype.kind not in _NUMERIC_KINDS:
         _check_numbers(array, kind.__qualname__, where)
     flags = array.flags
@@ -156,11 +157,10 @@ def _origins_of(kind: type) -> frozenset[str]:
 
 
 @lru_cache(maxsize=512)
-def _is_bare(kind: type) -> bool:
+def _is_bare(kind: type[object]) -> bool:
     """Tell whether a type's values never are more than their numbers, so that none has to be looked at."""
-    if issubclass(kind, list | tuple | np.ndarray):
-        return kind is np.ndarray
-    return not _origins_of(kind) & {*_LABELLED, "pyarrow"}
+    looked_at = issubclass(kind, list | tuple | np.ndarray) or not _origins_of(kind).isdisjoint(_LABELLED | {"pyarrow"})
+    return kind is np.ndarray or not looked_at
 
 
 def _check_bare(value: object, where: str, depth: int = 0) -> None:
@@ -174,7 +174,8 @@ def _check_bare(value: object, where: str, depth: int = 0) -> None:
         if depth > MOST_AXES:
             raise TensorMismatchError(f"{where}: expected {_EXPECTED} of at most {MOST_AXES} axes; found deeper lists")
         items = cast("Sequence[object]", value)
-        if all(map(_is_bare, set(map(type, items)))):
+        kinds: set[type[object]] = set(map(_KIND, items))
+        if all(map(_is_bare, kinds)):
             return
         for item in items:
             if not _is_bare(type(item)):

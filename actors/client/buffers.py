@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 
@@ -101,6 +102,6 @@ def _meet(one: Array, other: Array) -> bool:
     if one.flags.c_contiguous and other.flags.c_contiguous:
         return True
     try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)
+        return np.shares_memory(one, other, max_work=cast(Any, _MOST_WORK))
     except np.exceptions.TooHardError:
         return True

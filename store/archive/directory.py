@@ -255,12 +255,19 @@ def naming(where: object, action: str, foreign: bool = False) -> Generator[None]
     except (StorageError, CorruptDataError):
         raise
     except errors as exc:
-        number = getattr(exc, "errno", None) if isinstance(exc, OSError) else None
-        if isinstance(number, int) and number in errno.errorcode:
-            reason = os.strerror(number)
-        else:
-            reason = type(exc).__name__ if foreign else str(exc) or type(exc).__name__
-        raise StorageError(f"{where}: expected to {action} it; {reason}") from (None if foreign else exc)
+        cause = _told(exc) if foreign else exc
+        reason = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else str(exc)
+        if not reason or (foreign and cause is None):
+            reason = type(exc).__name__
+        raise StorageError(f"{where}: expected to {action} it; {reason}") from cause
+
+
+def _told(exc: Exception) -> OSError | None:
+    """Return what an error says by its number or its type alone; None: nothing."""
+    if isinstance(exc, FileNotFoundError):  # readers ask for it; those of fsspec have no number
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    number: object = exc.errno if isinstance(exc, OSError) else None
+    return OSError(number, os.strerror(number)) if isinstance(number, int) and number in errno.errorcode else None
 
 
 def check_part(where: object, offset: int, nbytes: int, length: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import uuid
 from collections.abc import Callable
@@ -135,10 +136,17 @@ def _rename_of(system: Any) -> Callable[[str, str], object] | None:
     """
     if not is_foreign(system):
         return system.move if system.type_name == "hdfs" else None
-    outer = inner = getattr(system.handler, "fs", None)
-    while inner is not None and type(inner).mv.__module__ == f"{_IMPLEMENTATIONS}dirfs":
+    outer: Any = getattr(system.handler, "fs", None)
+    inner, module = outer, _module_of_mv(outer)
+    while module == f"{_IMPLEMENTATIONS}dirfs":
         inner = inner.fs
-    return outer.mv if inner is not None and type(inner).mv.__module__ in _REPLACING else None
+        module = _module_of_mv(inner)
+    return outer.mv if module in _REPLACING else None
+
+
+def _module_of_mv(system: object) -> str:
+    """Return the module that a file system of fsspec has its `mv` of."""
+    return getattr(getattr(type(system), "mv", None), "__module__", "")
 
 
 def _write_and_rename(system: Any, path: str, buffer: Any, rename: Callable[[str, str], object]) -> None:
@@ -180,7 +188,35 @@ class _Remote(OpenFile):
         return found
 
     def arrow(self) -> object:
-        return self._file
+        return pa.PythonFile(_Parts(self), mode="r") if self._foreign else self._file
 
     def close(self) -> None:
         self._file.close()
+
+
+class _Parts(io.RawIOBase):
+    """What is read through `_Remote.part`, so that its errors are ours."""
+
+    def __init__(self, file: _Remote) -> None:
+        super().__init__()
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.nbytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._file.nbytes - self._at, 0)
+        nbytes = left if size is None or size < 0 else min(size, left)
+        found = self._file.part(self._at, nbytes).tobytes() if nbytes else b""
+        self._at += nbytes
+        return found

@@ -552,9 +552,10 @@ class TestFsspec(Contract):
         return "fsspec+far:///some folder/%C3%A9"
 
     def test_what_a_file_system_raises_names_the_file(
-        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
+        self, directory: Directory, uri: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from fsspec.implementations.dirfs import DirFileSystem
+        from fsspec.implementations.local import LocalFileOpener
 
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("https://user:secret@host/a?token=secret")
@@ -567,6 +568,15 @@ class TestFsspec(Contract):
             assert "secret" not in "".join(traceback.format_exception(raised.value))
         monkeypatch.undo()
         assert content_of(directory, "a") == b"old"
+        archive, array = Archive(f"{uri}/history", 1), np.arange(3)
+        stored = archive.write_segment((0, 1), 0, *encode_tensors(None, [tensor_of(0, "w", array)]))
+        assert (
+            decode_slot(((0, 1), 0), array.nbytes, lambda _: archive.open_segment(stored)).tobytes() == array.tobytes()
+        )
+        monkeypatch.setattr(LocalFileOpener, "read", fail, raising=False)
+        with pytest.raises(CorruptDataError, match=r"expected to read \d+ bytes at \d+ of it; RuntimeError$") as raised:
+            archive.open_segment(stored)
+        assert "secret" not in "".join(traceback.format_exception(raised.value))
 
     def test_a_write_that_fails_leaves_nothing_and_its_own_error(
         self, directory: Directory, monkeypatch: pytest.MonkeyPatch
