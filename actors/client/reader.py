@@ -33,8 +33,8 @@ from ...store.waiting import NEVER, Deadline
 from ..rpc.messages import Fetched
 from ..shard.calls import ShardCalls
 from ..transport.frames import Slots
-from . import buffers
 from .catalog import Catalog
+from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
 from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session

@@ -152,7 +152,7 @@ class Tiers:
         bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
         rows, parts = [*old_rows, *rows], [*old_parts, *parts]
         file = self._archive.write_segment(segment_id, generation, rows, parts)
-        slots = (live | written).intersection(row.slot for row in rows)
+        slots = frozenset(row.slot for row in rows) & (live | written)
         stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
         try:
             with self._lock:

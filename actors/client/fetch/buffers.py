@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...store.arrays import Array, dtype_name, memory_of
-from ...store.errors import TensorMismatchError, TensorNotFoundError
+from ....store.arrays import Array, dtype_name, memory_of
+from ....store.errors import TensorMismatchError, TensorNotFoundError
 
 _MOST_WORK = 100_000
 """Steps to find out whether two arrays that lie within one another have an element in common."""
