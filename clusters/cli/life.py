@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...store.errors import TensorVineError
+from ...store.errors import OptionError, TensorVineError
 from .. import words
 from ..client import Address, Name, attach, connected, console
 
@@ -67,7 +67,8 @@ def up(
     except BaseException as exc:
         if started is not None:
             head.stop(started.mark)
-        if isinstance(exc, (ValueError, NotImplementedError)) and not isinstance(exc, TensorVineError):
+        plain = isinstance(exc, (ValueError, NotImplementedError)) and not isinstance(exc, TensorVineError)
+        if plain or isinstance(exc, OptionError):
             raise typer.BadParameter(str(exc)) from exc
         raise
     stats = repository.stats()
