@@ -23,6 +23,7 @@ from tensorvine.actors.collective.nccl import cuda
 from tensorvine.actors.collective.nccl.backend import NcclBackend, NcclGroup
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError, TensorVineError
 
+from tests.support.disk import eventually
 from tests.support.groups import gpus
 from tests.support.stand_in_cuda import TYPES, DeviceArray, StandIn, World
 
@@ -275,12 +276,18 @@ def test_a_message_of_another_size_is_an_error_for_both(sent: int, expected: int
         assert time.monotonic() - begun < 10
 
 
+def is_broken(group: NcclGroup) -> bool:
+    with group.standing.changed:
+        return group.standing.reason is not None or group.standing.lacks(range(group.size))
+
+
 def test_who_is_silent_is_named_and_the_first_reason_stays() -> None:
     with groups(stand_ins(3)) as members:
         late = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=0.3))
         assert [type(error) for error in late] == [OperationTimeoutError, type(None), OperationTimeoutError]
         assert all("barrier: expected rank 1 to take part" in str(late[rank]) for rank in (0, 2))
         for group in members:
+            eventually(lambda group=group: is_broken(group), "who was not late hears of it")
             with pytest.raises(OperationTimeoutError, match="barrier: expected rank 1"):
                 group.barrier(timeout=5)
 
