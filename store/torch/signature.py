@@ -38,6 +38,8 @@ _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__"
 _MOST_NESTED = 8
 """Lists, mappings and objects in one another in an attribute of a module."""
 _MOST_KNOWN = 128
+LONGEST_S = 1.0
+"""Wait for the known graphs: a process that was forked while another thread had them never gets them, and traces."""
 
 
 class _UnknownError(Exception):
@@ -66,8 +68,12 @@ class KnownGraphs:
 
     def find(self, key: Hashable, module: nn.Module) -> ModelGraph | None:
         """Return the graph of a module's signature, if what the trace read has the values that it had."""
-        with self._lock:
+        if not self._lock.acquire(timeout=LONGEST_S):
+            return None
+        try:
             known = self._known.get(key)
+        finally:
+            self._lock.release()
         if known is None:
             return None
         read, digest, graph = known
@@ -77,8 +83,11 @@ class KnownGraphs:
         """Note what a trace found, which read the buffers at these paths."""
         paths = tuple(sorted(read))
         digest = _digest(module, paths)
-        with self._lock:
-            self._known[key] = paths, digest, graph
+        if self._lock.acquire(timeout=LONGEST_S):
+            try:
+                self._known[key] = paths, digest, graph
+            finally:
+                self._lock.release()
 
 
 def _digest(module: nn.Module, paths: Iterable[str]) -> bytes:

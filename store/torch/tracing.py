@@ -184,7 +184,7 @@ class _Observed:
         found = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         changed = args[0] if name == "__setitem__" else found
-        if any(isinstance(item, torch.Tensor) for item in _flat(changed)):
+        if any(True for _ in tensors_in(changed)):
             self._comes_from(changed, self._graph.create_node("call_function", _Named(function), *given))
         return found
 
@@ -206,7 +206,7 @@ class _Observed:
             return node
         listed = enumerate(value) if isinstance(value, (tuple, list)) else ()
         for key, item in value.items() if isinstance(value, Mapping) else listed:
-            if any(isinstance(part, torch.Tensor) for part in _flat(item)):
+            if any(True for _ in tensors_in(item)):
                 self._comes_from(item, self._graph.create_node("call_function", operator.getitem, (node, key)))
         return node
 
@@ -245,13 +245,13 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
-def _flat(value: object) -> Iterator[object]:
-    """Give what is in lists and mappings."""
-    if isinstance(value, (tuple, list)):
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Give the tensors in lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
         for item in cast("list[object]", value):
-            yield from _flat(item)
+            yield from tensors_in(item)
     elif isinstance(value, Mapping):
         for item in cast("Mapping[object, object]", value).values():
-            yield from _flat(item)
-    else:
-        yield value
+            yield from tensors_in(item)

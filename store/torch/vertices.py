@@ -67,10 +67,13 @@ class _Flattened:
 
     def __init__(self, module: nn.Module) -> None:
         self.vertices: list[Layer] = []
+        self._root = module
         state = State(module)
         self._all = state.tensors
         self._values = {name: list(packed(name, value)) for name, value in state.values.items()}
         """Name of what is no plain tensor -> the names of the arrays that stand for it."""
+        self._kept: set[str] = set()
+        """Those of which a vertex has the arrays."""
         self._names: defaultdict[int, list[str]] = defaultdict(list)
         """id of a tensor -> its names; several if it is tied."""
         for name, tensor in self._all.items():
@@ -141,20 +144,22 @@ class _Flattened:
             if id(tensor) not in self._placed:
                 self._parameter(name, tensor)
         for name, parts in self._values.items():
-            self._vertex(name, {"class": "state"}, (), parts)
+            if name not in self._kept:
+                self._vertex(name, {"class": "state"}, (), parts)
 
     def _module(self, module: nn.Module, path: str, inputs: list[str], more: Mapping[str, object] | None = None) -> str:
         state = self._state(module)
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())
-        names += self._values_of(path)
+        names += self._values_of(module, path)
         config = {**_facts(module), "tensors": {name: list(item.shape) for name, item in state.items()}}
         return self._vertex(path, {**config, **(more or {})}, inputs, list(dict.fromkeys(names)))
 
-    def _values_of(self, path: str) -> list[str]:
-        """Return the names of the arrays that are in no tensor of the module at a path."""
-        within = f"{plain_name(path)}." if path != "model" else ""
+    def _values_of(self, module: nn.Module, path: str) -> list[str]:
+        """Return the names of the arrays that stand for what a module has beside plain tensors."""
+        within = f"{plain_name(path)}." if module is not self._root else ""
         mine = [name for name in self._values if name.startswith(within)]
+        self._kept.update(mine)
         return [part for name in mine for part in self._values[name]]
 
     def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,12 +10,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from ....store.torch import is_compiled, tensors_in
 
 
 class Reads(TorchFunctionMode):
@@ -45,7 +46,7 @@ class Reads(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         """Look at the arguments of a call, and make it."""
-        for tensor in _tensors((args, kwargs or {})):
+        for tensor in tensors_in((args, kwargs or {})):
             name = self._left.pop(id(tensor), None)
             if name is not None:
                 self._tell(name)
@@ -57,17 +58,6 @@ def can_be_watched(model: nn.Module) -> bool:
     return not any(
         isinstance(module, torch.jit.ScriptModule)
         or getattr(module, "_compiled_call_impl", None) is not None
-        or type(module).__name__ == "OptimizedModule"
+        or is_compiled(module)
         for module in model.modules()
     )
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in cast("Sequence[object]", value):
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in cast("dict[object, object]", value).values():
-            yield from _tensors(item)

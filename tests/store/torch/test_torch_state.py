@@ -227,6 +227,14 @@ class TestQuantized:
         assert torch.equal(one(x), two(x))
         assert same(two.state_dict(), one.state_dict())
 
+    def test_each_is_on_the_vertex_of_its_module_alone(self) -> None:
+        net = nn.ModuleDict({"model": quantized()[0], "other": quantized()[2], "extra": Extra(1)})
+        named = {layer.name: layer.tensors for layer in graph_of(net).layers if layer.tensors}
+        values = [name for names in named.values() for name in names if "_packed" in name or name.endswith(":json")]
+        assert len(values) == len(set(values))
+        assert all(name.startswith("model.") for name in named["model"])
+        assert named["extra._extra_state"] == ("extra._extra_state:json",)
+
     def test_their_graph_has_them(self) -> None:
         net = quantized()
         graph = graph_of(net)

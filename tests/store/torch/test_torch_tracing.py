@@ -19,6 +19,8 @@ import pytest
 import torch
 from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.torch import graph_of, tensors_of
+from tensorvine.store.torch import signature as torch_signature
+from tensorvine.store.torch import vertices as torch_vertices
 from tensorvine.store.torch.signature import signature
 from torch import fx, nn
 
@@ -469,6 +471,12 @@ class TestSignature:
             return net
 
         assert signature(made(2)) == signature(made(2)) != signature(made(4))
+
+    def test_a_lock_that_a_fork_left_held_is_done_without(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_signature, "LONGEST_S", 0.01)
+        expected = graph_of(Gated(7))
+        with torch_vertices._known._lock:
+            assert graph_of(Gated(7)) == expected
 
     def test_it_keeps_no_module_alive(self) -> None:
         net = Held()
