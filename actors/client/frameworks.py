@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from ...store.graphs.graph import ModelGraph
+from ...store.recipes import framework_of, note_of
 from ...store.values import base_of
 
 if TYPE_CHECKING:
     import keras
+    from torch import nn
 
     from ...store.keras import ModelState
 
@@ -49,31 +52,47 @@ def is_keras(adapter: ModuleType) -> bool:
     return hasattr(adapter, "ModelState")
 
 
-def parts_of(model: object) -> tuple[dict[str, np.ndarray], ModelGraph]:
-    """Return a model's tensors, without a copy where the framework allows it, and its graph, which names them."""
+class Parts(NamedTuple):
+    """What is saved of a model."""
+
+    tensors: dict[str, np.ndarray]
+    """Without a copy where the framework allows it."""
+    graph: ModelGraph
+    """It names the tensors."""
+    recipe: str
+    """What the model is built from again, or a note of why nothing can."""
+
+
+def parts_of(model: object) -> Parts:
+    """Return what is saved of a model, but for the state of its training."""
     adapter = adapter_of(model)
     if is_keras(adapter):
         state: ModelState = adapter.ModelState(model)
         tensors = state.tensors()
-        return tensors, state.graph(tensors)
-    return adapter.tensors_of(model), adapter.graph_of(model)
+        return Parts(tensors, state.graph(tensors), recipe_of(model))
+    architecture = adapter.architecture_of(model)
+    recipe = _recipe(model, logging.INFO, lambda: adapter.recipe_of(model, architecture))
+    return Parts(adapter.tensors_of(model), architecture.graph, recipe)
 
 
-def recipe_of(model: object) -> str | None:
-    """Return what rebuilds a Keras model, or a note of why nothing can; None for a torch module."""
+def recipe_of(model: object) -> str:
+    """Return what a model is built from again, or a note of why nothing can."""
     adapter = adapter_of(model)
-    if not is_keras(adapter):
-        return None
+    level = logging.WARNING if is_keras(adapter) else logging.INFO  # many torch modules do not tell
+    return _recipe(model, level, lambda: adapter.recipe_of(model))
+
+
+def _recipe(model: object, level: int, written: Callable[[], str]) -> str:
     try:
-        return adapter.recipe_of(model)
+        return written()
     except GraphError as exc:
-        _say_without_recipe(type(model).__qualname__, str(exc))
-        return adapter.note_of(str(exc))
+        _say_without_recipe(level, type(model).__qualname__, str(exc))
+        return note_of(str(exc))
 
 
 @cache
-def _say_without_recipe(kind: str, reason: str) -> None:
-    _log.warning("%s is stored without what it takes to build it again, load_model needs into=: %s", kind, reason)
+def _say_without_recipe(level: int, kind: str, reason: str) -> None:
+    _log.log(level, "%s is stored without what it takes to build it again, load_model needs into=: %s", kind, reason)
 
 
 def training_tensors_of(model: object, optimizer: object, scheduler: object) -> dict[str, np.ndarray]:
@@ -128,7 +147,7 @@ class LoadOptions:
     compiled: bool = True
     """A Keras model that is built is compiled, if the stored one was."""
     custom_objects: Mapping[str, object] | None = None
-    """Classes and functions of Keras by name."""
+    """Classes and functions by name, for a model that is built again."""
 
 
 def load(
@@ -138,7 +157,7 @@ def load(
     graph: ModelGraph,
     options: LoadOptions,
 ) -> object:
-    """Fill a model, or build the Keras model of a recipe and fill that; errors as in `Repository.load_model`.
+    """Fill a model, or build the model of a recipe and fill that; errors as in `Repository.load_model`.
 
     Args:
         recipe: what `recipe_of` gave.
@@ -147,51 +166,81 @@ def load(
         graph: the stored model's.
         options: what else was asked for.
     """
-    if into is not None and not is_keras(adapter_of(into)):
-        asked = {"compile=False": not options.compiled, "custom_objects=": options.custom_objects}
-        given = [name for name, value in asked.items() if value]
-        if given:
-            raise GraphError(f"{', '.join(given)}: expected a Keras model; found {type(into).__name__}")
-        fill(into, tensors, graph, options)
-        return into
-    if into is None and recipe is None:
-        raise GraphError(
-            "expected a version that save_model stored from Keras; give into= to fill a model that you built"
-        )
-    if not isinstance(options.optimizer, bool) or options.scheduler is not None:
-        raise GraphError(
-            "optimizer of a Keras model: expected True or False, and no scheduler; "
-            f"found {type(options.optimizer).__name__} and {type(options.scheduler).__name__}"
-        )
-    from ...store.keras import knowing
-
-    with knowing(options.custom_objects):
-        if into is None:
-            return _rebuilt(cast(str, recipe), tensors, graph, options)
+    if into is None:
+        return _rebuilt(recipe, tensors, graph, options)
+    of_keras = is_keras(adapter_of(into))
+    _check(options, of_keras, into)
+    with _knowing(of_keras, options):
         fill(into, tensors, graph, options)
     return into
 
 
-def _rebuilt(recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> keras.Model:
+def _check(options: LoadOptions, of_keras: bool, into: object) -> None:
+    """Refuse options that mean nothing for such a model; `into` is None: it is to be built."""
+    asked = {"compile=False": not options.compiled, "custom_objects=": options.custom_objects and into is not None}
+    given = [name for name, value in asked.items() if value]
+    if given and not of_keras:
+        found = type(into).__name__ if into is not None else "a torch module"
+        raise GraphError(f"{', '.join(given)}: expected a Keras model; found {found}")
+    plain = isinstance(options.optimizer, bool) and options.scheduler is None
+    if not plain and (of_keras or into is None):
+        raise GraphError(
+            f"optimizer of a {'Keras model' if of_keras else 'torch module that is built again'}: expected True or "
+            f"False, and no scheduler; found {type(options.optimizer).__name__} and {type(options.scheduler).__name__}"
+        )
+
+
+def _knowing(of_keras: bool, options: LoadOptions) -> AbstractContextManager[object]:
+    if not of_keras:
+        return nullcontext()
+    from ...store.keras import knowing
+
+    return knowing(options.custom_objects)
+
+
+def _rebuilt(recipe: str | None, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> object:
+    way_out = "give into= to fill a model that you built"
+    try:
+        if recipe is None:
+            raise GraphError("expected a version that save_model stored, since it stores what builds its models again")
+        of_keras = framework_of(recipe) == "keras"
+    except GraphError as exc:
+        raise GraphError(f"{exc}; {way_out}") from exc
+    _check(options, of_keras, None)
+    with _knowing(of_keras, options):
+        try:
+            if of_keras:
+                return _rebuilt_keras(recipe, tensors, graph, options)
+            return _rebuilt_torch(recipe, tensors, graph, options)
+        except GraphError as exc:
+            raise GraphError(f"{exc}; {way_out}") from exc
+        except (TensorMismatchError, TensorNotFoundError) as exc:
+            raise GraphError(f"what was built again does not take what is stored: {exc}; {way_out}") from exc
+
+
+def _rebuilt_keras(
+    recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions
+) -> keras.Model:
     from ...store import keras as keras_adapter
 
-    try:
-        model = keras_adapter.build(recipe, compiled=options.compiled)
-    except GraphError as exc:
-        raise GraphError(f"{exc}; give into= to fill a model that you built") from exc
+    model = keras_adapter.build(recipe, compiled=options.compiled)
     own, state = parted(tensors, graph)
     if not (options.optimizer and options.compiled):
         state = {}
-    try:
-        keras_adapter.fill(model, own, graph, state)
-        if not state and getattr(model, "optimizer", None) is not None:
-            model.compile_from_config(model.get_compile_config())  # some optimizers begin with the weights
-    except (GraphError, TensorMismatchError, TensorNotFoundError) as exc:
-        raise GraphError(
-            f"what was built again from configs does not take what is stored: {exc}; give into= to fill a model that "
-            "you built"
-        ) from exc
+    keras_adapter.fill(model, own, graph, state)
+    if not state and getattr(model, "optimizer", None) is not None:
+        model.compile_from_config(model.get_compile_config())  # some optimizers begin with the weights
     return model
+
+
+def _rebuilt_torch(
+    recipe: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions
+) -> nn.Module:
+    from ...store import torch as torch_adapter
+
+    module = torch_adapter.build(recipe, options.custom_objects)
+    fill(module, tensors, graph, LoadOptions())
+    return module
 
 
 def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> None:

@@ -132,12 +132,13 @@ class Repository(Deployment):
     def save_model(
         self, name: str, model: Any, *, optimizer: Any = False, scheduler: Any = None, **as_save: Any
     ) -> Saved:
-        """Save a Keras or PyTorch model: its architecture, its tensors and, for Keras, all it takes to rebuild it.
+        """Save a Keras or PyTorch model: its architecture, its tensors and, where it tells, what builds it again.
 
         Args:
             name: as in `save`.
-            model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither. A Keras
-                model without a config is saved without a recipe: `load_model` needs `into` then.
+            model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither. Where
+                a Keras model has no config, or a torch module does not tell what its constructor was given (attributes
+                of the parameters' names do), `load_model` needs `into`.
             optimizer: True: the state of a Keras model's optimizer is saved, too, as tensors named `optimizer/...`. Of
                 a torch module, its optimizer.
             scheduler: a torch optimizer's learning-rate schedule.
@@ -147,9 +148,8 @@ class Repository(Deployment):
             GraphError: the optimizer is none that goes with the model.
             TensorMismatchError: part of the model's state cannot be stored; the message names it.
         """
-        tensors, graph = frameworks.parts_of(model)
+        tensors, graph, recipe = frameworks.parts_of(model)
         tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
-        recipe = frameworks.recipe_of(model)
         return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
     # ---- loading --------------------------------------------------------------------------------------
@@ -207,15 +207,15 @@ class Repository(Deployment):
             model: the version.
             into: a model to give the tensors to, by name, or by architecture where the names differ, and what its
                 layers keep beside them (vocabularies, own assets, extra state). A torch module on the device "meta"
-                gets memory on the CPU. None: a Keras model is built again, compiled as it was.
+                gets memory on the CPU. None: it is built again, a Keras model compiled as it was.
             optimizer, scheduler: a torch optimizer over the parameters of `into`, and its schedule: they get the state
                 that was saved. Of a Keras model, `optimizer` says whether its optimizer gets what was saved, if any.
             strict: `into` may have no tensor that the version does not have.
             compile: compile a Keras model that is built again. False: do not, and leave its optimizer's state out.
-            custom_objects: classes and functions of Keras by name, beside those of a `CustomObjectScope`.
+            custom_objects: classes and functions by name, for a model that is built again.
 
         Raises:
-            GraphError: `into` is None and nothing was saved that can be built again, a layer does not take what was
+            GraphError: `into` is None and what was saved cannot be built again, a layer does not take what was
                 stored of it, or an argument means nothing for such a model.
             TensorNotFoundError: a tensor has no place in `into` or its optimizer, or one of these was not saved.
             TensorMismatchError: a tensor has another shape or dtype, or the optimizer is of another class.

@@ -4,7 +4,7 @@ From outside: the names below. It stands on the arrays, facts and graphs of `sto
 """
 
 from .optimizers import assign_optimizer, optimizer_state_of, optimizer_tensors_of
-from .recipe import all_layers, build, knowing, note_of, recipe_of
+from .recipe import all_layers, build, knowing, recipe_of
 from .state import ModelState, assign_to, snapshot
 from .vertices import graph_of
 from .weights import assign, fill, tensors_of, weights_in_call_order, weights_of
@@ -19,7 +19,6 @@ __all__ = [
     "fill",
     "graph_of",
     "knowing",
-    "note_of",
     "optimizer_state_of",
     "optimizer_tensors_of",
     "recipe_of",

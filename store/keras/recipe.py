@@ -3,7 +3,6 @@
 Rules
 - It is what a `.keras` file holds beside the weights: configs, built shapes, and how the model was compiled.
 - Code inside a recipe is refused, unless the process allowed it.
-- A model that no recipe can be written of has a note in its place, which says why.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -29,7 +28,6 @@ _BUILDING = (
     *(MemoryError, RecursionError, TypeError, ValueError),
 )
 """What Keras raises when it builds what no model is of."""
-_NOTE = "without_recipe"
 
 
 def recipe_of(model: keras.Model) -> str:
@@ -50,11 +48,6 @@ def recipe_of(model: keras.Model) -> str:
         raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found: {found}") from exc
 
 
-def note_of(reason: str) -> str:
-    """Write what stands in the place of a recipe: why there is none."""
-    return json.dumps({_NOTE: reason}, separators=(",", ":"))
-
-
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
     """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
 
@@ -72,10 +65,6 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, co
     """
     try:
         entries = jsontext.mapping(recipe, "recipe")
-        if _NOTE in entries:
-            raise GraphError(
-                f"expected a model that can be built again; it was saved without a recipe, {entries[_NOTE]}"
-            )
         flags, how = entries.pop("trainable_flags"), entries.pop("compile_config", None)
         with ObjectSharingScope(), knowing(custom_objects):
             model = keras.saving.deserialize_keras_object(entries)

@@ -1,23 +1,27 @@
-"""PyTorch modules: their graph, their state, and that of their optimizers.
+"""PyTorch modules: their graph, their state, that of their optimizers, and what they are built from again.
 
 From outside: the names below. It stands on the arrays, facts and graphs of `store`.
 """
 
 from .copies import is_compiled
 from .optimizer import Restoring, optimizer_tensors_of, restoring
+from .recipe import build, recipe_of
 from .state import State, assign, lacking, live_tensors, tensors_of
 from .tracing import tensors_in
-from .vertices import graph_of
+from .vertices import architecture_of, graph_of
 
 __all__ = [
     "Restoring",
     "State",
+    "architecture_of",
     "assign",
+    "build",
     "graph_of",
     "is_compiled",
     "lacking",
     "live_tensors",
     "optimizer_tensors_of",
+    "recipe_of",
     "restoring",
     "tensors_in",
     "tensors_of",

@@ -78,7 +78,7 @@ def as_tensor(array: Array) -> torch.Tensor:
     >>> as_tensor(np.ones((2, 1), "float16")).shape
     torch.Size([2, 1])
     """
-    dtype = _dtype(f"torch.{array.dtype.name}")
+    dtype = dtype_called(f"torch.{array.dtype.name}")
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
     raw = torch.from_numpy(as_bytes(array).copy())  # torch wants memory that it may write to
@@ -109,7 +109,7 @@ def _read(kind: str, content: Any, arrays: Sequence[Array]) -> Any:
         return arrays[content].copy()
     if kind == "quantized":
         return _quantized(content, arrays)
-    return {"size": torch.Size, "dtype": _dtype, "device": torch.device}[kind](content)
+    return {"size": torch.Size, "dtype": dtype_called, "device": torch.device}[kind](content)
 
 
 def _scales(value: torch.Tensor, where: str, arrays: list[Array]) -> Json:
@@ -133,7 +133,12 @@ def _quantized(content: Mapping[str, Any], arrays: Sequence[Array]) -> torch.Ten
     return torch._make_per_channel_quantized_tensor(integers, scales, zeros, content["axis"])
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_called(name: str) -> torch.dtype:
+    """Return a dtype by what `str` makes of it; a TypeError says that it is none.
+
+    >>> dtype_called("torch.float16")
+    torch.float16
+    """
     found = getattr(torch, name.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
         raise TypeError(name)

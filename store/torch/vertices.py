@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -51,15 +52,29 @@ def graph_of(module: nn.Module) -> ModelGraph:
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
     [('input', 'Input', ()), ('0', 'Linear', ('input',)), ('1', 'ReLU', ('0',))]
     """
+    return architecture_of(module).graph
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a module is."""
+
+    graph: ModelGraph
+    key: Hashable
+    """Its signature; None: it has none."""
+
+
+def architecture_of(module: nn.Module) -> Architecture:
+    """Return a module's graph, and the key under which more is known of its architecture; errors as in `graph_of`."""
     module = bare(module)
     key = signature(module)
-    graph = _known.find(key, module) if key is not None else None
+    graph = _known.find(key, module)
     if graph is None:
         flattened = _Flattened(module)
         graph = ModelGraph(flattened.vertices)
-        if key is not None and flattened.read is not None:
+        if flattened.read is not None:
             _known.keep(key, module, flattened.read, graph)
-    return graph
+    return Architecture(graph, key)
 
 
 class _Flattened:

@@ -8,6 +8,7 @@ The exit status is 1 when anything does not come back whole.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -28,6 +29,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a page, whose table is replaced")
     asked = parser.parse_args()
     os.environ.setdefault("RAY_ADDRESS", "local")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("tests.models").setLevel(logging.INFO)
     print(HEAD, flush=True)
     rows: list[Row | Failed] = []
     with Repository.start("architectures", shards=1, store_bytes=3 << 30, preallocate_bytes=0) as repo:

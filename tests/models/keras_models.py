@@ -69,6 +69,7 @@ def _measured(repo: Repository, name: str) -> Row:
         state=_weights(again) == _weights(model),
         optimizer=_optimizer(again) == _optimizer(model),
         answers=again.predict_on_batch(batch).tobytes() == answers,
+        alone=True,
         control=_weights(control) == _weights(model)
         and _optimizer(control) == _optimizer(model)
         and control.predict_on_batch(batch).tobytes() == answers,

@@ -24,13 +24,15 @@ class Row:
     """Its state did."""
     answers: bool
     """What it answers to one batch is the same, bit for bit."""
+    alone: bool | None
+    """The first and the third, when it is built again from the repository alone; None: it says that it cannot be."""
     control: bool
     """The same three, by the framework's own format."""
 
     @property
     def whole(self) -> bool:
         """Whether all came back."""
-        return self.state and self.optimizer and self.answers
+        return self.state and self.optimizer and self.answers and self.alone is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Failed:
 
 HEAD = (
     "| architecture | tensors | state, MiB | stored, MiB | layers of the graph | weights and buffers | optimizer "
-    "| answers | own format |\n|---|---|---|---|---|---|---|---|---|"
+    "| answers | built again | own format |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -55,12 +57,14 @@ def names_in(text: str) -> list[str]:
 def line(row: Row | Failed) -> str:
     """Write a line of the table."""
     if isinstance(row, Failed):
-        return f"| {row.name} | | | | | {row.error} | | | |"
+        return f"| {row.name} | | | | | {row.error} | | | | |"
 
-    def said(same: bool) -> str:
+    def said(same: bool | None) -> str:
+        if same is None:
+            return "needs into="
         return "same" if same else "**differ**"
 
     return (
         f"| {row.name} | {row.tensors} | {row.state_mib:.2f} | {row.stored_mib:.2f} | {row.graph} | {said(row.state)} "
-        f"| {said(row.optimizer)} | {said(row.answers)} | {said(row.control)} |"
+        f"| {said(row.optimizer)} | {said(row.answers)} | {said(row.alone)} | {said(row.control)} |"
     )

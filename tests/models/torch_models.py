@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from tensorvine.actors import Repository
+from tensorvine.store.errors import GraphError
 from tensorvine.store.torch import live_tensors
 from torch import nn
 
@@ -210,6 +211,7 @@ def _measured(repo: Repository, architecture: Architecture, said: _Said) -> Row:
     theirs = _optimizer(other)
     repo.load_model(name, into=other, optimizer=theirs)
     found = _same(net, other), _same_state(optimizer, theirs), _same_answers(net, other, inputs)
+    alone = _alone(repo, name, net, inputs)
     repo.retire(f"{name}@1")
     repo.retire(f"{name}@2")
     tensors = live_tensors(net)
@@ -222,8 +224,19 @@ def _measured(repo: Repository, architecture: Architecture, said: _Said) -> Row:
         state=found[0],
         optimizer=found[1],
         answers=found[2],
+        alone=alone,
         control=_control(architecture, net, optimizer, inputs),
     )
+
+
+def _alone(repo: Repository, name: str, net: nn.Module, inputs: Any) -> bool | None:
+    torch.manual_seed(4)
+    try:
+        again = repo.load_model(name)
+    except GraphError as exc:
+        logging.getLogger(__name__).info("%s", exc)
+        return None
+    return _same(net, again) and _same_answers(net, again, inputs)
 
 
 def _control(architecture: Architecture, net: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -110,6 +112,17 @@ class TestKeras:
         bigger = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="head")])
         with pytest.raises(TensorMismatchError, match=r"\(4, 2\)"):
             repo.load_model("head", into=bigger)
+
+
+class Mute(torch.nn.Module):
+    """Does not keep what it was given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
 
 
 class Tied(torch.nn.Module):
@@ -254,7 +267,7 @@ class TestWhole:
         model = Forgets(3)
         model(np.ones((2, 4), np.float32))
         repo.save_model("forgets", model)
-        with pytest.raises(GraphError, match=r"built again from configs.*\(4, 2\).*give into="):
+        with pytest.raises(GraphError, match=r"built again does not take.*\(4, 2\).*give into="):
             repo.load_model("forgets")
 
     def test_a_class_whose_module_is_gone_is_named(self, repo: Repository) -> None:
@@ -289,10 +302,53 @@ class TestTorch:
         )
         assert [layer.config["class"] for layer in repo.graph("torch").layers][1:] == ["Linear", "ReLU", "BatchNorm1d"]
 
-    def test_a_module_cannot_be_built_without_its_code(self, repo: Repository) -> None:
-        repo.save_model("linear", torch.nn.Linear(2, 2))
-        with pytest.raises(GraphError, match="give into="):
-            repo.load_model("linear")
+    def test_a_module_is_built_again_from_the_repository_alone(self, repo: Repository) -> None:
+        net = Tied().double().eval()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        net(torch.tensor([1, 2])).square().sum().backward()
+        optimizer.step()
+        repo.save_model("again", net, optimizer=optimizer)
+        again = repo.load_model("again")
+        assert type(again) is Tied
+        assert again.embed.weight is again.head.weight
+        assert not again.training
+        assert torch.equal(again(torch.tensor([1, 2])), net(torch.tensor([1, 2])))
+        again(torch.tensor([1, 2])).square().sum().backward()
+        torch.optim.SGD(again.parameters()).step()  # its memory is its own
+        assert torch.equal(repo.load_model("again").embed.weight, net.embed.weight)
+        with pytest.raises(GraphError, match=r"optimizer of a torch module that is built again: .*found Adam"):
+            repo.load_model("again", optimizer=optimizer)
+        with pytest.raises(GraphError, match="compile=False: expected a Keras model; found a torch module"):
+            repo.load_model("again", compile=False)
+
+    def test_a_module_that_does_not_tell_how_it_is_built_is_filled(self, repo: Repository) -> None:
+        narrow, wide = Mute(2), Mute(3)
+        repo.save_model("mute", wide)
+        with Publisher(repo, "mute", 1) as publisher:
+            publisher.publish(wide).committed()
+        repo.save("bare", tensors={"weight": np.ones((2, 2), np.float32)})
+        reason = r"without a recipe, Mute: .*found none for 'width'; give into="
+        for version, found in (("mute@1", reason), ("mute@2", reason), ("bare", "save_model stored.*give into=")):
+            with pytest.raises(GraphError, match=found):
+                repo.load_model(version)
+        with pytest.raises(TensorMismatchError):
+            repo.load_model("mute", into=narrow)
+        other = Mute(3)
+        repo.load_model("mute", into=other)
+        assert torch.equal(other.body.weight, wide.body.weight)
+
+    def test_a_class_that_is_gone_is_named(self, repo: Repository, tmp_path: Path, monkeypatch: Any) -> None:
+        code = "import torch\nclass Moved(torch.nn.Linear):\n    pass\n"
+        (tmp_path / "moved_models.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        kind = importlib.import_module("moved_models").Moved
+        net = kind(2, 3)
+        repo.save_model("moved-module", net)
+        monkeypatch.undo()
+        del sys.modules["moved_models"]
+        with pytest.raises(GraphError, match=r"moved_models:Moved: .*custom_objects=.*ModuleNotFoundError.*give into="):
+            repo.load_model("moved-module")
+        assert torch.equal(repo.load_model("moved-module", custom_objects={"Moved": kind}).weight, net.weight)
 
     def test_a_tied_tensor_takes_its_bytes_once(self, repo: Repository) -> None:
         net = Tied()

@@ -475,7 +475,7 @@ class TestSignature:
     def test_a_lock_that_a_fork_left_held_is_done_without(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch_signature, "LONGEST_S", 0.01)
         expected = graph_of(Gated(7))
-        with torch_vertices._known._lock:
+        with torch_vertices._known._known._lock:
             assert graph_of(Gated(7)) == expected
 
     def test_it_keeps_no_module_alive(self) -> None:

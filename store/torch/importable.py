@@ -1,0 +1,106 @@
+"""Classes and functions by the name under which they are imported.
+
+Rules
+- A name is "package.module:Class.Inner"; what is not found under its own name, as a class in a function, has none.
+- Some of PyTorch's functions do not know where they are: they are looked for in `torch` and `torch.nn.functional`.
+- A name is looked for only in packages that are allowed, unless it is one of a module's class.
+"""
+
+# pyright: reportMissingTypeStubs=false
+# (torch's types are partial)
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from types import BuiltinFunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..errors import GraphError
+
+_OF_TORCH = (torch, nn.functional)
+
+
+def packages_of(kind: type) -> frozenset[str]:
+    """Return the packages of which a module's class and its bases are, and PyTorch's.
+
+    >>> sorted(packages_of(nn.Linear))
+    ['torch']
+    """
+    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module)]
+    return frozenset({"torch", *(base.__module__.partition(".")[0] for base in bases)})
+
+
+def name_of(value: Any) -> str:
+    """Return the name under which a class or a function is imported.
+
+    Raises:
+        GraphError: there is none.
+
+    >>> name_of(nn.Linear), name_of(torch.relu)
+    ('torch.nn.modules.linear:Linear', 'torch:relu')
+    """
+    builtin = isinstance(value, BuiltinFunctionType)
+    name = value.__name__ if builtin else getattr(value, "__qualname__", type(value).__qualname__)
+    found = getattr(value, "__module__", None)
+    for place in [item.__name__ for item in _OF_TORCH] if builtin else [found or "builtins"]:
+        try:
+            if _found(place, name) is value:
+                return f"{place}:{name}"
+        except (ImportError, AttributeError):
+            continue
+    raise GraphError(f"{name}: expected what can be imported by its name; it is not in {found or 'a module'}")
+
+
+def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, object]) -> Any:
+    """Import what has a name.
+
+    Args:
+        name: as `name_of` gives it.
+        allowed: the packages in which it may be; None: any, and it must be the class of a module.
+        custom: taken in its place, by the last part of the name.
+
+    Raises:
+        GraphError: there is no such thing here, it is elsewhere, or no class of a module where one is needed.
+
+    >>> named("torch.nn.modules.linear:Linear", None, {})
+    <class 'torch.nn.modules.linear.Linear'>
+    """
+    place, _, path = name.partition(":")
+    own = path.rpartition(".")[2]
+    if own in custom:
+        return custom[own]
+    check(name, allowed)
+    try:
+        found: object = _found(place, path)
+    except Exception as exc:  # of the code that is imported
+        raise GraphError(
+            f"{name}: expected a name that can be imported, or its class in custom_objects=; found {exc!r}"
+        ) from exc
+    is_module = isinstance(found, type) and issubclass(cast("type[object]", found), nn.Module)
+    if (allowed is None) is not is_module or (place == "torch" and not isinstance(found, BuiltinFunctionType)):
+        raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {found!r:.80}")
+    return found
+
+
+def check(name: str, allowed: Collection[str] | None) -> None:
+    """Refuse a name of another package; of PyTorch, all but what computes with tensors.
+
+    Raises:
+        GraphError: it is.
+    """
+    place = name.partition(":")[0]
+    package = place.partition(".")[0]
+    of_torch = package == "torch" and place != "torch" and not place.startswith("torch.nn.")
+    if allowed is not None and (package not in allowed or of_torch):
+        raise GraphError(f"{name}: expected a name in one of the packages {sorted(allowed)}, of torch in torch.nn")
+
+
+def _found(place: str, path: str) -> Any:
+    found: Any = import_module(place)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,288 @@
+"""A recipe of a module: text from which its class builds it again.
+
+Rules
+- It has the names of classes, and what their constructors were given as far as the modules tell (`constructors`), as
+  JSON. Nothing is pickled. To build it, the classes' files are imported and the constructors called.
+- What is no module, such as a function or a configuration, must be of PyTorch, or of the package of the module's class
+  or of one of its bases.
+- A constructor may have been given what the module does not tell, and a module may have been changed afterwards. So the
+  recipe has digests of what each module holds (`contents`); what is built and differs is an error that names it.
+- Flags (`training`, `requires_grad`) and dtypes are set after it is built. Buffers that are not stored are what the
+  constructor makes of them.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+# (torch's types are partial)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..bounds import jsontext
+from ..errors import CorruptDataError, GraphError, TensorMismatchError
+from ..facts import Json
+from ..recipes import TORCH
+from ..values import decode, encode
+from .constructors import arguments_of, is_container
+from .contents import contents_of
+from .importable import check, name_of, named, packages_of
+from .signature import Known, signature
+from .state import bare
+from .values import dtype_called
+from .vertices import Architecture
+
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "_hooks" in name and isinstance(value, dict))
+_known: Known[str] = Known()
+
+
+def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
+    """Write what a module is built from as JSON text, from which `build` makes one like it with other weights.
+
+    Args:
+        module: wrapped or not.
+        architecture: the module's, where it is known already.
+
+    Raises:
+        GraphError: a class cannot be imported by its name, or an argument of a constructor is not told or cannot be
+            written; names it.
+
+    >>> build(recipe_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU())))
+    Sequential(
+      (0): Linear(in_features=4, out_features=2, bias=True)
+      (1): ReLU()
+    )
+    """
+    module = bare(module)
+    key = architecture.key if architecture is not None else signature(module)
+    made = _known.find(key)
+    if made is None:
+        made = _made_of(module)
+        _known.keep(key, made)
+    return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
+
+
+def _made_of(module: nn.Module) -> str:
+    """Write what follows from the signature."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    made = {
+        "model": _Writer(packages_of(type(module))).module(module, type(module).__qualname__),
+        "contents": contents_of(module),
+        "dtypes": {name: str(item.dtype) for name, item in tensors},
+    }
+    return json.dumps(made, separators=(",", ":"))[1:-1]
+
+
+def _flags_of(module: nn.Module) -> str:
+    mode, modules = module.training, list(module.named_modules())
+    flags = {
+        "training": mode,
+        "otherwise": [path for path, item in modules if item.training is not mode],
+        "frozen": [
+            f"{path}.{name}" if path else name
+            for path, item in modules
+            for name, tensor in item._parameters.items()
+            if tensor is not None and not tensor.requires_grad
+        ],
+        "hooks": _hooks_of(modules),
+    }
+    return json.dumps(flags, separators=(",", ":"))[1:-1]
+
+
+def _hooks_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, int]:
+    held = ((path, [len(vars(item)[name]) for name in _HOOKS]) for path, item in modules)
+    return {path: sum(counts) for path, counts in held if any(counts)}
+
+
+class _Writer:
+    """Writes modules as JSON, each once.
+
+    Args:
+        allowed: the packages of which functions and configurations may be.
+    """
+
+    def __init__(self, allowed: frozenset[str]) -> None:
+        self._allowed = allowed
+        self._written: dict[int, int] = {}
+        """id of a module -> how many were written before it."""
+        self._open: set[int] = set()
+        """ids of the modules that are being written."""
+
+    def module(self, module: nn.Module, where: str) -> Json:
+        if id(module) in self._written:
+            return {"again": self._written[id(module)]}
+        if id(module) in self._open:
+            raise GraphError(f"{where}: expected modules within one another; found one within itself")
+        self._open.add(id(module))
+        found: dict[str, Json] = {"class": name_of(type(module))}
+        if is_container(module):
+            found["children"] = [[n, self._value(item, f"{where}.{n}")] for n, item in module._modules.items()]
+        else:
+            told = arguments_of(module)
+            found["arguments"] = {name: self._value(value, f"{where}({name}=)") for name, value in told.items()}
+        self._written[id(module)] = len(self._written)
+        return {"module": found}
+
+    def _value(self, value: object, where: str) -> Json:
+        try:
+            return encode(value, where, self._further)
+        except TensorMismatchError as exc:
+            raise GraphError(str(exc)) from exc
+
+    def _further(self, value: object, where: str) -> Json | None:
+        if isinstance(value, nn.Module):
+            return self.module(value, where)
+        if isinstance(value, torch.Size):
+            return {"size": list(value)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value)}
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            return {"class": name_of(value)}
+        if isinstance(value, partial):
+            given = cast("partial[object]", value)
+            if not (isinstance(given.func, type) and issubclass(given.func, nn.Module)):
+                raise GraphError(f"{where}: expected a partial application of the class of a module; found {value!r}")
+            parts = [self._value(part, where) for part in (list(given.args), given.keywords)]
+            return {"partial": [name_of(given.func), *parts]}
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+            return {"named": self._name(value, where)}
+        if isinstance(value, Enum):
+            return {"member": [self._name(type(value), where), value.name]}
+        return self._configuration(value, where)
+
+    def _configuration(self, value: Any, where: str) -> Json | None:
+        kind = cast("type[Any]", type(value))
+        if callable(getattr(value, "to_dict", None)) and callable(getattr(kind, "from_dict", None)):
+            return {"configuration": [self._name(kind, where), self._value(value.to_dict(), where)]}
+        if is_dataclass(value):
+            given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+            return {"fields": [self._name(kind, where), self._value(given, where)]}
+        return None
+
+    def _name(self, value: Any, where: str) -> str:
+        name = name_of(value)
+        try:
+            check(name, self._allowed)
+        except GraphError as exc:
+            raise GraphError(f"{where}: {exc}") from exc
+        return name
+
+
+def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
+    """Build the module of a recipe on the CPU: flags and dtypes as they were, weights as its constructors set them.
+
+    Args:
+        recipe: what `recipe_of` wrote.
+        custom_objects: classes and functions by name, in the place of those that are imported.
+
+    Raises:
+        GraphError: the text is no recipe, a class is not found here, a constructor raises, or what it builds is not
+            what was saved; names the module.
+    """
+    try:
+        content = jsontext.mapping(recipe, "recipe")[TORCH]
+        builder = _Builder(custom_objects or {})
+        module = builder.value(content["model"])
+        if not isinstance(module, nn.Module):
+            raise TypeError(type(module).__name__)
+        _compare(module, content["contents"], content["hooks"])
+        _finish(module, content)
+    except GraphError:
+        raise
+    except (CorruptDataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise GraphError(f"recipe: expected what recipe_of writes; found {exc!r:.300}") from exc
+    return module
+
+
+class _Builder:
+    """Builds what `_Writer` wrote, in its order."""
+
+    def __init__(self, custom: Mapping[str, object]) -> None:
+        self._custom = custom
+        self._built: list[nn.Module] = []
+        self._allowed: frozenset[str] | None = None
+        """The packages of the class of the whole, once it is known."""
+
+    def value(self, written: Any) -> Any:
+        return decode(written, self._further)
+
+    def _further(self, kind: str, content: Any) -> Any:
+        if kind == "module":
+            return self._module(content)
+        if kind == "again":
+            return self._built[content]
+        if kind == "class":
+            return named(content, None, self._custom)
+        if kind == "named":
+            return named(content, self._allowed, self._custom)
+        if kind == "partial":
+            args, keywords = (self.value(part) for part in content[1:])
+            return partial(named(content[0], None, self._custom), *args, **keywords)
+        if kind == "member":
+            return named(content[0], self._allowed, self._custom)[content[1]]
+        if kind == "configuration":
+            return named(content[0], self._allowed, self._custom).from_dict(self.value(content[1]))
+        if kind == "fields":
+            return named(content[0], self._allowed, self._custom)(**self.value(content[1]))
+        return {"size": torch.Size, "dtype": dtype_called}[kind](content)
+
+    def _module(self, content: Mapping[str, Any]) -> nn.Module:
+        kind: type[nn.Module] = named(content["class"], None, self._custom)
+        if self._allowed is None:
+            self._allowed = packages_of(kind)
+        if "children" in content:
+            module = kind()
+            for name, child in content["children"]:
+                module.add_module(name, self.value(child))
+        else:
+            arguments = {name: self.value(value) for name, value in content["arguments"].items()}
+            module = _constructed(kind, arguments)
+        self._built.append(module)
+        return module
+
+
+def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:
+    try:
+        return kind(**arguments)
+    except Exception as exc:  # of the constructor's own code
+        raise GraphError(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built; {exc!r}") from exc
+
+
+def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str, int]) -> None:
+    """Refuse what is not what was saved."""
+    stored = {path: (digest, hooks.get(path, 0)) for path, digest in contents.items()}
+    modules = dict(module.named_modules())
+    counts = _hooks_of(modules.items())
+    built = {path: (digest, counts.get(path, 0)) for path, digest in contents_of(module).items()}
+    differ = [path for path in {**stored, **built} if stored.get(path) != built.get(path)]
+    if differ:
+        path = max(differ, key=lambda path: path.count(".") + bool(path))  # the innermost: others hold it
+        kind = type(modules[path]).__qualname__ if path in modules else "not built"
+        raise GraphError(
+            f"recipe: expected that {type(module).__qualname__} builds what was saved; its module {path!r} ({kind}) "
+            "differs: the constructor was given what the module does not keep in an attribute, or the module was "
+            "changed afterwards"
+        )
+
+
+def _finish(module: nn.Module, content: Mapping[str, Any]) -> None:
+    """Set flags and dtypes."""
+    otherwise, mode = set(content["otherwise"]), bool(content["training"])
+    for path, item in module.named_modules():
+        item.training = mode is not (path in otherwise)
+    frozen, dtypes = set(content["frozen"]), content["dtypes"]
+    for name, item in module.named_parameters():
+        item.requires_grad_(name not in frozen)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        dtype = dtype_called(dtypes[name])
+        if tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
