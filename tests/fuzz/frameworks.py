@@ -1,4 +1,4 @@
-"""Targets that import Keras: a recipe, and a weights file that is read into a model. They share a process.
+"""Targets that import Keras or PyTorch: recipes, and a weights file that is read into a model. They share a process.
 
 Rules
 - A model is of the smallest layers. A recipe of a huge model is a recipe, and takes the memory that it says: so numbers
@@ -21,7 +21,7 @@ from tests.fuzz.imported import forked, resealed
 from tests.fuzz.mutations import of_bytes, of_json
 from tests.fuzz.target import Read, Target
 
-_LARGE = re.compile(rb"(\d{4})\d+")
+_LARGE = re.compile(rb"(?<=[:,\[\s])(\d{4})\d+")
 
 
 def _model() -> Any:
@@ -61,6 +61,21 @@ def _damaged_recipe(dice: Random, valid: Sequence[bytes]) -> bytes:
     return _LARGE.sub(rb"\1", found)
 
 
+def _module_recipes(folder: Path) -> list[bytes]:
+    import torch
+    from tensorvine.store.torch import recipe_of
+
+    layers = [torch.nn.Linear(3, 2), torch.nn.GRU(2, 3), torch.nn.ModuleDict({"a": torch.nn.Softmax(1)})]
+    return [recipe_of(torch.nn.Sequential(*layers)).encode()]
+
+
+@contextmanager
+def _module_reading(folder: Path) -> Iterator[Read]:
+    from tensorvine.store.torch import build
+
+    yield lambda content: build(content.decode(errors="replace"))
+
+
 def _weights(folder: Path) -> list[bytes]:
     path = folder / "made.weights.h5"
     interchange.write_keras(path, _model())
@@ -85,5 +100,6 @@ def _damaged_weights(dice: Random, valid: Sequence[bytes]) -> bytes:
 
 FRAMEWORKS = (
     Target("recipe", _recipes, _recipe_reading, _damaged_recipe, trusted=True, heavy=True),
+    Target("module", _module_recipes, _module_reading, _damaged_recipe, trusted=True, heavy=True),
     Target("weights", _weights, _weights_reading, _damaged_weights, heavy=True),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -227,7 +226,7 @@ def test_an_object_that_a_trainer_left_on_it_does_not_count() -> None:
 
 def test_what_wraps_a_module_is_seen_through() -> None:
     net = Net(4)
-    assert recipe_of(nn.DataParallel(net)) == recipe_of(torch.compile(net, backend="eager")) == recipe_of(net)
+    assert recipe_of(nn.DataParallel(net)) == recipe_of(net)
 
 
 def test_writing_constructs_nothing() -> None:
@@ -351,23 +350,3 @@ def test_only_functions_of_the_modules_package_and_of_tensors_are_arguments(name
     assert name in recipe
     with pytest.raises(GraphError, match="expected"):
         build(recipe)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_damaged_text_is_an_error_of_the_tree(seed: int) -> None:
-    rng = random.Random(seed)  # noqa: S311 - no secret
-    for _ in range(40):
-        text = list(recipe_of(nn.Sequential(Net(4), nn.LSTM(2, 3))))
-        for _ in range(rng.randint(1, 3)):
-            place = rng.randrange(len(text))
-            kind = rng.randrange(3)
-            if kind == 0:
-                text[place] = chr(rng.randrange(32, 127))
-            elif kind == 1:
-                del text[place : place + rng.randint(1, 30)]
-            else:
-                text[place:place] = text[rng.randrange(len(text)) :][: rng.randint(1, 30)]
-        try:
-            build("".join(text))
-        except GraphError:
-            continue
