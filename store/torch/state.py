@@ -190,19 +190,24 @@ def array_of(name: str, tensor: torch.Tensor) -> Array:
     Raises:
         TensorMismatchError: it cannot be stored; says what to do.
     """
-    problem = None
+    _check_dense(name, tensor)
+    if tensor.is_meta:
+        raise _refused(name, 'one on the device "meta", which has no values')
+    return as_numpy(tensor, f"tensor {name!r}")
+
+
+def _check_dense(name: str, tensor: torch.Tensor) -> None:
     distributed = sys.modules.get("torch.distributed.tensor")
     if tensor.layout != torch.strided:
-        problem = f"one of layout {tensor.layout}: store its parts, or to_dense()"
-    elif distributed is not None and isinstance(tensor, distributed.DTensor):
-        problem = "a DTensor, of which each rank has a part: gather it with full_tensor()"
-    elif tensor.is_meta:
-        problem = 'one on the device "meta", which has no values'
-    elif tensor.is_nested:
-        problem = "a nested one: store its parts"
-    if problem is not None:
-        raise TensorMismatchError(f"tensor {name!r}: expected a dense tensor with values; found {problem}")
-    return as_numpy(tensor, f"tensor {name!r}")
+        raise _refused(name, f"one of layout {tensor.layout}: store its parts, or to_dense()")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        raise _refused(name, "a DTensor, of which each rank has a part: gather it with full_tensor()")
+    if tensor.is_nested:
+        raise _refused(name, "a nested one: store its parts")
+
+
+def _refused(name: str, found: str) -> TensorMismatchError:
+    return TensorMismatchError(f"tensor {name!r}: expected a dense tensor with values; found {found}")
 
 
 def places(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
@@ -219,9 +224,10 @@ def _is_extra(state: State, name: str) -> bool:
 
 
 def _check_places(state: State, arrays: Mapping[str, Array]) -> None:
-    """Refuse tensors with elements that share memory: only some of what is given would be kept."""
+    """Refuse what cannot be filled, and elements that share memory: only some of what is given would be kept."""
     for name in arrays:
         tensor = state.tensors[name]
+        _check_dense(name, tensor)
         if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
             raise TensorMismatchError(
                 f"tensor {name!r}: expected memory for each element; found strides {tensor.stride()}"

@@ -313,9 +313,12 @@ class TestRefused:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         try:
             net = nn.Linear(2, 2)
+            given, before = {"bias": np.ones(2, "f4"), "weight": np.ones((2, 2), "f4")}, net.bias.tolist()
             net.weight = nn.Parameter(distribute_tensor(net.weight.data, init_device_mesh("cpu", (2,)), [Shard(0)]))
-            with pytest.raises(TensorMismatchError, match=r"'weight'.*gather it with full_tensor\(\)"):
-                tensors_of(net)
+            for call in (tensors_of, lambda net: assign(net, given)):
+                with pytest.raises(TensorMismatchError, match=r"'weight'.*gather it with full_tensor\(\)"):
+                    call(net)
+            assert net.bias.tolist() == before
         finally:
             dist.destroy_process_group()
 
