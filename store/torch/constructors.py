@@ -4,6 +4,7 @@ Rules
 - An argument is the module's attribute of the parameter's name, as in most modules of torch.nn and in models of
   Hugging Face (`config`); else what `hparams` has under that name (Lightning's `save_hyperparameters`). A few modules
   of torch.nn that tell it otherwise are known.
+- An attribute that is a module made of the argument (`self.norm = norm(width)`) does not tell it, but for dropout.
 - An argument that is not told is left out where the parameter has a default: whether the module is the same without it
   is seen when it is built.
 - Where the module is, and in which precision, is no argument: parameters `device` and `dtype` are left out.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from torch import nn
 
 from ..errors import GraphError
 
+_Dropout = nn.modules.dropout._DropoutNd
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _OF_PLACE = frozenset({"device", "dtype"})
 _MISSING = object()
@@ -79,12 +80,27 @@ def _told(module: nn.Module, parameter: inspect.Parameter) -> object:
         return _MISSING
     for held in (vars(module), module._modules, module._parameters, module._buffers, _hyperparameters(module)):
         if name in held:
-            value = held[name]
-            if isinstance(parameter.default, bool) and (value is None or isinstance(value, torch.Tensor)):
-                return value is not None  # such as `bias`
-            made_of = isinstance(value, nn.Module) and not isinstance(parameter.default, (nn.Module, NoneType))
-            return _MISSING if optional and made_of else value  # `self.norm = norm(width)`
+            return _given(held[name], parameter)
     return _MISSING
+
+
+def _given(value: object, parameter: inspect.Parameter) -> object:
+    """Return what was given, where an attribute may be what the constructor made of it."""
+    default, plain = parameter.default, _is_plain(parameter)
+    if _is_of(parameter, bool) and (value is None or isinstance(value, torch.Tensor)):
+        return value is not None  # such as `bias`
+    if isinstance(value, _Dropout) and plain:
+        return value.p  # self.dropout = nn.Dropout(dropout)
+    given = default is parameter.empty or default is None or isinstance(default, nn.Module)
+    return _MISSING if isinstance(value, nn.Module) and (plain or not given) else value  # self.norm = norm(width)
+
+
+def _is_plain(parameter: inspect.Parameter) -> bool:
+    return any(_is_of(parameter, kind) for kind in (bool, int, float, str))
+
+
+def _is_of(parameter: inspect.Parameter, kind: type) -> bool:
+    return type(parameter.default) is kind or parameter.annotation in (kind, kind.__name__)
 
 
 def _hyperparameters(module: Any) -> Mapping[str, object]:

@@ -66,9 +66,18 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     key = architecture.key if architecture is not None else signature(module)
     made = _known.find(key)
     if made is None:
-        made = _made_of(module)
+        made = _read(module)
         _known.keep(key, made)
     return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
+
+
+def _read(module: nn.Module) -> str:
+    try:
+        return _made_of(module)
+    except GraphError:
+        raise
+    except Exception as exc:  # of the user's properties and configurations
+        raise GraphError(f"{type(module).__qualname__}: expected attributes that can be read; {exc!r}") from exc
 
 
 def _made_of(module: nn.Module) -> str:
@@ -198,7 +207,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
         _finish(module, content)
     except GraphError:
         raise
-    except (CorruptDataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+    except (CorruptDataError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
         raise GraphError(f"recipe: expected what recipe_of writes; found {exc!r:.300}") from exc
     return module
 

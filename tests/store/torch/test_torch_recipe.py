@@ -124,6 +124,30 @@ class Deep(nn.Module):
         self.norm = norm(2)
 
 
+class Dropping(nn.Module):
+    """Keeps only what it made of its arguments."""
+
+    def __init__(self, dropout: float, head: nn.Module, bias: bool) -> None:
+        super().__init__()
+        self.dropout, self.head = nn.Dropout(dropout), head
+        self.bias = nn.Parameter(torch.ones(2)) if bias else None
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(norm)
+
+
+class Failing(nn.Module):
+    @property
+    def hparams(self) -> dict[str, Any]:
+        raise OSError("not there")
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+
+
 class Counted(nn.Module):
     made = 0
 
@@ -166,6 +190,9 @@ MADE: dict[str, Callable[[], nn.Module]] = {
     "modules as arguments": lambda: Pair(nn.Linear(2, 3), Net(4), [nn.ReLU(), Planned(Plan())]),
     "shared modules": shared,
     "attributes made of arguments": Deep,
+    "made of arguments": lambda: nn.ModuleList(
+        [Dropping(0.25, nn.Linear(2, 2), bias=True), Dropping(0.5, nn.ReLU(), bias=False)]
+    ),
     "Sequential": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.Flatten()),
     "named children": lambda: nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.ModuleList([nn.Dropout(0.25)])}),
     "LSTM": lambda: nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2, dropout=0.5),
@@ -290,6 +317,8 @@ def of_itself() -> nn.Module:
     ("make", "found"),
     [
         (lambda: Mute(3), "Mute: .* found none for 'width'"),
+        (lambda: Normed(3), "Normed: .* found none for 'norm'"),
+        (Failing, r"Failing: expected attributes that can be read; OSError\('not there'\)"),
         (local, "local.<locals>.Local: expected what can be imported by its name"),
         (lambda: Net(activation=lambda x: x), "<lambda>: expected what can be imported"),
         (lambda: Net(activation=print), "Net.activation=.: .*found|print: expected what can be imported"),
@@ -302,7 +331,7 @@ def of_itself() -> nn.Module:
         (lambda: torch.fx.symbolic_trace(nn.Linear(2, 1)), "expected"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 1)), "ParametrizedLinear: expected"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_cannot_be_written_is_refused_and_named(make: Callable[[], nn.Module], found: str) -> None:
