@@ -27,7 +27,7 @@ from ..arrays import nbytes_of
 from ..bounds import arrow, jsontext
 from ..bounds.allowance import allowed
 from ..codecs.blocks import Encoded
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, StorageError
 from ..segments.segment import SEGMENT_SLOTS, SegmentId, layout
 from ..versions.manifest import check_nbytes, digest_of
 from .directory import Bytes, Directory, OpenFile
@@ -284,6 +284,7 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
 
     Raises:
         CorruptDataError: it is no such file, or of a format that this version does not know.
+        StorageError: the disk does not give it.
     """
     options: Any = pa.ipc.IpcReadOptions(included_fields=list(range(columns)))
     try:
@@ -305,7 +306,9 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
     except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
-        raise CorruptDataError(f"{where}: expected a whole Arrow file; {exc}") from exc
+        of_system = isinstance(exc, OSError) and exc.errno is not None  # PyArrow's own have no number
+        kind_of_error = StorageError if of_system else CorruptDataError
+        raise kind_of_error(f"{where}: expected a whole Arrow file; {exc}") from exc
     if ROW_BYTES * batch.num_rows > allowed(opened.size()):
         raise CorruptDataError(f"{where}: expected rows of tensors in {opened.size()} bytes; found {batch.num_rows}")
     return header, batch

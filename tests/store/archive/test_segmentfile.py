@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import mmap
 import os
 import tempfile
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensorvine.store.archive import local
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.encoding import Tensor, block_of, encode_tensors
 from tensorvine.store.archive.opening import open_directory
@@ -321,6 +324,16 @@ class TestDamage:
     def test_a_missing_file_is_named(self, folder: Path) -> None:
         with pytest.raises(StorageError, match=r"none.arrow: expected to open it; No such file"):
             SegmentFile(open_directory(str(folder)), "none.arrow", 1)
+
+    def test_a_disk_that_fails_is_no_damaged_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        written(str(folder), [tensor_of(0, "large", np.zeros(1 << 18, np.uint8))])
+
+        def fail(file: io.FileIO, nbytes: int = -1) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(local, "FileIO", type("Failing", (io.FileIO,), {"read": fail}))
+        with pytest.raises(StorageError, match=f"{NAME}: .*Input/output error"):
+            opened(str(folder))
 
 
 class TestPartialReads:
