@@ -3,7 +3,8 @@
 Rules
 - A name is "package.module:Class.Inner"; what is not found under its own name, as a class in a function, has none.
 - Some of PyTorch's functions do not know where they are: they are looked for in `torch` and `torch.nn.functional`.
-- A name is looked for only in packages that are allowed, unless it is one of a module's class.
+- A name is looked for only in packages that are allowed, unless it is one of a module's class; what is found must be
+  defined in one of them, too, not only imported there.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -81,13 +82,15 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
             f"{name}: expected a name that can be imported, or its class in custom_objects=; found {exc!r}"
         ) from exc
     is_module = isinstance(found, type) and issubclass(cast("type[object]", found), nn.Module)
-    if (allowed is None) is not is_module or (place == "torch" and not isinstance(found, BuiltinFunctionType)):
+    if (allowed is None) is not is_module:
         raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {found!r:.80}")
+    if allowed is not None:
+        check(name_of(found), allowed)
     return found
 
 
 def check(name: str, allowed: Collection[str] | None) -> None:
-    """Refuse a name of another package; of PyTorch, all but what computes with tensors.
+    """Refuse a name of another package; of PyTorch, all but what computes with tensors: builtins and `torch.nn`.
 
     Raises:
         GraphError: it is.

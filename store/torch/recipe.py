@@ -236,13 +236,21 @@ class _Builder:
         if kind == "partial":
             args, keywords = (self.value(part) for part in content[1:])
             return partial(named(content[0], None, self._custom), *args, **keywords)
-        if kind == "member":
-            return named(content[0], self._allowed, self._custom)[content[1]]
-        if kind == "configuration":
-            return named(content[0], self._allowed, self._custom).from_dict(self.value(content[1]))
-        if kind == "fields":
-            return named(content[0], self._allowed, self._custom)(**self.value(content[1]))
+        if kind in ("member", "configuration", "fields"):
+            return self._object(kind, *content)
         return {"size": torch.Size, "dtype": dtype_called}[kind](content)
+
+    def _object(self, kind: str, name: str, written: Any) -> Any:
+        of: Any = named(name, self._allowed, self._custom)
+        if not isinstance(of, type) or not (kind == "configuration" or _is_of_kind(of, kind)):
+            raise GraphError(f"{name}: expected the class of a configuration, a dataclass or an Enum; found {of!r:.80}")
+        given = self.value(written)
+        if kind == "member":
+            return cast("Any", of)[given]
+        try:
+            return cast("Any", of).from_dict(given) if kind == "configuration" else of(**given)
+        except Exception as exc:  # of the class's own code
+            raise GraphError(f"{name}: expected it to be built; {exc!r:.300}") from exc
 
     def _module(self, content: Mapping[str, Any]) -> nn.Module:
         kind: type[nn.Module] = named(content["class"], None, self._custom)
@@ -257,6 +265,10 @@ class _Builder:
             module = _constructed(kind, arguments)
         self._built.append(module)
         return module
+
+
+def _is_of_kind(found: type, kind: str) -> bool:
+    return issubclass(found, Enum) if kind == "member" else is_dataclass(found)
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:

@@ -7,6 +7,7 @@ import enum
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -378,4 +379,35 @@ def test_only_functions_of_the_modules_package_and_of_tensors_are_arguments(name
     recipe = recipe_of(Net(4)).replace("torch:relu", name)
     assert name in recipe
     with pytest.raises(GraphError, match="expected"):
+        build(recipe)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"fields": ["torch.nn.parallel.distributed:os.mkdir", {"dict": [["path", "made"]]}]},
+        {"fields": ["torch.nn.parallel.distributed:torch.load", {"dict": [["f", "made"]]}]},
+        {"fields": [f"{__name__}:build", {"dict": [["recipe", "{}"]]}]},
+        {"configuration": [f"{__name__}:build", {"dict": []}]},
+        {"member": [f"{__name__}:MADE", "tables"]},
+        {"named": "torch.nn.parallel.distributed:os.mkdir"},
+        {"named": f"{__name__}:json.dumps"},
+        {"named": f"{__name__}:torch.load"},
+    ],
+    ids=["os", "torch", "function", "no class", "no Enum", "named os", "imported", "imported torch"],
+)
+def test_what_another_module_imported_is_neither_called_nor_given(
+    written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_of(Net(4)).replace('{"named":"torch:relu"}', json.dumps(written))
+    assert json.dumps(written) in recipe
+    with pytest.raises(GraphError, match=r"expected (a name in one of|the class of a|what can be imported)"):
+        build(recipe)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_that_raises_is_named() -> None:
+    recipe = recipe_of(Configured(Settings(5))).replace('["width",5]', '["height",5]')
+    with pytest.raises(GraphError, match=r"Settings: expected it to be built; TypeError"):
         build(recipe)
