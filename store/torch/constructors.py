@@ -7,7 +7,8 @@ Rules
 - An attribute that is a module made of the argument (`self.norm = norm(width)`) does not tell it, but for dropout.
 - An argument that is not told is left out where the parameter has a default: whether the module is the same without it
   is seen when it is built.
-- Where the module is, and in which precision, is no argument: parameters `device` and `dtype` are left out.
+- Where the module is, and in which precision, is no argument: parameters `device` are left out, and `dtype`, but where
+  the module has it in an attribute.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -28,7 +29,6 @@ from ..errors import GraphError
 
 _Dropout = nn.modules.dropout._DropoutNd
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_OF_PLACE = frozenset({"device", "dtype"})
 _MISSING = object()
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
@@ -76,7 +76,7 @@ def _parameters(kind: type[nn.Module]) -> tuple[inspect.Parameter, ...]:
 
 def _told(module: nn.Module, parameter: inspect.Parameter) -> object:
     name, optional = parameter.name, parameter.default is not parameter.empty
-    if name in _OF_PLACE and optional:
+    if optional and (name == "device" or (name == "dtype" and name not in vars(module))):
         return _MISSING
     for held in (vars(module), module._modules, module._parameters, module._buffers, _hyperparameters(module)):
         if name in held:

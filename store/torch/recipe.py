@@ -7,7 +7,7 @@ Rules
   or of one of its bases.
 - A constructor may have been given what the module does not tell, and a module may have been changed afterwards. So the
   recipe has digests of what each module holds (`contents`); what is built and differs is an error that names it.
-- Flags (`training`, `requires_grad`) and dtypes are set after it is built. Buffers that are not stored are what the
+- Flags (`training`, `requires_grad`) and dtypes are set after it is built. Buffers that are not stored must be what the
   constructor makes of them.
 """
 
@@ -34,7 +34,7 @@ from ..facts import Json
 from ..recipes import TORCH
 from ..values import decode, encode
 from .constructors import arguments_of, is_container
-from .contents import contents_of
+from .contents import contents_of, unsaved_of
 from .importable import check, name_of, named, packages_of
 from .signature import Known, signature
 from .state import bare
@@ -64,16 +64,13 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     """
     module = bare(module)
     key = architecture.key if architecture is not None else signature(module)
-    made = _known.find(key)
-    if made is None:
-        made = _read(module)
-        _known.keep(key, made)
-    return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
-
-
-def _read(module: nn.Module) -> str:
     try:
-        return _made_of(module)
+        made = _known.find(key)
+        if made is None:
+            made = _made_of(module)
+            if signature(module) == key:  # no other thread has changed it meanwhile
+                _known.keep(key, made)
+        return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
     except GraphError:
         raise
     except Exception as exc:  # of the user's properties and configurations
@@ -103,13 +100,22 @@ def _flags_of(module: nn.Module) -> str:
             if tensor is not None and not tensor.requires_grad
         ],
         "hooks": _hooks_of(modules),
+        "unsaved": unsaved_of(module),
     }
     return json.dumps(flags, separators=(",", ":"))[1:-1]
 
 
 def _hooks_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, int]:
-    held = ((path, [len(vars(item)[name]) for name in _HOOKS]) for path, item in modules)
-    return {path: sum(counts) for path, counts in held if any(counts)}
+    counts = ((path, _hooks_at(item)) for path, item in modules)
+    return {path: count for path, count in counts if count}
+
+
+def _hooks_at(module: nn.Module) -> int:
+    """Return how many hooks a module and its parameters have."""
+    held: list[Any] = [vars(module)[name] for name in _HOOKS]
+    for tensor in module._parameters.values():
+        held += [getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    return sum(len(hooks) for hooks in held if hooks)
 
 
 class _Writer:
@@ -200,11 +206,13 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
     try:
         content = jsontext.mapping(recipe, "recipe")[TORCH]
         builder = _Builder(custom_objects or {})
-        module = builder.value(content["model"])
+        with torch.device("cpu"):
+            module = builder.value(content["model"])
         if not isinstance(module, nn.Module):
             raise TypeError(type(module).__name__)
         _compare(module, content["contents"], content["hooks"])
         _finish(module, content)
+        _compare_buffers(module, content["unsaved"])
     except GraphError:
         raise
     except (CorruptDataError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
@@ -292,6 +300,17 @@ def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str,
             f"recipe: expected that {type(module).__qualname__} builds what was saved; its module {path!r} ({kind}) "
             "differs: the constructor was given what the module does not keep in an attribute, or the module was "
             "changed afterwards"
+        )
+
+
+def _compare_buffers(module: nn.Module, unsaved: Mapping[str, str]) -> None:
+    built = unsaved_of(module)
+    differ = [path for path in {**unsaved, **built} if unsaved.get(path) != built.get(path)]
+    if differ:
+        raise GraphError(
+            f"recipe: expected that {type(module).__qualname__} builds what was saved; its buffer {differ[0]!r}, which "
+            "is not stored, has other values: the constructor was given what the module does not keep in an attribute, "
+            "or it was changed afterwards"
         )
 
 

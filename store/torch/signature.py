@@ -167,6 +167,8 @@ class _Signature:
         kind = cast("type[object]", type(value))
         if depth > _MOST_NESTED:
             raise _UnknownError
+        if kind is float:
+            return kind, cast(float, value).hex()  # 0.0 is not -0.0
         if kind in _PLAIN:
             return kind, value
         if kind in (list, tuple, set, frozenset):
