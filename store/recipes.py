@@ -28,6 +28,15 @@ def note_of(reason: str) -> str:
     return json.dumps({_NOTE: reason}, separators=(",", ":"))
 
 
+def is_note(recipe: str) -> bool:
+    """Tell whether a text stands in the place of a recipe.
+
+    >>> is_note(note_of("it holds a lambda")), is_note('{"torch": {}}')
+    (True, False)
+    """
+    return recipe.startswith(f'{{"{_NOTE}":')
+
+
 def framework_of(recipe: str) -> Literal["keras", "torch"]:
     """Return whose recipe it is.
 

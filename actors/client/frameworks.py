@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OPTIMIZER = "optimizer/"
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 
 
 def adapter_of(model: object) -> ModuleType:
@@ -86,8 +88,9 @@ def _recipe(model: object, level: int, written: Callable[[], str]) -> str:
     try:
         return written()
     except GraphError as exc:
-        _say_without_recipe(level, type(model).__qualname__, str(exc))
-        return note_of(str(exc))
+        reason = _ADDRESS.sub("", str(exc))  # of one architecture in each process
+        _say_without_recipe(level, type(model).__qualname__, reason)
+        return note_of(reason)
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ...store.graphs.graph import ModelGraph
+from ...store.recipes import is_note
 from ..client.frameworks import adapter_of, is_keras, recipe_of
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 class Source:
     """Gives the tensors of one model, which is trained, again and again.
 
-    What can be known once is found out once: the architecture, what rebuilds the model, the names of its weights.
+    What can be known once is found out once: the architecture, what rebuilds a Keras model, the names of its weights.
+    What builds a torch module again has its attributes and flags, which a training may change: it is written each time.
 
     Args:
         model: a Keras model, a torch module, a mapping of names to arrays, or a callable that gives one of these.
@@ -53,6 +55,8 @@ class Source:
         held = self._held(model)
         if isinstance(held, Mapping):
             return cast("Mapping[str, object]", held)
+        if self.recipe is not None and not is_note(self.recipe):
+            self.recipe = recipe_of(held)
         found: dict[str, object] = self._adapter.tensors_of(held)
         if found.keys() != self._kept:  # a value of its state takes more arrays, or fewer
             self.graph, self._kept = self._adapter.graph_of(held), frozenset(found)
