@@ -82,7 +82,8 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
             f"{name}: expected a name that can be imported, or its class in custom_objects=; found {exc!r}"
         ) from exc
     is_module = isinstance(found, type) and issubclass(cast("type[object]", found), nn.Module)
-    if (allowed is None) is not is_module:
+    of_torch = getattr(found, "__module__", None) == "torch" and not isinstance(found, BuiltinFunctionType)
+    if (allowed is None) is not is_module or of_torch:
         raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {found!r:.80}")
     if allowed is not None:
         check(name_of(found), allowed)
@@ -90,7 +91,7 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
 
 
 def check(name: str, allowed: Collection[str] | None) -> None:
-    """Refuse a name of another package; of PyTorch, all but what computes with tensors: builtins and `torch.nn`.
+    """Refuse a name of another package; of PyTorch, all but what computes with tensors: its builtins and `torch.nn`.
 
     Raises:
         GraphError: it is.
