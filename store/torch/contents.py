@@ -26,6 +26,7 @@ from functools import partial
 from hashlib import blake2b
 from types import (
     BuiltinFunctionType,
+    CellType,
     FunctionType,
     MethodDescriptorType,
     MethodType,
@@ -49,7 +50,7 @@ _NAMED = (type, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 _AS_TEXT = (torch.dtype, torch.layout, torch.memory_format, range)
 _NAMESPACES = (argparse.Namespace, SimpleNamespace)
 _MOST_COMPARED = 65_536
-"""Elements of a tensor that count, about: of a larger one every second, third, ... does."""
+"""Elements of a tensor or an array that count: of a larger one every second, third, ... does."""
 
 
 def contents_of(root: nn.Module) -> dict[str, str]:
@@ -86,7 +87,7 @@ def _values(tensor: torch.Tensor) -> Json:
     described: list[Json] = [list(tensor.shape), str(tensor.dtype)]
     if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
         return described
-    elements = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_COMPARED)]
+    elements = tensor.detach().reshape(-1)[:: max(1, -(-tensor.numel() // _MOST_COMPARED))]
     content = as_bytes(as_numpy(elements, "a tensor")).data
     return [*described, blake2b(content, digest_size=8).hexdigest()]
 
@@ -147,6 +148,8 @@ class _Attributes:
             return {"tensor": self._tensors[id(value)]} if id(value) in self._stored else _values(value)
         if isinstance(value, Enum):
             return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, np.ndarray) and value.size > _MOST_COMPARED:
+            return [list(value.shape), fact(value.reshape(-1)[:: -(-value.size // _MOST_COMPARED)])]
         if isinstance(value, _TOLD) or value is Ellipsis:
             return fact(value)
         if isinstance(value, _AS_TEXT):
@@ -182,7 +185,7 @@ class _Attributes:
             cells = value.__closure__ or ()
             if not cells and "<" not in value.__qualname__:
                 return value.__qualname__
-            return [value.__qualname__, fact(value), [self._value(cell.cell_contents) for cell in cells]]
+            return [value.__qualname__, fact(value), [self._value(_content(cell)) for cell in cells]]
         return self._object(value) if not isinstance(value, ReferenceType) else None
 
     def _object(self, value: Any) -> Json:
@@ -200,6 +203,13 @@ class _Attributes:
             return {"again": self._seen[id(value)]}
         self._seen[id(value)] = len(self._seen)
         return [type(value).__qualname__, {n: self._value(item) for n, item in held if n not in OF_ALL}]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:

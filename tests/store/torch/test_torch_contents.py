@@ -44,10 +44,21 @@ class Scaling:
         return x * self.scale
 
 
+def unbound(scale: float) -> Callable[[], object]:
+    if scale < 0:
+        later = scale
+
+    def inner() -> object:
+        return later
+
+    return inner
+
+
 MADE: dict[str, Callable[[Any], Any]] = {
     "tensor": lambda scale: torch.tensor([scale]),
     "tensors": lambda scale: {"all": [torch.tensor(scale)]},
     "array": lambda scale: np.full(2, scale),
+    "large array": lambda scale: np.full((70_000, 2), scale),
     "Enum": lambda scale: Mode.UP if scale > 1 else Mode.DOWN,
     "dtype": lambda scale: torch.float16 if scale > 1 else torch.float32,
     "range": lambda scale: range(int(scale)),
@@ -138,6 +149,13 @@ def test_what_a_constructor_made_of_an_argument_that_is_not_told_counts(how: str
     build(recipe_of(Made(how)))
     with pytest.raises(GraphError, match="differs"):
         build(recipe_of(Made(how, 2.0)))
+
+
+def test_a_function_that_closes_over_a_name_that_is_not_bound_is_told() -> None:
+    net = Made("tensor")
+    net.made = unbound(1.0)
+    with pytest.raises(GraphError, match="differs"):
+        build(recipe_of(net))
 
 
 @pytest.mark.parametrize("make", [planned, patched, hooked])
