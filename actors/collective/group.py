@@ -3,8 +3,12 @@
 Rules
 - A group is (name, epoch) and its ranks. Its membership never changes: who joins or leaves does so by the next epoch,
   which is a group of its own.
-- Between two ranks, the k-th receive takes what the k-th send sent; it must be as many bytes. Collectives are called by
-  all ranks in one order. The two do not disturb each other.
+- Between two ranks, the k-th receive takes what the k-th send sent; it must be as many bytes, of one dtype. Collectives
+  are called by all ranks in one order, the k-th with the same kind, root, reduction, bounds, dtype and shape. The two
+  do not disturb each other.
+- Ranks that bring different things are a `TensorMismatchError` on all of them that says who brought what, before any
+  of their arrays is written to. A message and a collective are not compared: a peer that is in a collective may yet
+  come to the message; if it does not, that is an `OperationTimeoutError`.
 - An array is NumPy's, PyTorch's, TensorFlow's or CuPy's, contiguous; a part of one is sent by handing over that slice.
   Nothing is copied to hand it over. What is being sent must not be changed, and what is being received into must not
   be read, until `Work.wait` has returned.
@@ -37,6 +41,7 @@ class Work(Protocol):
         Raises:
             PeerLostError: a peer died or left.
             OperationTimeoutError: a peer did not take part in time.
+            TensorMismatchError: ranks brought different things; names them.
         """
         ...
 
@@ -89,8 +94,15 @@ class Group(ABC):
         """Start to receive a rank's next array into this one, which has as many bytes; errors as in `isend`."""
 
     @abstractmethod
-    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
-        """Start to give all ranks what `root` has in the array; errors as in `isend`."""
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
+        """Start to give all ranks what `root` has in the array; errors as in `isend`.
+
+        Args:
+            array: on all ranks of one dtype and shape.
+            root: whose array all get.
+            timeout: seconds; None: the group's.
+            part_of: a larger call that this is a part of, in words; must be the same on all ranks, too.
+        """
 
     @abstractmethod
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
@@ -104,8 +116,10 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
         """Start to combine the ranks' arrays, in place, elementwise; all ranks get the same bits.
+
+        `part_of` is as in `ibroadcast`.
 
         The same arrays give the same bits each time, in groups of one size and back end.
         """
@@ -134,9 +148,9 @@ class Group(ABC):
         """Send all parts of an array to all ranks; see `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
-    def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> None:
+    def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> None:
         """Combine the ranks' arrays in place; see `iall_reduce`."""
-        self.iall_reduce(array, op, timeout=timeout).wait()
+        self.iall_reduce(array, op, timeout=timeout, part_of=part_of).wait()
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Wait for all ranks."""

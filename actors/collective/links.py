@@ -18,7 +18,9 @@ from typing import NamedTuple
 from .timeouts import TIMEOUTS
 
 PAYLOAD_BYTES = 8 << 10
-"""Most bytes that a frame carries."""
+"""Most bytes of a message, or of a collective's array, that a frame carries."""
+WORDS_BYTES = 512
+"""Most bytes that stand before them: what a member brings to a collective, in words."""
 LEAVING, GAVE_UP, ASKED, BEGUN = range(4)
 """Kinds of frames: the sender leaves; the group is broken, and why; how many collectives have you begun; so many."""
 OWN = 16
@@ -26,7 +28,7 @@ OWN = 16
 
 _HEADER = struct.Struct("<BxHIQQQ")
 _HEADER_BYTES = _HEADER.size
-_READ_BYTES = _HEADER_BYTES + PAYLOAD_BYTES
+_READ_BYTES = _HEADER_BYTES + WORDS_BYTES + PAYLOAD_BYTES
 
 
 class Frame(NamedTuple):
@@ -39,9 +41,9 @@ class Frame(NamedTuple):
     nbytes: int = 0
     """Size of the message."""
     address: int = 0
-    """Where it lies in the sender's memory."""
-    signature: int = 0
-    """What the collective is; must be the same on all ranks."""
+    """Where it lies in the sender's memory, or in the payload."""
+    code: int = 0
+    """The dtype of the message; see `brought.code_of`."""
     payload: bytes = b""
 
     def pack(self) -> bytes:
@@ -51,7 +53,7 @@ class Frame(NamedTuple):
         35
         """
         size = len(self.payload)
-        return _HEADER.pack(self.kind, size, self.signature, self.number, self.nbytes, self.address) + self.payload
+        return _HEADER.pack(self.kind, size, self.code, self.number, self.nbytes, self.address) + self.payload
 
 
 class Link:
@@ -116,11 +118,11 @@ class Link:
         frames: list[Frame] = []
         at, first, end = 0, _HEADER_BYTES, len(data)
         while first <= end:
-            kind, size, signature, number, nbytes, address = _HEADER.unpack_from(data, at)
+            kind, size, code, number, nbytes, address = _HEADER.unpack_from(data, at)
             if first + size > end:
                 break
             at = first + size
-            frames.append(Frame(kind, number, nbytes, address, signature, data[first:at]))
+            frames.append(Frame(kind, number, nbytes, address, code, data[first:at]))
             first = at + _HEADER_BYTES
         self._rest = data[at:]
         return frames

@@ -8,6 +8,9 @@ Rules
   gave up: after an error they have `Timeouts.grace` to do so.
 - A collective of a library that took too long asks the others how far they are: those who have not begun it are named.
 - A member that died or left harms nothing that goes on without it: what needs it fails, and nothing else.
+- What the members bring to an operation is compared before memory is written to, by each member (`brought`). A back end
+  has all members of a collective hear all others' words first, by the connections, whatever the collective is: so those
+  that do different things meet. Messages and collectives are compared among themselves, not with each other.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, TensorVineError
+from .brought import Brought, brought
+from .brought import array as words_of
 from .connections import Connections, Loss
 from .group import Group, Op, Work, even_bounds
 from .links import ASKED, BEGUN, GAVE_UP, OWN, PAYLOAD_BYTES, Frame, Link
@@ -109,34 +114,42 @@ class Member(Group, Generic[Memory]):
         self._check_peer(source)
         return self._receive(self._memory(array, f"{self.label}: recv", writes=True), source, self._seconds(timeout))
 
-    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
         """Start to give all what the root has; see `Group`."""
         where = f"{self.label}: broadcast"
         if not 0 <= root < self.size:
             raise ValueError(f"{where}: expected a root from 0 to {self.size - 1}; found {root}")
-        return self._broadcast(self._memory(array, where, writes=root != self.rank), root, self._seconds(timeout))
+        memory = self._memory(array, where, writes=root != self.rank)
+        words = brought("broadcast", f"of rank {root}", words_of(array, self._numbers(memory)), part_of)
+        return self._broadcast(memory, root, words, self._seconds(timeout))
 
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
         """Start to give all ranks all parts; see `Group`."""
         where = f"{self.label}: all_gather"
         memory = self._memory(array, where, writes=True)
-        length = self._numbers(memory).size
+        numbers = self._numbers(memory)
+        length = numbers.size
         edges = even_bounds(length, self.size) if bounds is None else [int(edge) for edge in bounds]
         if len(edges) != self.size + 1 or sorted(edges) != edges or edges[0] < 0 or edges[-1] > length:
             expected = f"{self.size + 1} rising bounds from 0 to {length}"
             raise ValueError(f"{where}: expected {expected}; found {edges}")
-        return self._all_gather(memory, edges, self._seconds(timeout))
+        parts = f"of parts from {', '.join(map(str, edges))}"
+        return self._all_gather(
+            memory, edges, brought("all_gather", parts, words_of(array, numbers)), self._seconds(timeout)
+        )
 
-    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
         """Start to combine the ranks' arrays; see `Group`."""
         where = f"{self.label}: all_reduce"
         memory = self._memory(array, where, writes=True)
-        reduction = Reduction(op, self._numbers(memory).dtype, where)
-        return self._all_reduce(memory, reduction, self._seconds(timeout))
+        numbers = self._numbers(memory)
+        reduction = Reduction(op, numbers.dtype, where)
+        words = brought("all_reduce", f"({op})", words_of(array, numbers), part_of)
+        return self._all_reduce(memory, reduction, words, self._seconds(timeout))
 
     def ibarrier(self, *, timeout: float | None = None) -> Work:
         """Start to wait for all; see `Group`."""
-        return self._barrier(self._seconds(timeout))
+        return self._barrier(brought("barrier"), self._seconds(timeout))
 
     def _check_peer(self, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
@@ -275,19 +288,19 @@ class Member(Group, Generic[Memory]):
         """Start to receive from a rank."""
 
     @abstractmethod
-    def _broadcast(self, memory: Memory, root: int, seconds: float) -> Work:
+    def _broadcast(self, memory: Memory, root: int, words: Brought, seconds: float) -> Work:
         """Start to give all what the root has."""
 
     @abstractmethod
-    def _all_gather(self, memory: Memory, bounds: Sequence[int], seconds: float) -> Work:
+    def _all_gather(self, memory: Memory, bounds: Sequence[int], words: Brought, seconds: float) -> Work:
         """Start to give all ranks all parts."""
 
     @abstractmethod
-    def _all_reduce(self, memory: Memory, reduction: Reduction, seconds: float) -> Work:
+    def _all_reduce(self, memory: Memory, reduction: Reduction, words: Brought, seconds: float) -> Work:
         """Start to combine the ranks' arrays."""
 
     @abstractmethod
-    def _barrier(self, seconds: float) -> Work:
+    def _barrier(self, words: Brought, seconds: float) -> Work:
         """Start to wait for all."""
 
     def _take(self, peer: int, frame: Frame) -> None:

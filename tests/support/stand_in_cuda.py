@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorvine.actors.collective.buffers import readable, typed
+from tensorvine.actors.collective.buffers import flat, typed
 from tensorvine.actors.collective.nccl import backend
 from tensorvine.actors.collective.nccl.cuda import _device_array
 from tensorvine.actors.collective.nccl.device import Memory
@@ -97,7 +97,7 @@ class StandIn:
     def memory(self, array: Any, where: str, *, writes: bool) -> Memory:
         found = _device_array(array, where, writes=writes, cupy=None)
         if found is None:
-            host = typed(array, where) if writes else readable(array, where)
+            host = typed(array, where) if writes else flat(array, where)
             return Memory(host.nbytes, dtype_name(host.dtype), host=host.view(np.uint8), keep=array)
         return Memory(found.nbytes, found.dtype, found.pointer, ready=array.ready, keep=array)
 

@@ -4,7 +4,8 @@ Rules
 - PyTorch's default process group is neither used nor touched.
 - Waits are in whole milliseconds, and 0 would be for ever: each is at least one.
 - Gloo ends the process where a message is longer than the memory that is to receive it. So a message's tag is made of
-  its number between two ranks and of its size: under another tag Gloo finds nobody, in time.
+  its number between two ranks, its size and its dtype: under another tag Gloo finds nobody, in time. Collectives have
+  no such tags: all ranks must bring the same.
 - Nothing but a wait that fails makes Gloo end its connections, all of the group at once. So that is what cuts them: a
   wait for what nobody sends.
 """
@@ -86,14 +87,14 @@ def connected(rank: int, size: int, host: str, values: Values, deadline: Deadlin
     return gloo(store, rank, size, options)
 
 
-def send(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE) -> Handle:
-    """Start to send the so-many-th message to a rank."""
-    return library.send([_tensor(memory)], peer, _tag(number, memory.nbytes, kind))
+def send(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE, code: int = 0) -> Handle:
+    """Start to send the so-many-th message to a rank; `code` says its dtype."""
+    return library.send([_tensor(memory)], peer, _tag(number, memory.nbytes, kind, code))
 
 
-def receive(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE) -> Handle:
-    """Start to receive the so-many-th message of a rank."""
-    return library.recv([_tensor(memory)], peer, _tag(number, memory.nbytes, kind))
+def receive(library: Library, memory: Bytes, peer: int, number: int, kind: int = MESSAGE, code: int = 0) -> Handle:
+    """Start to receive the so-many-th message of a rank; `code` says its dtype."""
+    return library.recv([_tensor(memory)], peer, _tag(number, memory.nbytes, kind, code))
 
 
 def exchange(library: Library, own: Bytes, others: Mapping[int, Bytes], number: int) -> list[Handle]:
@@ -128,13 +129,6 @@ def divide(memory: Bytes, dtype: str, count: int) -> None:
     _numbers(memory, dtype).div_(count)
 
 
-def barrier(library: Library, seconds: float) -> Handle:
-    """Start to wait for all ranks."""
-    options = _c10d().BarrierOptions()
-    options.timeout = _whole(seconds)
-    return library.barrier(options)
-
-
 def wait(handle: Handle, deadline: Deadline) -> None:
     """Wait for the end of what is under way. A message must be waited for once only.
 
@@ -166,8 +160,8 @@ def cut(library: Library, peers: Iterable[int]) -> None:
                 return
 
 
-def _tag(number: int, nbytes: int, kind: int) -> int:
-    return (number * _SPREAD + nbytes) % _TAGS * 2 + kind
+def _tag(number: int, nbytes: int, kind: int, code: int = 0) -> int:
+    return (number * _SPREAD + nbytes + code) % _TAGS * 2 + kind
 
 
 def _tensor(memory: Bytes) -> torch.Tensor:

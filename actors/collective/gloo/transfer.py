@@ -4,21 +4,31 @@ Rules
 - Only a wait makes Gloo tell how a message ended. So whoever waits for the operation waits for Gloo, one at a time.
 - Gloo gives up a message whose handle is forgotten. So handles stay until somebody has waited for them, or for a later
   message of the same direction between the same ranks; those of collectives until Gloo says that they have ended.
+- A collective has no handles until all members bring the same to it; until then it waits for what the connections tell.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from ....store.errors import TensorVineError
 from ....store.waiting import Deadline
 from ..member import TimedOutError
 from ..operation import Operation, Owner
+from ..standing import Standing
 from . import library as gloo_library
 from .library import Handle
 
 FEW = 16
 """So many that have ended may be kept, without their memory where somebody waited for them."""
+
+
+class TransferOwner(Owner, Protocol):
+    """The member whose transfer it is."""
+
+    standing: Standing
 
 
 class Transfer(Operation):
@@ -35,7 +45,7 @@ class Transfer(Operation):
 
     def __init__(
         self,
-        member: Owner,
+        member: TransferOwner,
         what: str,
         peers: Sequence[int],
         seconds: float,
@@ -43,8 +53,11 @@ class Transfer(Operation):
         then: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(member, what, peers, seconds, number)
-        self.handles: Sequence[Handle] = ()
-        """PyTorch's ends of all its parts."""
+        self._owner = member
+        self.handles: Sequence[Handle] | None = None
+        """PyTorch's ends of all its parts; None: Gloo has not begun it."""
+        self.trouble: Exception | None = None
+        """Why Gloo could not begin it."""
         self._then = then
         self._waiting = threading.Lock()
         self._asked = threading.Lock()
@@ -64,7 +77,7 @@ class Transfer(Operation):
     def over(self) -> bool:
         """Whether nothing of it can be under way."""
         # What a message's handle tells is of no use until it was waited for.
-        return self.ended or all(handle.is_completed() for handle in self.handles)
+        return self.ended or (self.handles is not None and all(handle.is_completed() for handle in self.handles))
 
     def _finished(self, deadline: Deadline) -> bool:
         if not self._waiting.acquire(timeout=deadline.left()):
@@ -80,17 +93,33 @@ class Transfer(Operation):
     def _settle(self, deadline: Deadline) -> None:
         """Let it end, well or not."""
         try:
-            for handle in self.handles:
+            for handle in self._begun(deadline):
                 gloo_library.wait(handle, deadline)
-            if self._then is not None:
+            if self._then is not None and not self.ended:
                 self._then()
         except TimedOutError:
             self._give_up()
-        except RuntimeError as exc:
+        except (RuntimeError, TensorVineError) as exc:
             self._member.fail(self, exc)
         else:
             self._member.finish(self)
             self.handles, self._then = (), None  # which keep the memory
+
+    def _begun(self, deadline: Deadline) -> Sequence[Handle]:
+        """Wait until Gloo has begun it, or it has ended without."""
+        standing = self._owner.standing
+        if self.handles is None:
+            with standing.changed:
+                standing.changed.wait_for(lambda: self._settled or standing.lacks(self.peers), deadline.left())
+                if not self._settled:
+                    raise standing.blame(self.what, self.peers) or TimedOutError
+        if self.trouble is not None:
+            raise self.trouble
+        return self.handles or ()
+
+    @property
+    def _settled(self) -> bool:
+        return self.ended or self.handles is not None or self.trouble is not None
 
     def _give_up(self) -> None:
         self._member.late(self)

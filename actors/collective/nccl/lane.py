@@ -6,6 +6,8 @@ Rules
 - An operation that has not been launched touches no memory: it ends when the group breaks. What has been launched is
   ended by its thread, or where NCCL keeps that, by who waits.
 - The communicator is made with the first operation: its rank 0 makes the id that the others need, and tells them.
+- NCCL compares nothing: where bytes differ it waits for ever, or brings wrong ones. So an operation is launched when
+  the others have told that they bring the same (`brought`).
 - NCCL notices few deaths: `Timeouts.grace` after a member was lost, what needs it has failed.
 """
 
@@ -20,6 +22,7 @@ from typing import Protocol, cast
 
 from ....store.errors import TensorVineError
 from ....store.waiting import Backoff, Deadline
+from ..brought import Content, mismatch
 from ..links import OWN, Frame
 from ..member import TimedOutError
 from ..operation import Operation, Owner
@@ -30,8 +33,9 @@ from .device import Communicator, Device, Memory
 POLL_S = 20e-6
 """Between two looks at an event, at first."""
 POLL_MOST_S = 1e-3
-ID, SIZE = range(OWN, OWN + 2)
-"""Kinds of frames: a communicator's id; a message's size. Their payload begins with the route."""
+ID, SENT, BROUGHT = range(OWN, OWN + 3)
+"""Kinds of frames: a communicator's id; size and dtype of a message; what the sender brings to a collective. Their
+payload begins with the route."""
 
 Route = tuple[int, int]
 COLLECTIVE: Route = (-1, -1)
@@ -85,8 +89,10 @@ class Lane:
         self._thread = threading.Thread(target=self._main, name="collective-nccl", daemon=True)
         self._shared: bytes | None = None
         """The communicator's id."""
-        self._sizes: deque[int] = deque()
-        """Of messages that their sender has begun."""
+        self._sent: deque[Content] = deque()
+        """Messages that their sender has begun."""
+        self._brought: dict[int, deque[bytes]] = {peer: deque() for peer in peers}
+        """Rank -> what it brings to the collectives that were not compared, in words."""
         self._channel: Communicator | None = None
         self._aborted = False
         self._lock = threading.Lock()
@@ -116,21 +122,49 @@ class Lane:
                 self._channel.abort()
             self._aborted = True
 
-    def take(self, frame: Frame) -> None:
-        """Take what the other members say; the member's lock is held."""
+    def take(self, peer: int, frame: Frame) -> None:
+        """Take what another member says; the member's lock is held."""
+        content = frame.payload[_ROUTE.size :]
         if frame.kind == ID:
-            self._shared = frame.payload[_ROUTE.size :]
+            self._shared = content
+        elif frame.kind == SENT:
+            self._sent.append(Content(frame.nbytes, frame.code))
         else:
-            self._sizes.append(frame.nbytes)
+            self._brought[peer].append(content)
 
-    def announce(self, nbytes: int) -> None:
-        """Tell the receiver a message's size."""
-        self._member.tell(self._peers, Frame(SIZE, nbytes=nbytes, payload=self._route))
+    def announce(self, sent: Content) -> None:
+        """Tell the receiver what a message holds."""
+        self._member.tell(self._peers, Frame(SENT, nbytes=sent.nbytes, code=sent.code, payload=self._route))
 
-    def announced(self, call: Call) -> int:
-        """Return the size of the sender's next message; waits for it."""
-        self._await(lambda: bool(self._sizes), call)
-        return self._sizes.popleft()
+    def announced(self, call: Call) -> Content:
+        """Return what the sender's next message holds; waits for it."""
+        self._await(lambda: bool(self._sent), call)
+        return self._sent.popleft()
+
+    def agree(self, call: Call, rank: int, words: bytes) -> None:
+        """Tell the others what this member brings to a collective, and wait until all bring the same.
+
+        Args:
+            call: the collective.
+            rank: this member, in the group.
+            words: what it brings.
+
+        Raises:
+            TensorMismatchError: another brings something else.
+        """
+        self._member.tell(self._peers, Frame(BROUGHT, payload=self._route + words))
+        missing = list(self._peers)
+        while missing:
+            call.peers = tuple(missing)
+            self._await(lambda: any(self._brought[peer] for peer in missing), call)
+            for peer in [peer for peer in missing if self._brought[peer]]:
+                theirs = self._brought[peer].popleft()
+                missing.remove(peer)
+                if theirs != words:
+                    where = f"{self._member.standing.label}: {call.what}"
+                    alike = [rank, *(known for known in self._peers if known not in (peer, *missing))]
+                    raise mismatch(where, {**dict.fromkeys(alike, words), peer: theirs})
+        call.peers = self._peers
 
     def channel(self, call: Call) -> Communicator:
         """Return the communicator; the first time this waits for the other members."""

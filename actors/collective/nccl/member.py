@@ -4,7 +4,8 @@ Rules
 - Messages and all-gathers are bytes, whatever the dtype. What is reduced is NCCL's to know; other dtypes are refused.
 - Collectives have one communicator, and so has each direction between two ranks, from its first message on: a
   communicator does one thing after the other, and nothing is to wait for what it has nothing to do with.
-- With each message the sender tells its size by the connections: NCCL would wait for ever, or write too much.
+- With each message the sender tells its size and dtype by the connections, and with each collective all tell all what
+  they bring: NCCL would wait for ever, or write too much. That comes before NCCL is asked.
 - Arrays in host memory travel through device memory of their size.
 """
 
@@ -18,6 +19,7 @@ from typing import ClassVar
 from ....store.arrays import dtype_of
 from ....store.errors import TensorMismatchError, TensorVineError
 from ....store.waiting import Deadline
+from ..brought import Brought, Content, code_of, unlike
 from ..group import Op
 from ..links import Frame, Link
 from ..member import Member, Seat
@@ -60,7 +62,7 @@ class NcclGroup(Member[Memory]):
 
     def _send(self, memory: Memory, to: int, seconds: float) -> Call:
         def act(lane: Lane, call: Call) -> None:
-            lane.announce(memory.nbytes)
+            lane.announce(_content(memory))
             if memory.nbytes:
                 lane.run(call, memory, lambda channel, pointer: channel.send(pointer, memory.nbytes, 1), reads=True)
 
@@ -68,10 +70,10 @@ class NcclGroup(Member[Memory]):
 
     def _receive(self, memory: Memory, source: int, seconds: float) -> Call:
         def act(lane: Lane, call: Call) -> None:
-            told = lane.announced(call)
-            if told != memory.nbytes:
-                where = f"{self.label}: message from rank {source} to rank {self.rank}"
-                raise TensorMismatchError(f"{where}: expected {memory.nbytes} bytes; found {told}")
+            where = f"{self.label}: message from rank {source} to rank {self.rank}"
+            error = unlike(where, lane.announced(call), _content(memory))
+            if error is not None:
+                raise error
             if memory.nbytes:
                 lane.run(call, memory, lambda channel, pointer: channel.receive(pointer, memory.nbytes, 0), writes=True)
 
@@ -79,24 +81,24 @@ class NcclGroup(Member[Memory]):
 
     # ---- collectives ----------------------------------------------------------------------------------------
 
-    def _broadcast(self, memory: Memory, root: int, seconds: float) -> Call:
+    def _broadcast(self, memory: Memory, root: int, words: Brought, seconds: float) -> Call:
         mine = root == self.rank
 
         def launch(channel: Communicator, pointer: int) -> None:
             channel.broadcast([(pointer, memory.nbytes, root)])
 
-        return self._collective("broadcast", memory, launch, seconds, reads=mine, writes=not mine)
+        return self._collective(words, memory, launch, seconds, reads=mine, writes=not mine)
 
-    def _all_gather(self, memory: Memory, bounds: Sequence[int], seconds: float) -> Call:
+    def _all_gather(self, memory: Memory, bounds: Sequence[int], words: Brought, seconds: float) -> Call:
         each = dtype_of(memory.dtype).itemsize
         parts = [(each * first, each * (end - first), root) for root, (first, end) in enumerate(pairwise(bounds))]
 
         def launch(channel: Communicator, pointer: int) -> None:
             channel.broadcast([(pointer + offset, nbytes, root) for offset, nbytes, root in parts if nbytes])
 
-        return self._collective("all_gather", memory, launch, seconds, reads=True, writes=True)
+        return self._collective(words, memory, launch, seconds, reads=True, writes=True)
 
-    def _all_reduce(self, memory: Memory, reduction: Reduction, seconds: float) -> Call:
+    def _all_reduce(self, memory: Memory, reduction: Reduction, words: Brought, seconds: float) -> Call:
         types = self._cuda.types
         if memory.dtype not in types:
             where = f"{self.label}: all_reduce"
@@ -106,20 +108,21 @@ class NcclGroup(Member[Memory]):
         def launch(channel: Communicator, pointer: int) -> None:
             channel.all_reduce(pointer, count, types[memory.dtype], _OPS[reduction.op])
 
-        return self._collective("all_reduce", memory, launch, seconds, reads=True, writes=True)
+        return self._collective(words, memory, launch, seconds, reads=True, writes=True)
 
-    def _barrier(self, seconds: float) -> Call:
+    def _barrier(self, words: Brought, seconds: float) -> Call:
         kind = self._cuda.types["uint8"]
 
         def act(lane: Lane, call: Call) -> None:
+            lane.agree(call, self.rank, words.words)
             memory = lane.channel(call).scratch(1)
             lane.run(call, memory, lambda channel, pointer: channel.all_reduce(pointer, 1, kind, _OPS["max"]))
 
-        return self._start("barrier", COLLECTIVE, self.others, seconds, act)
+        return self._start(words.verb, COLLECTIVE, self.others, seconds, act)
 
     def _collective(
         self,
-        what: str,
+        words: Brought,
         memory: Memory,
         launch: Callable[[Communicator, int], None],
         seconds: float,
@@ -128,10 +131,11 @@ class NcclGroup(Member[Memory]):
         writes: bool,
     ) -> Call:
         def act(lane: Lane, call: Call) -> None:
+            lane.agree(call, self.rank, words.words)
             if memory.nbytes:
                 lane.run(call, memory, launch, reads=reads, writes=writes)
 
-        return self._start(what, COLLECTIVE, self.others, seconds, act)
+        return self._start(words.verb, COLLECTIVE, self.others, seconds, act)
 
     def _start(self, what: str, route: Route, peers: Sequence[int], seconds: float, act: Act) -> Call:
         """Hand an operation over to the thread of its lane."""
@@ -170,7 +174,7 @@ class NcclGroup(Member[Memory]):
 
     def _take(self, peer: int, frame: Frame) -> None:
         with self._changed:
-            self._lane(route_of(frame)).take(frame)
+            self._lane(route_of(frame)).take(peer, frame)
             self._changed.notify_all()
 
     # ---- the end --------------------------------------------------------------------------------------------
@@ -192,3 +196,7 @@ class NcclGroup(Member[Memory]):
         for thread in threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(deadline.left())
+
+
+def _content(memory: Memory) -> Content:
+    return Content(memory.nbytes, code_of(memory.dtype))

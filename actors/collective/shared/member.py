@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import ClassVar
-from zlib import crc32
 
 import numpy as np
 
-from ....store.arrays import Array
+from ....store.arrays import Array, dtype_name
 from ....store.errors import TensorMismatchError, TensorVineError
 from ..backend import Endpoint
+from ..brought import Brought, Content, code_of, mismatch, unlike
 from ..buffers import Bytes, flat, typed
 from ..links import OWN, PAYLOAD_BYTES, Frame, Link
 from ..member import Member, Seat, TimedOutError
@@ -36,7 +36,7 @@ HERE_BYTES = 1 << 20
 UNREAD = 64
 """Small messages to one rank that it has not asked for; further ones wait until it does."""
 INLINE, AT, TOOK, REFUSED, PART = range(OWN, OWN + 5)
-"""Kinds of frames: a small message; where one lies; it was taken; it has another size; a turn of a collective."""
+"""Kinds of frames: a small message; where one lies; it was taken; it does not fit; a turn of a collective."""
 
 
 class Peer:
@@ -91,23 +91,23 @@ class SharedGroup(Member[Array]):
     # ---- messages -------------------------------------------------------------------------------------
 
     def _send(self, memory: Array, to: int, seconds: float) -> Operation:
-        nbytes, peer = memory.nbytes, self._peers[to]
+        nbytes, code, peer = memory.nbytes, code_of(dtype_name(memory.dtype)), self._peers[to]
         work = Operation(self, f"send of {nbytes} bytes to rank {to}", (to,), seconds, memory=memory)
         with self._changed:
             self._admit(work)
             number, peer.sent = peer.sent, peer.sent + 1
             if nbytes <= PAYLOAD_BYTES and peer.unread < UNREAD:
                 peer.unread += 1
-                self._connections.post(to, Frame(INLINE, number, nbytes, payload=memory.tobytes()))
+                self._connections.post(to, Frame(INLINE, number, nbytes, code=code, payload=memory.tobytes()))
                 work.end()
             else:
                 peer.sends[number] = work
-                self._connections.post(to, Frame(AT, number, nbytes, memory.ctypes.data))
+                self._connections.post(to, Frame(AT, number, nbytes, memory.ctypes.data, code))
         return work
 
     def _receive(self, memory: Array, source: int, seconds: float) -> Operation:
-        into, peer = memory.view(np.uint8), self._peers[source]
-        work = Operation(self, f"recv of {into.nbytes} bytes from rank {source}", (source,), seconds, memory=into)
+        peer, what = self._peers[source], f"recv of {memory.nbytes} bytes from rank {source}"
+        work = Operation(self, what, (source,), seconds, memory=memory)
         with self._changed:
             if not peer.early:
                 self._admit(work)
@@ -115,7 +115,7 @@ class SharedGroup(Member[Array]):
                 return work
             self.standing.check()
             frame = peer.early.popleft()
-        self._deliver(source, frame, work, into)
+        self._deliver(source, frame, work, memory)
         return work
 
     def _admit(self, work: Operation) -> None:
@@ -125,13 +125,14 @@ class SharedGroup(Member[Array]):
         if error is not None:
             raise self._broken(error)
 
-    def _deliver(self, source: int, frame: Frame, work: Operation, into: Bytes) -> None:
+    def _deliver(self, source: int, frame: Frame, work: Operation, memory: Array) -> None:
         """Receive a message that both ends are there for."""
-        if frame.nbytes != into.nbytes:
-            told = f"expected as many bytes there as the {frame.nbytes} sent; found room for {into.nbytes}"
-            self._connections.post(source, Frame(REFUSED, frame.number, payload=told.encode()))
-            text = f"{self.label}: {work.what}: expected as many from it; found {frame.nbytes} bytes"
-            self.fail(work, TensorMismatchError(text))
+        into = memory.view(np.uint8)
+        sent, room = Content(frame.nbytes, frame.code), Content(into.nbytes, code_of(dtype_name(memory.dtype)))
+        error = unlike(f"{self.label}: message from rank {source} to rank {self.rank}", sent, room)
+        if error is not None:
+            self._connections.post(source, Frame(REFUSED, frame.number, payload=str(error).encode()))
+            self.fail(work, error)
         elif frame.kind == INLINE:
             into[:] = np.frombuffer(frame.payload, np.uint8)
             self._delivered(source, frame, work)
@@ -179,26 +180,24 @@ class SharedGroup(Member[Array]):
 
     # ---- collectives ----------------------------------------------------------------------------------
 
-    def _broadcast(self, memory: Array, root: int, seconds: float) -> Operation:
-        run = pulling.broadcast(memory.view(np.uint8), root)
-        return self._collective(f"broadcast of rank {root}", run, seconds, memory)
+    def _broadcast(self, memory: Array, root: int, words: Brought, seconds: float) -> Operation:
+        return self._collective(words, pulling.broadcast(memory.view(np.uint8), root), seconds, memory)
 
-    def _all_gather(self, memory: Array, bounds: Sequence[int], seconds: float) -> Operation:
+    def _all_gather(self, memory: Array, bounds: Sequence[int], words: Brought, seconds: float) -> Operation:
         parts = [memory[first:end].view(np.uint8) for first, end in pairwise(bounds)]
-        return self._collective("all_gather", pulling.all_gather(parts), seconds, memory)
+        return self._collective(words, pulling.all_gather(parts), seconds, memory)
 
-    def _all_reduce(self, memory: Array, reduction: Reduction, seconds: float) -> Operation:
-        what = f"all_reduce ({reduction.op} of {reduction.name})"
-        return self._collective(what, pulling.all_reduce(memory, reduction), seconds, memory)
+    def _all_reduce(self, memory: Array, reduction: Reduction, words: Brought, seconds: float) -> Operation:
+        return self._collective(words, pulling.all_reduce(memory, reduction), seconds, memory)
 
-    def _barrier(self, seconds: float) -> Operation:
-        return self._collective("barrier", pulling.barrier, seconds, None)
+    def _barrier(self, words: Brought, seconds: float) -> Operation:
+        return self._collective(words, pulling.barrier, seconds, None)
 
-    def _collective(self, what: str, run: pulling.Collective, seconds: float, memory: Array | None) -> Operation:
-        work = Operation(self, what, self.others, seconds, memory=memory)
+    def _collective(self, words: Brought, run: pulling.Collective, seconds: float, memory: Array | None) -> Operation:
+        work = Operation(self, words.verb, self.others, seconds, memory=memory)
         with self._changed:
             self.standing.check()
-            turn = _Turn(self, work, self._begun)
+            turn = _Turn(self, work, self._begun, words.words)
             self._begun += 1
             if not self.others:
                 run(turn)
@@ -230,9 +229,7 @@ class SharedGroup(Member[Array]):
                 self.fail(work, TensorVineError(f"{self.label}: {work.what}: {exc!r}"))
             self.finish(work)
 
-    def _coming(
-        self, work: Operation, peers: Iterable[int], number: int, signature: int
-    ) -> Iterator[tuple[int, Frame]]:
+    def _coming(self, work: Operation, peers: Iterable[int], number: int, words: bytes) -> Iterator[tuple[int, Frame]]:
         """Wait for what peers tell in a collective; see `pulling.Turn`."""
         standing, missing = self.standing, list(peers)
 
@@ -250,9 +247,8 @@ class SharedGroup(Member[Array]):
                     standing.check()
                     raise standing.blame(work.what, missing) or TimedOutError
             for peer, frame in found:
-                if (frame.number, frame.signature) != (number, signature):
-                    text = f"{self.label}: {work.what}: expected it at rank {peer}, too; it does something else"
-                    raise TensorMismatchError(text)
+                if (frame.number, frame.payload) != (number, words):
+                    raise mismatch(f"{self.label}: {work.what}", {self.rank: words, peer: frame.payload})
                 missing.remove(peer)
                 yield peer, frame
 
@@ -268,8 +264,8 @@ class SharedGroup(Member[Array]):
                 known.early.append(frame)
                 return
             work = known.receives.popleft()
-            into: Bytes = work.memory
-        self._deliver(peer, frame, work, into)
+            memory: Array = work.memory
+        self._deliver(peer, frame, work, memory)
 
     def _answered(self, source: int, peer: Peer, frame: Frame) -> None:
         """Take note of what is no message; the lock is held."""
@@ -283,7 +279,7 @@ class SharedGroup(Member[Array]):
             else:
                 peer.unread -= 1
         elif frame.kind == REFUSED:
-            self._broken(TensorMismatchError(f"{self.label}: send to rank {source}: {frame.payload.decode()}"))
+            self._broken(TensorMismatchError(frame.payload.decode()))
 
     def _without(self, peer: int) -> None:
         needed = [*self._peers[peer].sends.values(), *self._peers[peer].receives]
@@ -316,23 +312,21 @@ class SharedGroup(Member[Array]):
 class _Turn:
     """This member's part in one collective; a `pulling.Turn`."""
 
-    def __init__(self, group: SharedGroup, work: Operation, number: int) -> None:
+    def __init__(self, group: SharedGroup, work: Operation, number: int, words: bytes) -> None:
         self.rank = group.rank
         self.others: Sequence[int] = group.others
-        self.where = f"{group.label}: {work.what}"
-        self._group, self._work, self._number = group, work, number
-        self._signature = crc32(work.what.encode())
+        self._group, self._work, self._number, self._words = group, work, number, words
 
     def tell(self, peers: Iterable[int], memory: Array | None = None) -> None:
         """Tell members where memory lies."""
         address, nbytes = (0, 0) if memory is None else (memory.ctypes.data, memory.nbytes)
-        frame = Frame(PART, self._number, nbytes, address, self._signature)
+        frame = Frame(PART, self._number, nbytes, address, payload=self._words)
         for peer in peers:
             self._group._connections.post(peer, frame)
 
     def coming(self, peers: Iterable[int]) -> Iterator[tuple[int, Frame]]:
         """Wait for what members tell."""
-        return self._group._coming(self._work, peers, self._number, self._signature)
+        return self._group._coming(self._work, peers, self._number, self._words)
 
     def pull(self, peer: int, address: int, into: Bytes) -> None:
         """Copy from a member's memory."""

@@ -4,7 +4,8 @@ Rules
 - Each collective is a number of turns: all tell where their bytes lie, then each copies what it needs, from whoever is
   there first, and says so. A member's array stays as it is until all who need it have said so.
 - In an all-reduce, rank r combines part r of all arrays (`reduction`), then all copy the parts from each other.
-- What is told carries a signature, so that ranks that do different things hear of it.
+- What is told carries what the member brings, in words. All hear so from all before any copies: whoever finds other
+  words has written to no array, and neither has anybody else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Protocol
 import numpy as np
 
 from ....store.arrays import Array
-from ....store.errors import TensorMismatchError
 from ..buffers import Bytes
 from ..group import even_bounds
 from ..links import Frame
@@ -32,8 +32,6 @@ class Turn(Protocol):
     rank: int
     others: Sequence[int]
     """All other ranks."""
-    where: str
-    """For errors."""
 
     def tell(self, peers: Iterable[int], memory: Array | None = None) -> None:
         """Tell members where memory lies, or that this member has come so far."""
@@ -68,14 +66,14 @@ def broadcast(memory: Bytes, root: int) -> Collective:
     """Send what the root has to all ranks."""
 
     def run(turn: Turn) -> None:
+        turn.tell(turn.others, memory if turn.rank == root else None)
+        starts = {peer: frame.address for peer, frame in turn.coming(turn.others)}
         if turn.rank == root:
-            turn.tell(turn.others, memory)
             for _ in turn.coming(turn.others):
                 continue
             return
-        for _, frame in turn.coming([root]):
-            turn.pull(root, _checked(turn, root, frame, memory.nbytes), memory)
-            turn.tell([root])
+        turn.pull(root, starts[root], memory)
+        turn.tell([root])
 
     return run
 
@@ -85,8 +83,8 @@ def all_gather(parts: Sequence[Bytes]) -> Collective:
 
     def run(turn: Turn) -> None:
         turn.tell(turn.others, parts[turn.rank])
-        for peer, frame in turn.coming(turn.others):
-            turn.pull(peer, _checked(turn, peer, frame, parts[peer].nbytes), parts[peer])
+        for peer, frame in list(turn.coming(turn.others)):
+            turn.pull(peer, frame.address, parts[peer])
             turn.tell([peer])
         for _ in turn.coming(turn.others):
             continue
@@ -106,7 +104,7 @@ def all_reduce(flat: Array, reduction: Reduction) -> Collective:
         bounds = even_bounds(flat.size, len(turn.others) + 1)
         parts = [flat[first:end] for first, end in pairwise(bounds)]
         turn.tell(turn.others, flat)
-        starts = {peer: _checked(turn, peer, frame, flat.nbytes) for peer, frame in turn.coming(turn.others)}
+        starts = {peer: frame.address for peer, frame in turn.coming(turn.others)}
         offset = bounds[turn.rank] * flat.itemsize
         _reduce(turn, parts[turn.rank], {peer: start + offset for peer, start in starts.items()}, reduction)
         turn.tell(turn.others, parts[turn.rank])
@@ -142,10 +140,3 @@ def _reduce(turn: Turn, own: Array, starts: Mapping[int, int], reduction: Reduct
     for at in range(0, own.size, max(length, 1)):
         block = own[at : at + length]
         combined.combine(blocks(at, block), block)
-
-
-def _checked(turn: Turn, peer: int, frame: Frame, nbytes: int) -> int:
-    """Compare the size that a member told with this member's; gives the address."""
-    if frame.nbytes != nbytes:
-        raise TensorMismatchError(f"{turn.where}: expected {nbytes} bytes at rank {peer}, too; found {frame.nbytes}")
-    return frame.address

@@ -8,7 +8,8 @@ Rules
 - All calls wait for their end, as Ray's do. What is not the result is left as it was: `reduce` and `reducescatter`
   work on copies.
 - One tensor per member: the calls named `..._multigpu` take lists of one. Which GPU of a peer has it says nothing.
-- Before anything is sent or written, all is checked that this member knows. Nothing is broadcast, cast or cut.
+- Before anything is sent or written, all is checked that this member knows. Nothing is broadcast, cast or cut. What the
+  others bring is compared by the groups, before anything is written: the call, too (`part_of`).
 - Errors are those of the groups, and `RuntimeError` besides, as Ray's back ends raise.
 - A read-only array is refused where it is to be written to, unless `register` was told otherwise.
 - This is Ray's adapter: nothing else of the groups imports Ray, and nothing else is in here.
@@ -28,7 +29,7 @@ from ....store.errors import CollectiveError, TensorMismatchError
 from ..connect import connect
 from ..group import Group, Op
 from .errors import raised_as_rays
-from .operands import check_alike, check_apart, copy, fill, first
+from .operands import apart_from, check_alike, check_apart, copy, fill, first
 from .read_only import is_read_only, replace_memory
 
 _T = TypeVar("_T")
@@ -137,7 +138,7 @@ class StockGroup(BaseGroup):
             else:
                 target = copy(target) if hasattr(target, "detach") or hasattr(target, "copy") else target
                 self._group.check(target, "reduce", writes=False)
-            self._group.all_reduce(target, op, timeout=_seconds(options))
+            self._group.all_reduce(target, op, timeout=_seconds(options), part_of=f"reduce to rank {root}")
 
     def allgather(
         self,
@@ -152,10 +153,15 @@ class StockGroup(BaseGroup):
                 self._output(part, "allgather")
             check_apart(parts, f"{self._label}: allgather")
             seconds, outputs = _seconds(allgather_options), list(parts.values())
-            fill(outputs[self.rank], own)
-            works = [self._group.ibroadcast(part, root, timeout=seconds) for root, part in enumerate(outputs)]
+            source = apart_from(outputs, self.rank, own)
+            tensors = [source if root == self.rank else output for root, output in enumerate(outputs)]
+            works = [
+                self._group.ibroadcast(one, root, timeout=seconds, part_of="allgather")
+                for root, one in enumerate(tensors)
+            ]
             for work in works:
                 work.wait()
+            fill(outputs[self.rank], source)  # not before all are known to have called this
 
     def broadcast(self, tensor: list[object], broadcast_options: _Options[types.BroadcastOptions] = None) -> None:
         """Send the root's tensor to all members."""
@@ -177,7 +183,9 @@ class StockGroup(BaseGroup):
             op, parts = self._op(options), self._alike("reducescatter", tensor, tensor_list)
             target = self._output(_only(tensor), "reducescatter")
             copies = [copy(part) for part in parts.values()]
-            works = [self._group.iall_reduce(one, op, timeout=_seconds(options)) for one in copies]
+            works = [
+                self._group.iall_reduce(one, op, timeout=_seconds(options), part_of="reducescatter") for one in copies
+            ]
             for work in works:
                 work.wait()
             fill(target, copies[self.rank])

@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -56,6 +56,29 @@ def check_apart(tensors: Mapping[str, object], where: str) -> None:
 def copy(tensor: Any) -> object:
     """Copy a tensor into contiguous memory."""
     return tensor.detach().contiguous().clone() if hasattr(tensor, "detach") else tensor.copy()
+
+
+def apart_from(outputs: Sequence[object], rank: int, source: Any) -> object:
+    """Return contiguous memory with a tensor's values that stays while all outputs but the rank's are written to.
+
+    It is the tensor itself where that will do, otherwise a copy.
+
+    >>> outputs = [np.zeros(2), np.zeros(2)]
+    >>> [apart_from(outputs, 1, source) is source for source in (np.ones(2), outputs[1], outputs[0], np.ones(4)[::2])]
+    [True, True, False, False]
+    """
+    if hasattr(source, "data_ptr"):
+        plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
+    else:
+        plain = source.flags.c_contiguous
+    if plain:
+        start, end = _span(source)
+        others = [_span(output) for place, output in enumerate(outputs) if place != rank]
+        if all(end <= first or last <= start for first, last in others):
+            return source
+    made = copy(outputs[rank])
+    fill(made, source)
+    return made
 
 
 def fill(target: Any, source: Any) -> None:
