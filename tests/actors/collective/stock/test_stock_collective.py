@@ -654,6 +654,78 @@ def test_the_first_elements_of_a_message(members: list[Any], standing: dict[str,
     assert each(members, act, standing[backend])[1] == [[1, 1], [1, 2]]
 
 
+def op_of(rank: int) -> Any:
+    from ray.util.collective.types import ReduceOp
+
+    return ReduceOp.MAX if rank == 1 else ReduceOp.SUM
+
+
+def scatter_of(collective: Any, group: str, array: Any) -> None:
+    collective.reducescatter(array, outputs(array), group)
+
+
+def outputs(array: Any) -> list[Any]:
+    return [np.zeros_like(array) for _ in range(3)]
+
+
+DIFFER: dict[str, tuple[Any, str]] = {
+    "broadcast, more at the root": (lambda c, g, r, a: c.broadcast(a if r else a[:-1], 1, g), r"broadcast.*\(63,\)"),
+    "broadcast, another dtype": (lambda c, g, r, a: c.broadcast(a.view([np.int32, "f4"][r > 0]), 0, g), "int32"),
+    "allreduce, another shape": (lambda c, g, r, a: c.allreduce(a.reshape(8 << r, -1), g), r"shape \(16, 4\)"),
+    "allreduce, another operation": (lambda c, g, r, a: c.allreduce(a, g, op_of(r)), r"all_reduce \(max\)"),
+    "allreduce beside barrier": (lambda c, g, r, a: c.allreduce(a, g) if r else c.barrier(g), "found barrier"),
+    "allreduce beside reduce": (
+        lambda c, g, r, a: c.allreduce(a, g) if r else c.reduce(a, 0, g),
+        "reduce to rank 0 by",
+    ),
+    "reduce, another root": (lambda c, g, r, a: c.reduce(a, r // 2, g), "reduce to rank 1 by"),
+    "allgather, another size": (lambda c, g, r, a: c.allgather(outputs(a[r // 2 :]), a[r // 2 :], g), "allgather by"),
+    "allgather beside broadcast": (
+        lambda c, g, r, a: c.allgather(outputs(a), a, g) if r else c.broadcast(a, 0, g),
+        "allgather by broadcast of rank 0",
+    ),
+    "reducescatter, another dtype": (
+        lambda c, g, r, a: c.reducescatter(
+            a.view([np.int32, "f4"][r > 0]), outputs(a.view([np.int32, "f4"][r > 0])), g
+        ),
+        "reducescatter by all_reduce",
+    ),
+    "recv, another dtype": (
+        lambda c, g, r, a: c.barrier(g) if r > 1 else c.recv(a, 1, g) if not r else c.send(np.zeros(64, "i4"), 0, g),
+        "expected float32; found int32",
+    ),
+}
+"""What members do, given Ray's module, the group, the rank and an array; and what all are told."""
+
+
+def test_calls_that_differ_between_members_are_refused_on_all_before_anything_is_written(
+    members: list[Any], backend: str
+) -> None:
+    serial = next(_serial)
+
+    def act(collective: Any, rank: int) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for place, (what, (call, _)) in enumerate(DIFFER.items()):
+            name, array = f"differ-{serial}-{place}", np.full(64, rank + 1, np.float32)
+            init(collective, rank, 3, backend, name)
+            with pytest.raises(RuntimeError, match="expected") as caught:  # noqa: PT012  small messages are sent early
+                call(collective, name, rank, array)
+                collective.barrier(name)
+            collective.destroy_collective_group(name)
+            found[what] = f"{type(caught.value).__name__}: {caught.value}"
+            if not (array == rank + 1).all():
+                found[what] = f"written to: {array}"
+        return found
+
+    for found in each(members, act):
+        wrong = {
+            what: told
+            for what, told in found.items()
+            if not re.search(f"^CollectiveMismatchError: .*{DIFFER[what][1]}", told)
+        }
+        assert wrong == {}
+
+
 def test_messages_of_other_sizes_are_refused_at_both_ends(members: list[Any]) -> None:
     name = f"sizes-{next(_serial)}"
 
