@@ -18,17 +18,19 @@ from typing import NamedTuple
 from .timeouts import TIMEOUTS
 
 PAYLOAD_BYTES = 8 << 10
-"""Most bytes of a message, or of a collective's array, that a frame carries."""
+"""Most bytes that a frame carries, but for a back end that says otherwise: at most 16 MiB fit."""
 WORDS_BYTES = 512
-"""Most bytes that stand before them: what a member brings to a collective, in words."""
+"""Most bytes of what a member brings to a collective, in words."""
 LEAVING, GAVE_UP, ASKED, BEGUN = range(4)
 """Kinds of frames: the sender leaves; the group is broken, and why; how many collectives have you begun; so many."""
 OWN = 16
 """Kinds from here on are those of a back end."""
 
-_HEADER = struct.Struct("<BxHIQQQ")
+_HEADER = struct.Struct("<IIQQQ")
+_KIND = 24
+"""Bits of a payload's length; the kind stands above them."""
 _HEADER_BYTES = _HEADER.size
-_READ_BYTES = _HEADER_BYTES + WORDS_BYTES + PAYLOAD_BYTES
+_READ_BYTES = 64 << 10
 
 
 class Frame(NamedTuple):
@@ -53,7 +55,8 @@ class Frame(NamedTuple):
         35
         """
         size = len(self.payload)
-        return _HEADER.pack(self.kind, size, self.code, self.number, self.nbytes, self.address) + self.payload
+        first = self.kind << _KIND | size
+        return _HEADER.pack(first, self.code, self.number, self.nbytes, self.address) + self.payload
 
 
 class Link:
@@ -72,7 +75,7 @@ class Link:
         """Readable when the peer's process has ended."""
         self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
-        self._rest = b""
+        self._rest = bytearray()
         connection.setblocking(False)
 
     def send(self, frame: Frame) -> bool:
@@ -110,21 +113,23 @@ class Link:
             EOFError: the connection has ended.
             OSError: so it has, and not in order.
         """
-        data = self.socket.recv(_READ_BYTES)
+        data: bytes | bytearray = self.socket.recv(_READ_BYTES)
         if not data:
             raise EOFError
         if self._rest:
-            data = self._rest + data
+            self._rest += data
+            data = self._rest
         frames: list[Frame] = []
         at, first, end = 0, _HEADER_BYTES, len(data)
         while first <= end:
-            kind, size, code, number, nbytes, address = _HEADER.unpack_from(data, at)
+            length, code, number, nbytes, address = _HEADER.unpack_from(data, at)
+            kind, size = length >> _KIND, length & (1 << _KIND) - 1
             if first + size > end:
                 break
             at = first + size
-            frames.append(Frame(kind, number, nbytes, address, code, data[first:at]))
+            frames.append(Frame(kind, number, nbytes, address, code, bytes(data[first:at])))
             first = at + _HEADER_BYTES
-        self._rest = data[at:]
+        self._rest = bytearray(data[at:]) if at or data is not self._rest else self._rest
         return frames
 
     def close(self) -> None:

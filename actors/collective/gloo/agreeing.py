@@ -1,11 +1,10 @@
-"""What the other members bring, until it has been compared with what this one does: to collectives, and in messages.
+"""What the other members bring to collectives, until it has been compared with what this one does.
 
 Rules
 - Each member tells all others what it brings to a collective as soon as it is called, in one frame, whatever the
   collective is. Collectives go on in the order of the calls, each when all have told the same.
-- Small arrays travel in that frame: Gloo has no part in such a collective.
-- A sender tells size and dtype of each message. Nobody waits for that to be compared: a message that does not fit meets
-  nobody in Gloo (`library`).
+- Small arrays travel in that frame: Gloo has no part in such a collective, and takes longer. Large ones wait until all
+  have told.
 - All here is guarded by the member's lock.
 """
 
@@ -15,16 +14,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from ....store.errors import TensorMismatchError, TensorVineError
-from ..brought import Content, mismatch, unlike
-from ..links import PAYLOAD_BYTES, Frame
+from ..brought import mismatch
+from ..links import Frame
 from .library import Handle, Library
 from .transfer import Transfer
 
-ALL_BYTES = 128 << 10
-"""Bytes of a small array that a member sends to all others together, at most: to very many, Gloo sends less."""
+SMALL_BYTES = 256 << 10
+"""Most bytes of a message, or of a collective's array, that travel with what is told."""
+ALL_BYTES = 1 << 20
+"""Most bytes that a member so sends to all others together: to many, Gloo sends less."""
 
 Told = Mapping[int, bytes]
-"""Rank -> the bytes that travelled with what it told."""
+"""Rank -> the bytes that it had to give."""
 Start = Callable[[Library, int], list[Handle]]
 """Has Gloo begin a collective, given its number."""
 Deliver = Callable[[Told], None]
@@ -32,12 +33,12 @@ Deliver = Callable[[Told], None]
 
 
 def travels(nbytes: int, others: int) -> bool:
-    """Tell whether an array is small enough to travel with what is told.
+    """Tell whether an array travels with what is told; all that bring the same say the same.
 
     >>> travels(1 << 10, 3), travels(1 << 20, 1)
     (True, False)
     """
-    return not others or (nbytes <= PAYLOAD_BYTES and nbytes * others <= ALL_BYTES)
+    return not others or (nbytes <= SMALL_BYTES and nbytes * others <= ALL_BYTES)
 
 
 class Pending:
@@ -46,14 +47,21 @@ class Pending:
     Args:
         transfer: it.
         words: what this member brings.
-        deliver: ends it where the arrays travel with what is told.
-        start: begins it in Gloo where they do not.
+        content: what travels with them.
+        deliver: ends it, given all that travelled so.
+        start: begins it in Gloo where nothing does.
     """
 
     def __init__(
-        self, transfer: Transfer, words: bytes, *, deliver: Deliver | None = None, start: Start | None = None
+        self,
+        transfer: Transfer,
+        words: bytes,
+        *,
+        content: bytes = b"",
+        deliver: Deliver | None = None,
+        start: Start | None = None,
     ) -> None:
-        self.transfer, self.words = transfer, words
+        self.transfer, self.words, self.content = transfer, words, content
         self.deliver, self.start = deliver, start
         self.told: dict[int, bytes] = {}
         self.error: TensorMismatchError | None = None
@@ -102,36 +110,7 @@ class Agreeing:
         return None if missing else self._open.popleft()
 
     def end_all(self, reason: TensorVineError) -> None:
-        """End those that wait: nothing touches their memory."""
+        """End all: nothing touches their memory."""
         for pending in self._open:
             pending.transfer.end(reason)
         self._open.clear()
-
-
-class Announced:
-    """What one peer announces, and what is to receive it.
-
-    Args:
-        where: which messages of which group.
-    """
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._told: deque[Content] = deque()
-        self._asked: deque[tuple[Transfer, Content]] = deque()
-
-    def ask(self, transfer: Transfer, room: Content) -> TensorMismatchError | None:
-        """Take a receive; gives the error where it is known not to fit."""
-        if self._told:
-            return unlike(self._where, self._told.popleft(), room)
-        self._asked.append((transfer, room))
-        return None
-
-    def tell(self, sent: Content) -> tuple[Transfer, TensorMismatchError] | None:
-        """Take an announcement; gives the receive that it does not fit, and the error."""
-        if not self._asked:
-            self._told.append(sent)
-            return None
-        transfer, room = self._asked.popleft()
-        error = unlike(self._where, sent, room)
-        return None if error is None else (transfer, error)

@@ -3,11 +3,12 @@
 Rules
 - Gloo moves the bytes in a thread of its own, without Python's lock. Messages go whole: pieces were never faster.
 - Gloo compares nothing: wrong numbers come, or the process ends. So all that could differ is compared here
-  (`agreeing`). Gloo begins a collective when all ranks have told that they bring the same; those of small arrays, and
-  barriers, end with that. A message that does not fit is not received, and both ends hear of it.
-- An all-gather is a message from each rank to each other one, straight from and into the array.
+  (`agreeing`). Gloo begins a collective of large arrays when all ranks have told that they bring the same; barriers and
+  those of small arrays end with that. A message that does not fit is not received, and both ends hear of it.
+- An all-gather of large arrays is a message from each rank to each other one, straight from and into the array.
 - Dtypes that Gloo does not reduce (small and unsigned integers, booleans, complex numbers, float8) are gathered from
-  all ranks and combined here, in the order of the ranks (`reduction`); n ranks need n times the memory for it.
+  all ranks and combined here, in the order of the ranks (`reduction`), as small arrays are; n ranks need n times the
+  memory for it.
 - A mean is the sum, divided at the end, in `wait`; integers have none.
 - What is under way is kept by the group until it has ended, whether or not somebody waits for it.
 - In the middle of a long message Gloo notices neither that its connection ended nor that it was cut: who waits then
@@ -18,28 +19,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
-from ....store.arrays import Array, dtype_name
+from ....store.arrays import Array
 from ....store.errors import TensorMismatchError, TensorVineError
 from ....store.waiting import Deadline
-from ..brought import Brought, Content, code_of
+from ..brought import Brought
 from ..buffers import Bytes, flat, typed
 from ..links import Frame, Link
 from ..member import Member, Seat, TimedOutError
 from ..operation import Operation
 from ..reduction import Numbers, Reduction
 from . import library as gloo_library
-from .agreeing import Agreeing, Announced, Deliver, Pending, Start, Told, travels
-from .library import NATIVE, Handle, Library
+from .agreeing import Agreeing, Deliver, Pending, Start, Told, travels
+from .library import NATIVE, Handle, Library, exchange
+from .messages import SENT, TOOK, Messages, content_of, is_small
 from .store import VALUE, Values
 from .transfer import Kept, Transfer
 
-BROUGHT, SENT = VALUE + 1, VALUE + 2
-"""Kinds of frames: what the sender brings to a collective; size and dtype of a message."""
+BROUGHT = VALUE + 1
+"""A frame with what its sender brings to a collective."""
 
 
 class GlooGroup(Member[Array]):
@@ -56,8 +59,11 @@ class GlooGroup(Member[Array]):
         """Keeps the order of the calls; what is done under it waits for nobody."""
         self._lanes: dict[tuple[bool, int], Kept] = {}
         """(Sends, peer) -> messages."""
-        self._announced = {
-            peer: Announced(f"{self.label}: message from rank {peer} to rank {self.rank}") for peer in self.others
+        self._messages = {
+            peer: Messages(
+                f"{self.label}: message from rank {peer} to rank {self.rank}", partial(self._connections.post, peer)
+            )
+            for peer in self.others
         }
         self._collectives = Kept(ordered=False)
         self._agreeing = Agreeing(self.label, self.rank, self.others)
@@ -98,18 +104,18 @@ class GlooGroup(Member[Array]):
         return self._message(memory, source, seconds, sends=False)
 
     def _message(self, memory: Array, peer: int, seconds: float, *, sends: bool) -> Transfer:
-        content = Content(memory.nbytes, code_of(dtype_name(memory.dtype)))
+        content = content_of(memory)
         what = f"{'send' if sends else 'recv'} of {content.nbytes} bytes"
         self._enter(what, [peer])
-        start = gloo_library.send if sends else gloo_library.receive
-        transfer = Transfer(self, what, [peer], seconds)
+        transfer = Transfer(self, what, [peer], seconds, agreed=not is_small(content))
         try:
             with self._posting:
                 lane = self._lanes.setdefault((sends, peer), Kept(ordered=True))
-                if sends:
-                    self._connections.post(peer, Frame(SENT, lane.number, content.nbytes, code=content.code))
-                else:
-                    self._expect(peer, transfer, content)
+                self._tell(transfer, memory, peer, lane.number, sends=sends)
+                if is_small(content):
+                    lane.number += 1
+                    return transfer
+                start = gloo_library.send if sends else gloo_library.receive
                 raw = memory.view(np.uint8)
                 transfer.handles = [start(self._running(), raw, peer, lane.number, code=content.code)]
                 lane.add(transfer)
@@ -117,9 +123,11 @@ class GlooGroup(Member[Array]):
             raise self.fail(transfer, exc) from exc
         return transfer
 
-    def _expect(self, peer: int, transfer: Transfer, room: Content) -> None:
+    def _tell(self, transfer: Transfer, memory: Array, peer: int, number: int, *, sends: bool) -> None:
         with self._changed:
-            error = self._announced[peer].ask(transfer, room)
+            self.standing.check()
+            messages = self._messages[peer]
+            error = messages.send(transfer, memory, number) if sends else messages.receive(transfer, memory)
         if error is not None:
             raise error
 
@@ -132,35 +140,37 @@ class GlooGroup(Member[Array]):
             if root != self.rank:
                 raw[:] = np.frombuffer(told[root], np.uint8)
 
-        if self._travels(raw):
-            return self._ended_by_telling(words, seconds, deliver, raw if root == self.rank else None)
+        if self._travels(memory):
+            return self._told_all(words, seconds, raw if root == self.rank else raw[:0], deliver)
         return self._carried(words, seconds, lambda library, _: [gloo_library.broadcast(library, raw, root, seconds)])
 
     def _all_gather(self, memory: Array, bounds: Sequence[int], words: Brought, seconds: float) -> Transfer:
         parts = [memory[first:end].view(np.uint8) for first, end in pairwise(bounds)]
+        own, others = parts[self.rank], {peer: parts[peer] for peer in self.others}
 
         def deliver(told: Told) -> None:
-            for peer, content in told.items():
-                parts[peer][:] = np.frombuffer(content, np.uint8)
+            for peer, part in others.items():
+                part[:] = np.frombuffer(told[peer], np.uint8)
 
         if self._travels(memory[bounds[0] : bounds[-1]]):
-            return self._ended_by_telling(words, seconds, deliver, parts[self.rank])
-        return self._exchanged(words, seconds, parts[self.rank], parts)
+            return self._told_all(words, seconds, own, deliver)
+        return self._carried(words, seconds, lambda library, number: exchange(library, own, others, number))
 
     def _all_reduce(self, memory: Array, reduction: Reduction, words: Brought, seconds: float) -> Transfer:
         dtype, raw = reduction.name, memory.view(np.uint8)
+
+        def combine(told: Mapping[int, bytes | Bytes]) -> None:
+            rows = {rank: np.frombuffer(content, memory.dtype) for rank, content in told.items()}
+            arrays = [memory if rank == self.rank else rows[rank] for rank in range(self.size)]
+            reduction.blocks(memory.size).combine(arrays, memory)
+
         if self._travels(memory):
-
-            def deliver(told: Told) -> None:
-                rows = [
-                    memory if rank == self.rank else np.frombuffer(told[rank], memory.dtype)
-                    for rank in range(self.size)
-                ]
-                reduction.blocks(memory.size).combine(rows, memory)
-
-            return self._ended_by_telling(words, seconds, deliver, raw)
+            return self._told_all(words, seconds, raw, combine)
         if dtype not in NATIVE:
-            return self._combined(memory, reduction, words, seconds)
+            rows = {peer: np.empty(raw.size, np.uint8) for peer in self.others}
+            return self._carried(
+                words, seconds, lambda library, number: exchange(library, raw, rows, number), lambda: combine(rows)
+            )
 
         def start(library: Library, _: int) -> list[Handle]:
             return [gloo_library.all_reduce(library, raw, dtype, reduction.op, seconds)]
@@ -170,46 +180,28 @@ class GlooGroup(Member[Array]):
 
         return self._carried(words, seconds, start, divide if reduction.op == "mean" else None)
 
-    def _combined(self, memory: Array, reduction: Reduction, words: Brought, seconds: float) -> Transfer:
-        """Reduce what Gloo does not: get all arrays, and combine them here."""
-        arrays = np.empty((self.size, memory.size), memory.dtype)
-        blocks = reduction.blocks(memory.size)
-
-        def combine() -> None:
-            blocks.combine([memory if rank == self.rank else row for rank, row in enumerate(arrays)], memory)
-
-        return self._exchanged(words, seconds, memory.view(np.uint8), [row.view(np.uint8) for row in arrays], combine)
-
     def _barrier(self, words: Brought, seconds: float) -> Transfer:
-        return self._ended_by_telling(words, seconds, lambda _: None, None)
-
-    def _exchanged(
-        self, words: Brought, seconds: float, own: Bytes, parts: Sequence[Bytes], then: Callable[[], None] | None = None
-    ) -> Transfer:
-        others = {peer: parts[peer] for peer in self.others}
-        return self._carried(
-            words, seconds, lambda library, number: gloo_library.exchange(library, own, others, number), then
-        )
+        return self._told_all(words, seconds, np.empty(0, np.uint8), lambda _: None)
 
     def _travels(self, array: Array) -> bool:
         return travels(array.nbytes, len(self.others))
 
-    def _ended_by_telling(self, words: Brought, seconds: float, deliver: Deliver, own: Bytes | None) -> Transfer:
+    def _told_all(self, words: Brought, seconds: float, own: Bytes, deliver: Deliver) -> Transfer:
         """Start a collective whose arrays travel with what is told; `own` is what this member has to give."""
         transfer = Transfer(self, words.verb, self.others, seconds, 0)
-        content = b"" if own is None or not self.others else own.tobytes()
-        return self._collective(Pending(transfer, words.words, deliver=deliver), content)
+        content = own.tobytes() if self.others else b""
+        return self._collective(Pending(transfer, words.words, content=content, deliver=deliver))
 
     def _carried(
         self, words: Brought, seconds: float, start: Start, then: Callable[[], None] | None = None
     ) -> Transfer:
-        """Start a collective that Gloo carries; `then` is done when it is done."""
+        """Start a collective that Gloo begins when all bring the same; `then` is done when it is done."""
         transfer = Transfer(self, words.verb, self.others, seconds, 0, then)
-        return self._collective(Pending(transfer, words.words, start=start), b"")
+        return self._collective(Pending(transfer, words.words, start=start))
 
-    def _collective(self, pending: Pending, content: bytes) -> Transfer:
-        """Tell the others what this member brings to a collective; it begins when they have told the same."""
-        transfer, words = pending.transfer, pending.words
+    def _collective(self, pending: Pending) -> Transfer:
+        """Tell the others what this member brings to a collective."""
+        transfer, words, content = pending.transfer, pending.words, pending.content
         self._enter(transfer.what, self.others)
         with self._posting:
             with self._changed:
@@ -238,6 +230,7 @@ class GlooGroup(Member[Array]):
             if pending.start is not None:
                 self._begin(pending.transfer, pending.start)
             with self._changed:
+                pending.transfer.agreed = True
                 self._changed.notify_all()
 
     def _begin(self, transfer: Transfer, start: Start) -> None:
@@ -263,9 +256,15 @@ class GlooGroup(Member[Array]):
             self._fail_all(differing)
         elif frame.kind == SENT:
             with self._changed:
-                found = self._announced[peer].tell(Content(frame.nbytes, frame.code))
+                found = self._messages[peer].tell(frame)
+                self._changed.notify_all()
             if found is not None:
                 self.fail(*found)
+        elif frame.kind == TOOK:
+            with self._changed:
+                if self.standing.reason is None:
+                    self._messages[peer].took()
+                self._changed.notify_all()
         elif values is not None and frame.kind == VALUE:
             values.take(peer, frame)
 
@@ -278,6 +277,8 @@ class GlooGroup(Member[Array]):
 
     def _end_all(self, reason: TensorVineError) -> None:
         self._agreeing.end_all(reason)
+        for messages in self._messages.values():
+            messages.end_all(reason)
 
     def _cut(self) -> None:
         with self._posting:  # what is being begun is ended as well

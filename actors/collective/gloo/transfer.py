@@ -4,7 +4,8 @@ Rules
 - Only a wait makes Gloo tell how a message ended. So whoever waits for the operation waits for Gloo, one at a time.
 - Gloo gives up a message whose handle is forgotten. So handles stay until somebody has waited for them, or for a later
   message of the same direction between the same ranks; those of collectives until Gloo says that they have ended.
-- A collective has no handles until all members bring the same to it; until then it waits for what the connections tell.
+- A collective has no handles before all members are known to bring the same to it, which the connections tell; one of
+  small arrays ends with that, as a small message does when it is taken.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Transfer(Operation):
         seconds: as in `Operation`.
         number: as in `Operation`.
         then: what is to be done when it has ended well.
+        agreed: what the others bring need not be waited for, as nobody would be met who brings something else.
     """
 
     def __init__(
@@ -51,11 +53,15 @@ class Transfer(Operation):
         seconds: float,
         number: int | None = None,
         then: Callable[[], None] | None = None,
+        *,
+        agreed: bool = False,
     ) -> None:
         super().__init__(member, what, peers, seconds, number)
         self._owner = member
         self.handles: Sequence[Handle] | None = None
         """PyTorch's ends of all its parts; None: Gloo has not begun it."""
+        self.agreed = agreed
+        """Whether what the others bring need not be waited for."""
         self.trouble: Exception | None = None
         """Why Gloo could not begin it."""
         self._then = then
@@ -93,7 +99,9 @@ class Transfer(Operation):
     def _settle(self, deadline: Deadline) -> None:
         """Let it end, well or not."""
         try:
-            for handle in self._begun(deadline):
+            if not self.agreed:
+                self._await_agreement(deadline)
+            for handle in self.handles or ():
                 gloo_library.wait(handle, deadline)
             if self._then is not None and not self.ended:
                 self._then()
@@ -105,21 +113,19 @@ class Transfer(Operation):
             self._member.finish(self)
             self.handles, self._then = (), None  # which keep the memory
 
-    def _begun(self, deadline: Deadline) -> Sequence[Handle]:
-        """Wait until Gloo has begun it, or it has ended without."""
+    def _await_agreement(self, deadline: Deadline) -> None:
+        """Wait until all members bring the same, or it has ended."""
         standing = self._owner.standing
-        if self.handles is None:
-            with standing.changed:
-                standing.changed.wait_for(lambda: self._settled or standing.lacks(self.peers), deadline.left())
-                if not self._settled:
-                    raise standing.blame(self.what, self.peers) or TimedOutError
+        with standing.changed:
+            standing.changed.wait_for(
+                lambda: self.agreed or self.ended or standing.reason is not None or standing.lacks(self.peers),
+                deadline.left(),
+            )
+            if not self.agreed and not self.ended:
+                standing.check()
+                raise standing.blame(self.what, self.peers) or TimedOutError
         if self.trouble is not None:
             raise self.trouble
-        return self.handles or ()
-
-    @property
-    def _settled(self) -> bool:
-        return self.ended or self.handles is not None or self.trouble is not None
 
     def _give_up(self) -> None:
         self._member.late(self)
