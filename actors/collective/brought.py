@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import ml_dtypes
@@ -127,5 +127,5 @@ def _name_of(code: int) -> str:
 def _names() -> Sequence[str]:
     """All dtypes of numbers."""
     plain = [np.dtype(kind).name for kind in "?bhilqBHILQefdgFDG"]
-    extended: list[Any] = [kind for kind in vars(ml_dtypes).values() if isinstance(kind, type)]
-    return [*plain, *(np.dtype(kind).name for kind in extended if issubclass(kind, np.generic))]
+    kinds: list[Any] = [kind for kind in vars(ml_dtypes).values() if isinstance(kind, type)]
+    return [*plain, *(np.dtype(cast(Any, kind)).name for kind in kinds if issubclass(kind, np.generic))]
