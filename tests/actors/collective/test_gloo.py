@@ -28,7 +28,9 @@ import pytest
 from tensorvine.actors.collective import brought
 from tensorvine.actors.collective.brought import code_of
 from tensorvine.actors.collective.gloo import library as gloo_library
+from tensorvine.actors.collective.gloo.agreeing import SMALL_BYTES
 from tensorvine.actors.collective.gloo.backend import GlooBackend, GlooGroup
+from tensorvine.actors.collective.gloo.messages import UNREAD
 from tensorvine.actors.collective.gloo.store import Values
 from tensorvine.actors.collective.links import PAYLOAD_BYTES, Frame
 from tensorvine.actors.collective.member import TimedOutError
@@ -167,6 +169,29 @@ def test_messages_and_collectives_under_way_at_once_do_not_disturb_each_other(th
             assert (array == 10 * left + place).all(), place
         assert whole.tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 2]
         assert total.tolist() == [3] * 5
+
+    assert each(three, act) == [None] * 3
+
+
+def test_more_small_messages_than_may_be_untaken_keep_the_order_of_the_calls(three: list[GlooGroup]) -> None:
+    """Large ones are among them, and go another way."""
+    sizes = [10] * (2 * UNREAD) + [SMALL_BYTES // 4 + 1, 10, SMALL_BYTES // 4, SMALL_BYTES] + [10] * UNREAD
+
+    def act(group: GlooGroup) -> None:
+        arrays = [np.full(size, place, np.int32) for place, size in enumerate(sizes)]
+        if group.rank == 0:
+            works = [group.isend(array, 1) for array in arrays]
+            assert not any(work.ended for work in works)
+            group.barrier()  # nobody receives before
+            for work in works:
+                work.wait()
+        else:
+            group.barrier()
+        if group.rank == 1:
+            for array in arrays:
+                into = np.zeros_like(array)
+                group.recv(into, 0)
+                assert (into == array).all()
 
     assert each(three, act) == [None] * 3
 
