@@ -117,9 +117,12 @@ def _bound(
 ) -> tuple[dict[str, object], bool]:
     """Arguments by parameter, those that are None left out; and whether they fill the first parameters."""
     try:
-        signature = _signature(function)
-        arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
+        signature, plain = _signature(function)
         parameters = list(signature.parameters)
+        if plain and not kwargs and len(args) <= len(parameters):
+            arguments = dict(zip(parameters, args, strict=False))
+        else:
+            arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # builtins without a signature, and calls through proxies
         arguments = {str(index): value for index, value in enumerate(args)} | dict(kwargs)
         parameters = [str(index) for index in range(len(args))]
@@ -131,16 +134,21 @@ def _bound(
     return given, list(given) == parameters[: len(given)]
 
 
-def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return a signature; that of a method is read once for all objects of its class."""
+def _signature(function: Callable[..., object]) -> tuple[inspect.Signature, bool]:
+    """Return a signature, and whether positional arguments fill its parameters one by one.
+
+    That of a method is read once for all objects of its class.
+    """
     if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
         return _signature_of_method(function.__func__)
-    return inspect.signature(function)
+    return inspect.signature(function), False
 
 
 @lru_cache(maxsize=1024)
-def _signature_of_method(function: FunctionType) -> inspect.Signature:
-    return inspect.signature(MethodType(function, object()))
+def _signature_of_method(function: FunctionType) -> tuple[inspect.Signature, bool]:
+    signature = inspect.signature(MethodType(function, object()))
+    plain = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in signature.parameters.values())
+    return signature, plain
 
 
 def _function_facts(function: FunctionType) -> list[Json]:

@@ -32,6 +32,7 @@ from ..errors import CorruptDataError, GraphError
 from ..facts import Json
 
 FINGERPRINT_BYTES = 16
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 MOST_NESTED = 100
 """Lists and mappings in one another in a config: what reads it goes down by calls."""
 
@@ -224,7 +225,7 @@ def canonical_config(config: Mapping[str, object]) -> str:
     >>> canonical_config({"units": 8.0, "class": "Dense"})
     '{"class":"Dense","units":8}'
     """
-    return json.dumps(_integral(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _CANONICAL.encode(_integral(config))
 
 
 def _fingerprint(layer: Layer, config: str, known: Mapping[str, bytes]) -> bytes:

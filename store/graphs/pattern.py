@@ -181,12 +181,11 @@ class PatternIndex(Generic[KeyT]):
         position = {layer.name: i for i, layer in enumerate(graph.layers)}
         inputs = (tuple(position[name] for name in layer.inputs) for layer in graph.layers)
         return (
-            tuple(self._config(layer.config) for layer in graph.layers),
+            tuple(self._config(graph.canonical_configs[layer.name], layer.config) for layer in graph.layers),
             tuple(self._inputs.setdefault(positions, positions) for positions in inputs),
         )
 
-    def _config(self, config: Mapping[str, object]) -> int:
-        text = canonical_config(config)
+    def _config(self, text: str, config: Mapping[str, object]) -> int:
         number = self._texts.get(text)
         if number is None:
             number = self._texts[text] = self._number()

@@ -1,8 +1,8 @@
 """A copy of a tree of modules, to be traced in place of the tree.
 
 Rules
-- The copy's modules are of classes of their own, made for the one copy. So calls can be taken over in it without a
-  change to a class that others use.
+- The copy's modules are of classes of their own. So calls can be taken over in it without a change to a class that
+  others use. Those for the user's classes are made for the one copy, those for PyTorch's once.
 - It has the parameters of the originals, copies of all other tensors, and no hooks of forward passes. What a forward
   pass sets, it sets in the copy. What modules hold beside modules, tensors, lists, sets and mappings is the originals'.
 - Which buffers are asked for is noted: what is done may depend on their values.
@@ -19,7 +19,8 @@ import builtins
 import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -29,8 +30,13 @@ from torch.fx import _symbolic_trace
 
 _MOST_NESTED = 8
 """Lists and mappings in one another in an attribute of a module."""
-_HOOKS = tuple(name for name in vars(nn.Module()) if "forward" in name and "hooks" in name)
+_HOOKS = frozenset(name for name in vars(nn.Module()) if "forward" in name and "hooks" in name)
 _MATH = {id(value) for value in vars(math).values() if callable(value)}
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+"""What an attribute may be that is the original's as it is; most are such."""
+_EMPTIES = (dict, OrderedDict, set, list)
+OWNER = "_tensorvine_copies"
+"""Attribute of a copy: the `Copies` that it is one of."""
 _Function = Callable[..., Any]
 
 
@@ -80,12 +86,20 @@ class Copies:
 
     def _attributes(self, module: nn.Module) -> dict[str, Any]:
         """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
-        found = {name: self._swapped(value, 0) for name, value in vars(module).copy().items()}
+        found: dict[str, Any] = {
+            name: OrderedDict() if name in _HOOKS else self._swapped(value, 0)
+            for name, value in vars(module).copy().items()
+        }
         found["training"] = False
         found["_compiled_call_impl"] = None
-        return {**found, **{name: OrderedDict() for name in _HOOKS if name in found}}
+        found[OWNER] = self
+        return found
 
     def _swapped(self, value: Any, depth: int) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if type(value) in _EMPTIES and not value:
+            return value.copy()
         if isinstance(value, nn.Module):
             return self._of.get(id(value), value)
         if isinstance(value, MethodType) and id(value.__self__) in self._of:
@@ -99,38 +113,58 @@ class Copies:
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
             copy = value.copy()
-            copy.update({key: self._swapped(item, depth + 1) for key, item in copy.items()})
+            for key, item in list(copy.items()):
+                copy[key] = self._swapped(item, depth + 1)
             return copy
         return value.copy() if isinstance(value, (set, deque)) else value
 
     def _class_of(self, kind: type[nn.Module], leaf: bool) -> type:
         """Return the class of a module's copy: as the module's own, but for calls and what it reads."""
-        if (kind, leaf) not in self._classes:
+        found = self._classes.get((kind, leaf))
+        if found is None:
             methods = self._methods.of(kind) if self._methods is not None and not leaf else {}
-            body: dict[str, Any] = {**methods, "__module__": kind.__module__, "__getattr__": self._read(kind)}
-            if hasattr(kind, "__del__"):
-                body["__del__"] = _nothing  # what it would close is the original's
-            if leaf:
-                body["__call__"] = self._call(kind)
-            self._classes[kind, leaf] = type(kind.__name__, (_Unheard, kind), body)
-        return self._classes[kind, leaf]
+            of_torch = all(base.__module__.partition(".")[0] in ("torch", "builtins") for base in kind.__mro__)
+            found = _class_of_torch(kind, leaf) if of_torch else _made(kind, leaf, methods)
+            self._classes[kind, leaf] = found
+        return found
 
-    def _read(self, kind: type[nn.Module]) -> _Function:
-        def read(copy: nn.Module, name: str) -> Any:
-            value = kind.__getattr__(copy, name)
-            if isinstance(value, nn.Parameter):
-                return self._found(value)
-            if isinstance(value, torch.Tensor):
-                self._read_buffers.add(f"{self._paths[id(copy)]}.{name}".lstrip("."))
-            return value
+    def read_by(self, copy: nn.Module, name: str, value: Any) -> Any:
+        """Return what a copy gets for a value of the original's that it asks for."""
+        if isinstance(value, nn.Parameter):
+            return self._found(value)
+        if isinstance(value, torch.Tensor):
+            self._read_buffers.add(f"{self._paths[id(copy)]}.{name}".lstrip("."))
+        return value
 
-        return read
+    def call_of(self, copy: nn.Module, call: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a copy of a leaf gives when it is called."""
+        return self._called(self._paths[id(copy)], call, args, kwargs)
 
-    def _call(self, kind: type[nn.Module]) -> _Function:
-        def call(copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._called(self._paths[id(copy)], MethodType(kind.__call__, copy), args, kwargs)
+    def __deepcopy__(self, memo: object) -> Copies:
+        return self
 
-        return call
+
+def _made(kind: type[nn.Module], leaf: bool, methods: Mapping[str, Any]) -> type:
+    """Make a class of copies, with other `methods`. What it does is up to the `Copies` that an object of it has."""
+
+    def read(copy: nn.Module, name: str) -> Any:
+        return vars(copy)[OWNER].read_by(copy, name, kind.__getattr__(copy, name))
+
+    def call(copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return vars(copy)[OWNER].call_of(copy, MethodType(kind.__call__, copy), args, kwargs)
+
+    body: dict[str, Any] = {**methods, "__module__": kind.__module__, "__getattr__": read}
+    if hasattr(kind, "__del__"):
+        body["__del__"] = _nothing  # what it would close is the original's
+    if leaf:
+        body["__call__"] = call
+    return type(kind.__name__, (_Unheard, kind), body)
+
+
+@lru_cache(maxsize=256)
+def _class_of_torch(kind: type[nn.Module], leaf: bool) -> type:
+    """Return the class of copies of one of PyTorch's own: made for each trace, it takes a third of the trace's time."""
+    return _made(kind, leaf, {})
 
 
 class _Unheard:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,10 @@ class State:
                 self.tensors[name] = value
             else:
                 self.values[name] = value
-        self._own = {id(tensor) for _, _, tensor in places(self.module)}
+
+    @cached_property
+    def _own(self) -> set[int]:
+        return {id(tensor) for _, _, tensor in places(self.module)}
 
     def is_own(self, name: str) -> bool:
         """Tell whether a tensor is a parameter or a buffer of the module, and no copy of one."""
@@ -164,8 +168,9 @@ def assign(module: nn.Module, tensors: Mapping[str, object]) -> None:
     arrays = checked(given, state.expected())
     _check_places(state, arrays)
     meta = _without_memory(state, arrays.keys() | values.keys())
+    by_hooks = bool(values) or not all(state.is_own(name) for name in arrays)
     undo = _materialize(state, arrays) if meta else []
-    if values or not all(state.is_own(name) for name in arrays):
+    if by_hooks:
         _load(state, arrays, values, undo)
         return
     for name, array in arrays.items():

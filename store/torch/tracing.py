@@ -2,8 +2,8 @@
 
 Rules
 - `torch.fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process: a forward pass of another thread ends in
-  its trace. Here a copy of the tree of modules is traced instead. Its modules are of classes of their own, made for the
-  one trace, and have the tensors of the originals; whatever a forward pass sets, it sets in the copy.
+  its trace. Here a copy of the tree of modules is traced instead. Its modules are of classes of their own
+  and have the tensors of the originals; whatever a forward pass sets, it sets in the copy.
 - Modules of torch.nn and torch.ao.nn that are no containers are not looked into: they become one node.
 - A module that says what it can be called with (`dummy_inputs`, as those of Hugging Face do) is called with it where
   proxies do not get through, and a `TorchFunctionMode`, which is of one thread, notes what is called: on the device
@@ -26,7 +26,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .copies import Copies
+from .copies import OWNER, Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def trace(module: nn.Module) -> Trace:
     """
     tracer = _Symbolic(module)
     graph = tracer.run()
-    constants = frozenset(vars(tracer.root).keys() - vars(module).keys())
+    constants = frozenset(vars(tracer.root).keys() - vars(module).keys() - {OWNER})
     return Trace(graph, tracer.root, constants, tracer.copies.read)
 
 

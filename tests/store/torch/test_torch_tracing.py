@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import logging
@@ -206,6 +207,32 @@ def test_what_a_forward_pass_sets_it_does_not_set_in_the_module() -> None:
 
 def test_modules_that_are_reached_in_other_ways_are_found() -> None:
     assert edges(graph_of(Held())) == [("Input", ()), ("Linear", ("input",)), ("Linear", ("first",))]
+
+
+def test_copies_of_classes_of_pytorch_are_made_once() -> None:
+    kinds = nn.Bilinear, nn.Sequential
+    made: list[list[type]] = []
+    for width in (2, 3):
+        graph_of(nn.Sequential(nn.Bilinear(width, width, width), nn.ReLU()))
+        made.append([of for kind in kinds for of in kind.__subclasses__() if of.__name__ == kind.__name__])
+    assert made[0] == made[1] != []
+
+
+def test_a_copy_that_a_forward_pass_copies_is_as_it_was() -> None:
+    class Copying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            return x * copy.deepcopy(self.norm).eps + self.norm(x)
+
+    assert [layer.config["class"] for layer in graph_of(Copying()).layers] == [
+        "Input",
+        "function:mul",
+        "BatchNorm1d",
+        "function:add",
+    ]
 
 
 def test_classes_hear_nothing_of_a_trace() -> None:
