@@ -15,6 +15,7 @@ from ...store.holders import Lease, Save
 from ...store.refs import ModelRef
 from ...store.segments.arena import Part
 from ...store.segments.segment import Block, SegmentId
+from ...store.versions.architectures import Architecture
 from ...store.versions.ledger import Told
 from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
@@ -227,6 +228,8 @@ class Beginning:
     """Of blocks that it would fill."""
     timeout: float
     """Seconds."""
+    graph: tuple[bytes, Architecture] | None = None
+    """Key and text of the graph that its commit will name, so that it is read before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

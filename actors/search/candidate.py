@@ -83,7 +83,7 @@ class Candidate:
                 frozen = self._to_freeze(parts.graph) if freeze and self.layers else set[str]()
                 if frozen:
                     self._thaw = parts.freeze(frozen)
-                self._announce(repository, parts.graph, own, frozen)
+                self._announce(repository, parts, own, frozen)
         except BaseException:
             self.release()
             raise
@@ -178,16 +178,18 @@ class Candidate:
         self.ancestor, self.layers = match.ref, layers
 
     def _announce(
-        self, repository: Repository, graph: ModelGraph, own: Mapping[str, np.ndarray], frozen: Set[str]
+        self, repository: Repository, parts: ModelParts, own: Mapping[str, np.ndarray], frozen: Set[str]
     ) -> None:
         """Have the save begin; what is frozen will not be written."""
+        graph = parts.graph
         shared = {
             name for mine in self.layers if frozen >= set(tensors := graph.by_name[mine].tensors) for name in tensors
         }
         written = {name: own[name] for name in graph.tensors if name not in shared}
         parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
         try:
-            self._announced = repository._saves.saver.announce(self.name, parent, written)
+            architecture = (graph.to_json(), None) if not parts.has_recipe else None  # compiling changes a recipe
+            self._announced = repository._saves.saver.announce(self.name, parent, written, architecture)
         except TensorVineError as exc:
             log.info("the save of %s could not be announced, it takes a message more: %s", self.name, exc)
 

@@ -48,6 +48,11 @@ class ModelParts:
         self._tensors: dict[str, Any] = dict(self._state.weights) if self._state else self._adapter.live_tensors(model)
         """Name -> the framework's own tensor, which stays the same while it is trained."""
 
+    @property
+    def has_recipe(self) -> bool:
+        """Whether its framework can say how to build it again."""
+        return self._state is not None
+
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
         return self._state.tensors() if self._state else self._adapter.tensors_of(self._model)

@@ -1,7 +1,8 @@
 """The graphs of one shard's versions, each kept once however many have it, and what finds live versions by them.
 
 Rules
-- A graph stays as long as a live version, a retired one that is pinned, or a commit on its way uses it.
+- A graph stays as long as a live version, a retired one that is pinned, a commit on its way, or a save that announced
+  it uses it.
 - It is kept compressed, and unpacked as far as `store.bounds` allows; prefix queries and patterns are answered from
   their own indexes.
 """
@@ -34,7 +35,8 @@ class _Graph:
     query: PrefixQuery
     refs: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
     users: int = 0
-    """Live versions, retired versions that are pinned and commits on their way; `refs` are the live versions."""
+    """Live versions, retired versions that are pinned, commits on their way and saves to come; `refs` are the live
+    versions."""
 
 
 class Architectures:

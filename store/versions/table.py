@@ -24,7 +24,7 @@ from ..errors import (
     TensorVineError,
     Unreadable,
 )
-from ..holders import Lease, Save
+from ..holders import Holder, Lease, Save
 from ..refs import ModelRef, check_name
 from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
@@ -74,6 +74,8 @@ class VersionTable(SegmentTable):
         self._retired_pinned: dict[ModelRef, Record] = {}
         self._begun: dict[ModelRef, tuple[bytes, Holds]] = {}
         """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile, and what it names."""
+        self._announced: dict[Save, bytes] = {}
+        """Save to come -> key of the graph that it is going to bring."""
         self._sessions: dict[str, _Session] = {}
         self._table_bytes = 0
 
@@ -94,6 +96,19 @@ class VersionTable(SegmentTable):
         if save.client not in self._sessions:
             raise OperationTimeoutError(f"shard {self.index}: expected save {save} to be open; its session ended")
         super().adopt(save, segment_id, handle, sizes)
+
+    def announce(self, save: Save, key: bytes, architecture: Architecture) -> None:
+        """Read the graph of a save to come, and keep it until the save ends: its commit need not bring it then.
+
+        Raises:
+            OperationTimeoutError: the saver's session ended meanwhile.
+            GraphError: it is no graph.
+        """
+        if save.client not in self._sessions:
+            raise OperationTimeoutError(f"shard {self.index}: expected save {save} to be open; its session ended")
+        if save not in self._announced:
+            self.graphs.use(key, architecture, f"save {save}")
+            self._announced[save] = key
 
     def begin_commit(self, draft: Draft) -> ModelRef:
         """Choose the version number and hold this shard's own part of what the draft names.
@@ -284,8 +299,15 @@ class VersionTable(SegmentTable):
         if session is not None:
             self.unpin(list(session.leases))
             del self._sessions[client]
-        for holder in [h for h in self._held if isinstance(h, Save) and h.client == client]:
+        for holder in [h for h in (*self._held, *self._announced) if isinstance(h, Save) and h.client == client]:
             self.release(holder)
+
+    def release(self, holder: Holder) -> None:
+        """Forget a holder, and free what only it held; with a save goes the graph that it announced."""
+        key = self._announced.pop(holder, None) if isinstance(holder, Save) else None
+        if key is not None:
+            self.graphs.leave(key)
+        super().release(holder)
 
     # ---- within ---------------------------------------------------------------------------------------
 

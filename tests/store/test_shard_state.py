@@ -726,6 +726,32 @@ class TestHistories:
         state.retire(ref)
         assert state.stats().bytes_metadata == 0
 
+    def test_a_save_announces_its_graph_and_commits_without_it(self) -> None:
+        state, architecture = self.state(), (GRAPHS[0].to_json(), None)
+        for _ in range(2):  # the second is a message that was repeated
+            state.announce(Save("c", 1), b"key", architecture)
+        assert state.graphs.find([{}], exact=False) == []
+        draft = self.draft("m", [], graph=None)
+        ref = state.publish(state.begin_commit(draft), draft, 1)
+        assert state.graphs.find([{}], exact=False) == [ref]
+        state.retire(ref)
+        assert state.stats().bytes_metadata == 0
+
+    @pytest.mark.parametrize("how", ["it is given up", "its client goes"])
+    def test_an_announced_graph_goes_with_its_save(self, how: str) -> None:
+        state, architecture = self.state(), (GRAPHS[0].to_json(), None)
+        state.announce(Save("c", 1), b"key", architecture)
+        assert state.stats().bytes_metadata > 0
+        if how == "it is given up":
+            state.release(Save("c", 1))
+        else:
+            state.end("c")
+            with pytest.raises(OperationTimeoutError, match="its session ended"):
+                state.announce(Save("c", 1), b"key", architecture)
+        assert state.stats().bytes_metadata == 0
+        with pytest.raises(GraphError, match="found no such key"):
+            state.begin_commit(self.draft("m", [], graph=None))
+
     def test_the_graph_of_a_version_that_was_lost_is_lost_with_it(self) -> None:
         """A client that knows the version's table asks for its graph alone, to load layers."""
         state = ShardState(0, lambda name: 0)

@@ -53,6 +53,8 @@ class Announced:
     """Which was asked."""
     begun: Answer[Begun]
     """Its answer."""
+    graph_key: bytes | None = None
+    """Of the graph that was brought ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

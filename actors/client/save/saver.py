@@ -4,7 +4,8 @@ Rules
 - A save reads the caller's tensors until it is staged, and never after.
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
   meanwhile. One on another node fetches them from where they lie (`offer`).
-- A save that is to come can be announced: its first question is answered while its caller does something else.
+- A save that is to come can be announced: its first question is answered, and its graph read by the shard, while its
+  caller does something else.
 - Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
   when this process has died.
 """
@@ -23,6 +24,7 @@ import numpy as np
 from ....store.errors import GraphError, MovedError, ShardUnavailableError, TensorVineError
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
+from ....store.versions.architectures import Architecture
 from ....store.versions.manifest import encode_body, slots_of
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
@@ -57,13 +59,20 @@ class Saver:
         """End the helper thread."""
         self._helper.shutdown()
 
-    def announce(self, name: str, parent: tuple[str, int | None] | None, arrays: Mapping[str, np.ndarray]) -> Announced:
+    def announce(
+        self,
+        name: str,
+        parent: tuple[str, int | None] | None,
+        arrays: Mapping[str, np.ndarray],
+        architecture: Architecture | None = None,
+    ) -> Announced:
         """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
 
         Args:
             name: of the model.
             parent: name and version; None: the latest version of `name`, if there is one.
             arrays: like those that will probably be written, in the graph's order.
+            architecture: the graph that will probably be saved, and its recipe; None: that is not known yet.
 
         Raises:
             TensorVineError: it cannot be sent.
@@ -72,9 +81,13 @@ class Saver:
         save = Save(self._session.client, next(self._serial))
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = Deadline.after(CONTROL_TIMEOUT_S)
-        lengths = announce(arrays) if shard == self._session.home(name) and self._is_mapped(shard, deadline) else []
+        at_home = shard == self._session.home(name)
+        lengths = announce(arrays) if at_home and self._is_mapped(shard, deadline) else []
         asked = self._beginning(name, parent, False, save, shard, deadline, lengths)
-        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)))
+        key = _key_of(architecture) if architecture is not None and at_home else None
+        if architecture is not None and key is not None:
+            asked = replace(asked, graph=(key, architecture))
+        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), key)
 
     def withdraw(self, announced: Announced) -> None:
         """Let go of what was granted and pinned for a save that does not come; no wait."""
@@ -256,10 +269,11 @@ class Saver:
     ) -> tuple[Saved, int]:
         """Make the version exist; gives the shard that did, too."""
         entries = {**plan.inherited, **upload.entries}
-        text = plan.graph.to_json()
-        key = blake2b(f"{text}\0{request.recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        architecture = plan.graph.to_json(), request.recipe
+        key = _key_of(architecture)
         parent, home = begun.header, self._session.home(request.name)
-        kept = parent is not None and parent.graph_key == key and begun.shard == home
+        announced = request.announced.graph_key if request.announced is not None else None
+        kept = begun.shard == home and key in (parent.graph_key if parent is not None else None, announced)
         single = {(entry.segment, entry.slot): entry for entry in entries.values()}  # tied tensors count once
         written = sum(entry.nbytes for entry in single.values() if entry.owner is None)
         inherited = sum(entry.nbytes for entry in single.values() if entry.owner is not None)
@@ -270,7 +284,7 @@ class Saver:
             quality=request.quality,
             metadata=request.metadata,
             graph_key=key,
-            architecture=None if kept else (text, request.recipe),
+            architecture=None if kept else architecture,
             body=encode_body(entries),
             holds=slots_of(entries.values()),
             bytes_owned=written,
@@ -283,10 +297,10 @@ class Saver:
                 break
             except MovedError as exc:
                 self._session.moved(request.name, home, exc, deadline)
-            except GraphError:  # the parent, and its graph with it, has moved away from there
+            except GraphError:  # who had it there, and the graph with it, has moved away
                 if draft.architecture is not None:
                     raise
-            draft = replace(draft, architecture=(text, request.recipe))
+            draft = replace(draft, architecture=architecture)
             home = self._session.home(request.name)
         leases[:] = [lease for lease in leases if lease not in mine]
         self._catalog.learn(ref, draft.body, plan.graph, key)
@@ -328,3 +342,8 @@ class Saver:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
             for lease in leases:
                 self._session.drop(lease)
+
+
+def _key_of(architecture: Architecture) -> bytes:
+    text, recipe = architecture
+    return blake2b(f"{text}\0{recipe}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -116,6 +116,8 @@ class Writes:
             absent = asked.optional and newest is None
             wanted = self._filled_by(asked.client, asked.sizes)
             offsets = self._segment_memory.grant(asked.save, wanted) if absent or not asked.inherits else []
+            if asked.graph is not None:
+                self._state.announce(asked.save, *asked.graph)
             if absent:
                 return Begun(
                     header=None,

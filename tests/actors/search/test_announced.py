@@ -17,6 +17,7 @@ import pytest
 import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.search import Candidate
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
@@ -54,13 +55,26 @@ def bits(model: nn.Module) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
+class Sent(list[str]):
+    """Names of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.with_graph: list[str] = []
+        """Those that brought a graph."""
+
+
 @contextmanager
-def messages(repo: Repository) -> Iterator[list[str]]:
+def messages(repo: Repository) -> Iterator[Sent]:
     """Note what this client asks shards for."""
-    session, sent = repo._session, []
+    session, sent = repo._session, Sent()
     send = session.send
 
     def noting(shard: int, request: Request[Any]) -> Any:
+        first = request.arguments[0]
+        brought = first.graph if isinstance(first, Beginning) else getattr(first, "architecture", None)
+        if brought is not None:
+            sent.with_graph.append(request.remote.name)
         sent.append(request.arguments[0] if request.remote is ShardCalls.gathered else request.remote.name)
         return send(shard, request)
 
@@ -95,10 +109,12 @@ def test_a_candidate_sends_a_query_and_a_save_and_waits_for_no_more(repo: Reposi
         with messages(other) as sent, Candidate(other, name, model) as candidate:
             assert candidate.ancestor == root
             assert sent == ["match", "match", "begin"]
+            assert sent.with_graph == ["begin"]
             model.state_dict()["4.weight"].add_(1.0)
             sent.clear()
             done = candidate.save(0.6)
             assert sent == ["commit"]
+            assert sent.with_graph == ["begin"]
         assert sent[1:] == ["unpin"]
     assert done is not None
     assert done.bytes_written == sum(model.state_dict()[f"4.{part}"].nbytes for part in ("weight", "bias"))
