@@ -318,6 +318,8 @@ def _json_value(value: object, where: str, depth: int = 0) -> Json:
         if math.isnan(value):
             raise GraphError(f"{where}: expected JSON values; found NaN, which equals nothing")
         return value
+    if type(value) is list or type(value) is tuple:
+        return [_json_value(item, where, depth + 1) for item in cast("list[object]", value)]
     if isinstance(value, Mapping):
         result: dict[str, Json] = {}
         for key, item in cast("Mapping[object, object]", value).items():

@@ -32,7 +32,7 @@ _MOST_NESTED = 8
 """Lists and mappings in one another in an attribute of a module."""
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "forward" in name and "hooks" in name)
 _MATH = {id(value) for value in vars(math).values() if callable(value)}
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 """What an attribute may be that is the original's as it is; most are such."""
 _EMPTIES = (dict, OrderedDict, set, list)
 OWNER = "_tensorvine_copies"
@@ -78,6 +78,8 @@ class Copies:
         for item in originals.values():
             vars(self._of[id(item)]).update(self._attributes(item))
         self.root = self._of[id(root)]
+        self.by_path = {path: self._of[id(item)] for path, item in originals.items()}
+        """Each copy once, by its first path."""
 
     @property
     def read(self) -> frozenset[str]:
@@ -86,17 +88,17 @@ class Copies:
 
     def _attributes(self, module: nn.Module) -> dict[str, Any]:
         """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
-        found: dict[str, Any] = {
-            name: OrderedDict() if name in _HOOKS else self._swapped(value, 0)
-            for name, value in vars(module).copy().items()
-        }
+        found = vars(module).copy()
+        for name, value in list(found.items()):
+            if type(value) not in PLAIN:
+                found[name] = OrderedDict() if name in _HOOKS else self._swapped(value, 0)
         found["training"] = False
         found["_compiled_call_impl"] = None
         found[OWNER] = self
         return found
 
     def _swapped(self, value: Any, depth: int) -> Any:
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             return value
         if type(value) in _EMPTIES and not value:
             return value.copy()

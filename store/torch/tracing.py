@@ -26,7 +26,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .copies import OWNER, Copies
+from .copies import OWNER, PLAIN, Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,23 @@ class _Symbolic(fx.Tracer):
         self.graph = fx.Graph(tracer_cls=type(self))
         self.tensor_attrs = {
             value: f"{path}.{name}" if path else name
-            for path, item in self.root.named_modules()
+            for path, item in self.copies.by_path.items()
             for name, value in vars(item).items()
-            if isinstance(value, torch.Tensor)
+            if type(value) not in PLAIN and isinstance(value, torch.Tensor)
         }
         forward, arguments = self.create_args_for_root(type(self.root).forward, True, None)
         self.create_node("output", "output", (self.create_arg(forward(*arguments)),), {})
         return self.graph
+
+    def create_arg(self, a: Any) -> Any:
+        """Write an argument for a node, as the base does; most are of these kinds."""
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if type(a) is tuple:
+            return tuple([self.create_arg(item) for item in a])
+        if type(a) in PLAIN or (type(a) is dict and not a):
+            return a
+        return super().create_arg(a)
 
     def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.create_proxy("call_module", path, args, kwargs)

@@ -142,8 +142,11 @@ class _Flattened:
             return self._module(item, str(node.target), inputs, {"call": call} if call else {})
         kind, name = ("method", str(node.target)) if node.op == "call_method" else ("function", _named(function))
         kwargs.pop("training", None)
-        inputs, call = call_facts(lambda *args: args, node.args, kwargs, reference)
+        inputs, call = call_facts(self._taking, node.args, kwargs, reference)
         return self._vertex(node.name, {"class": f"{kind}:{name}", **({"call": call} if call else {})}, inputs)
+
+    def _taking(self, *args: object) -> None:
+        """Take what a function or a method is called with, of whose parameters nothing is known."""
 
     def _chain(self, module: nn.Module) -> None:
         inputs: list[str] = []
