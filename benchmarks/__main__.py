@@ -19,6 +19,7 @@ NAMES = {
     "checkpoint": "checkpoints of a training that goes on, beside Check-QZP's variants, Keras and torch.save",
     "codec": "bytes and speed of each codec on trained weights and on fine-tuned versions, beside gzip and Zstandard",
     "persist": "writes to disk, reads of one tensor, codecs and recovery, beside plain write + fsync and file formats",
+    "start": "from nothing running to the first load, on a history of 1,000,000 tensors, beside safetensors",
     "update_latency": "a new version from training to answering: ours by each way, beside Keras' and h5py's files",
     "notify": "from a commit until a waiting consumer knows, beside polling at 1 ms and 1 s",
     "consumers": "1 to 64 consumers: delivery, answers during updates, and what publishing costs the training",

@@ -190,7 +190,7 @@ def _end_to_end(found: Mapping[str, Sequence[Search]], peer: str) -> Row:
     ours, theirs = (Sample(tuple(one.seconds for one in found[mode])) for mode in (REPOSITORY, peer))
     searches = found[REPOSITORY]
     share = mean(one.share for one in searches)
-    goals = [Goal("share of the workers' time in the repository", share, at_most=0.02)] if peer == NONE else []
+    goals = [Goal("share of the workers' time in the repository", share, at_most=0.015)] if peer == NONE else []
     if peer == NONE:
         goals.append(Goal("end to end, of the time without transfer", ours.median / theirs.median, at_most=0.75))
     facts = {

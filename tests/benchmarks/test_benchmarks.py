@@ -350,6 +350,7 @@ def test_the_command_lists_benchmarks_that_exist() -> None:
         "checkpoint",
         "codec",
         "persist",
+        "start",
         "update_latency",
         "notify",
         "consumers",

@@ -19,10 +19,10 @@ from rich.console import Console
 from tensorvine.store import ModelGraph
 from tensorvine.store.archive.archive import Archive
 
-from benchmarks import disk, partial_read, persist, recovery, trained
+from benchmarks import disk, partial_read, persist, recovery, start, trained
 from benchmarks.architectures import synthetic
 from benchmarks.disk import Dcp, Plain, disk_peers, drop_from_cache, sync
-from benchmarks.measure import MIB, Effort, Row, Sample
+from benchmarks.measure import MIB, Effort, Report, Row, Sample
 from benchmarks.partial_read import Cold, SegmentFiles
 from benchmarks.peers import H5py, Peer, Safetensors
 from benchmarks.persist import PersistReport
@@ -187,6 +187,17 @@ def test_the_path_that_is_built_is_a_repository_without_faults(cluster: object, 
         saved = repo.save(root.name, theirs, graph=repo.graph(root))
         assert saved.bytes_written == 0, "the graph is found by its key, and nothing has changed"
         assert repo.stats().models == 41
+
+
+def test_a_start_on_a_history_stands_beside_files_and_the_floor(cluster: object, tmp_path: Path) -> None:
+    report, size = Report("start"), start.Size(2, 30)
+    start.measure(report, size, tmp_path, rounds=1)
+    to_the_first_load, empty, whole = report.rows
+    assert (to_the_first_load.peer, to_the_first_load.facts["tensors"]) == ("safetensors", 60)
+    assert to_the_first_load.facts["empty_s"] == empty.ours.median
+    assert to_the_first_load.size_bytes > 60 * 4 * start.ITEMS
+    assert not to_the_first_load.goals, "the goal is meant for a million tensors"
+    assert whole.size_bytes == 30 * 4 * start.ITEMS
 
 
 # ---- the benchmark --------------------------------------------------------------------------------------
