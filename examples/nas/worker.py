@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Worker:
         self._data = trainer.load()
         self._store = access.open()
         self._who = f"{os.uname().nodename}:{os.getpid()}"
+        gc.collect()
+        gc.freeze()  # the 300,000 objects that are there by now stay; a collection would look at all of them
 
     def ready(self) -> int:
         """Answer as soon as candidates may come: the process's id."""
