@@ -31,7 +31,7 @@ from ..arrays import as_bytes, as_numpy
 from ..graphs.graph import ModelGraph
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, CodeType})
-_STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
+STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl", "_is_torch_compile"})
 """What every module has."""
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__firstlineno__"})
@@ -128,7 +128,7 @@ class _Signature:
 
     def _module(self, module: nn.Module) -> Hashable:
         kind, held = type(module), vars(module).copy()
-        if any(held.get(hooks) for hooks in _STATE_HOOKS) or not _tells_all(kind):
+        if any(held.get(hooks) for hooks in STATE_HOOKS) or not tells_all(kind):
             raise _UnknownError
         return (
             kind,
@@ -229,7 +229,7 @@ def _is_free(function: BuiltinFunctionType) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _tells_all(kind: type[nn.Module]) -> bool:
+def tells_all(kind: type[nn.Module]) -> bool:
     """Tell whether the state of modules of a class is what they have as parameters and buffers."""
     return all(
         getattr_static(kind, name) is getattr_static(nn.Module, name)

@@ -29,6 +29,7 @@ from ..arrays import Array, as_numpy, checked, read_only
 from ..errors import TensorMismatchError, TensorNotFoundError
 from ..values import base_of
 from .copies import is_compiled
+from .signature import STATE_HOOKS, tells_all
 from .values import as_tensor, packed, unpacked
 
 _Place = tuple[dict[str, Any], str, torch.Tensor]
@@ -117,7 +118,23 @@ def plain_name(name: str) -> str:
 
 def live_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the module's own tensors, parameters and persistent buffers, by name."""
-    return State(module).tensors
+    found = _of_part(module)
+    return State(module).tensors if found is None else found
+
+
+def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return the tensors of a module that has no parts and says nothing of its own about its state; None: it does."""
+    held = vars(module)
+    if held["_modules"] or any(held.get(hooks) for hooks in STATE_HOOKS) or not tells_all(type(module)):
+        return None
+    found = {
+        name: tensor
+        for place in (held["_parameters"], held["_buffers"])
+        for name, tensor in place.items()
+        if tensor is not None and name not in held["_non_persistent_buffers_set"]
+    }
+    plain = all(not item.is_quantized and not isinstance(item, UninitializedTensorMixin) for item in found.values())
+    return found if plain and not any(base_of(name) is not None for name in found) else None
 
 
 def tensors_of(module: nn.Module) -> dict[str, Array]:
