@@ -63,8 +63,10 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     )
     """
     module = bare(module)
-    key = architecture.key if architecture is not None else signature(module)
     try:
+        if not is_container(module):
+            arguments_of(module)  # where the module itself does not tell, it is not looked into
+        key = architecture.key if architecture is not None else signature(module)
         made = _known.find(key)
         if made is None:
             made = _made_of(module)
