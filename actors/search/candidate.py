@@ -188,7 +188,7 @@ class Candidate:
         written = {name: own[name] for name in graph.tensors if name not in shared}
         parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
         try:
-            architecture = (graph.to_json(), None) if not parts.has_recipe else None  # compiling changes a recipe
+            architecture = None if parts.compiles else (graph.to_json(), recipe_of(self.model))
             self._announced = repository._saves.saver.announce(self.name, parent, written, architecture)
         except TensorVineError as exc:
             log.info("the save of %s could not be announced, it takes a message more: %s", self.name, exc)

@@ -49,8 +49,8 @@ class ModelParts:
         """Name -> the framework's own tensor, which stays the same while it is trained."""
 
     @property
-    def has_recipe(self) -> bool:
-        """Whether its framework can say how to build it again."""
+    def compiles(self) -> bool:
+        """Whether the training may change how the model is built again: a Keras model is compiled for it."""
         return self._state is not None
 
     def tensors(self) -> dict[str, np.ndarray]:
