@@ -21,9 +21,6 @@ from ...store.graphs.graph import ModelGraph
 from ..client.frameworks import adapter_of, is_keras
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.utils.hooks import RemovableHandle
-
     from ...store.keras import ModelState
 
 
@@ -87,7 +84,7 @@ class ModelParts:
         for tensor in frozen.values():
             if tensor.requires_grad:
                 tensor.requires_grad_(False)
-        return _keep_in_inference(self._model, {id(tensor) for tensor in frozen.values()})
+        return self._adapter.keep_in_inference(self._model, {id(tensor) for tensor in frozen.values()})
 
 
 def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:
@@ -95,24 +92,6 @@ def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:
         weights = {id(weight) for weight in layer.weights}
         if weights and weights <= frozen:
             layer.trainable = False
-
-
-def _keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]:
-    hooks: list[RemovableHandle] = []
-    for part in module.modules():
-        if any(id(buffer) in frozen for buffer in part.buffers(recurse=False)):
-            part.eval()
-            hooks.append(part.register_forward_pre_hook(_to_inference))
-
-    def thaw() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return thaw
-
-
-def _to_inference(module: nn.Module, arguments: object) -> None:
-    module.eval()
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ From outside: the names below. It stands on the arrays, facts and graphs of `sto
 """
 
 from .copies import is_compiled
+from .inference import keep_in_inference
 from .optimizer import Restoring, optimizer_tensors_of, restoring
 from .recipe import build, recipe_of
 from .state import State, assign, lacking, live_tensors, tensors_of
@@ -18,6 +19,7 @@ __all__ = [
     "build",
     "graph_of",
     "is_compiled",
+    "keep_in_inference",
     "lacking",
     "live_tensors",
     "optimizer_tensors_of",

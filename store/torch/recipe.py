@@ -36,6 +36,7 @@ from ..values import decode, encode
 from .constructors import arguments_of, is_container
 from .contents import contents_of, unsaved_of
 from .importable import check, name_of, named, packages_of
+from .inference import to_inference
 from .signature import Known, signature
 from .state import bare
 from .values import dtype_called
@@ -117,7 +118,7 @@ def _hooks_at(module: nn.Module) -> int:
     held: list[Any] = [vars(module)[name] for name in _HOOKS]
     for tensor in module._parameters.values():
         held += [getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-    return sum(len(hooks) for hooks in held if hooks)
+    return sum(hook is not to_inference for hooks in held if hooks for hook in hooks.values())
 
 
 class _Writer:

@@ -312,6 +312,17 @@ class TestTorch:
         assert model[1].training
         assert not any(part._forward_pre_hooks for part in model.modules())
 
+    def test_what_was_saved_is_built_again_from_the_repository_alone(self, repository: Repository) -> None:
+        saved(repository, "root", torch_net())
+        model = torch_net((16, 20))
+        with Candidate(repository, "child", model) as candidate:
+            descend(model)
+            done = candidate.save(0.5)
+        assert done is not None
+        again = repository.load_model(done.ref).eval()
+        model.eval()
+        assert torch.equal(again(torch.from_numpy(X)), model(torch.from_numpy(X)))
+
     def test_a_tied_parameter_is_taken_over_once(self, repository: Repository) -> None:
         class Tied(nn.Module):
             def __init__(self, units: int) -> None:

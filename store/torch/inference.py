@@ -1,0 +1,51 @@
+"""Parts of a module that stay in inference while the rest of it is trained.
+
+Rules
+- A part whose buffers must not change (the statistics of a BatchNorm) is put into inference before each of its calls:
+  whoever trains the module calls `train()`, which would reach it.
+- What is attached to it for that is ours, and no part of what the module is built from (`recipe`).
+"""
+
+# pyright: reportMissingTypeStubs=false
+# (torch's types are partial)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+def keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]:
+    """Keep the parts of a module in inference that have one of these tensors as a buffer.
+
+    Args:
+        module: which is to be trained.
+        frozen: ids of tensors.
+
+    Returns:
+        Call it when the module is not trained any more; `training` stays as it is.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> end = keep_in_inference(norm, {id(norm.running_mean)})
+    >>> norm.training
+    False
+    >>> end()
+    """
+    hooks: list[RemovableHandle] = []
+    for part in module.modules():
+        if any(id(buffer) in frozen for buffer in part.buffers(recurse=False)):
+            part.eval()
+            hooks.append(part.register_forward_pre_hook(to_inference))
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return end
+
+
+def to_inference(module: nn.Module, arguments: object) -> None:
+    """Put a part into inference: the hook."""
+    module.eval()
