@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,7 +93,7 @@ def _recipe(model: object, level: int, written: Callable[[], str]) -> str:
         return note_of(reason)
 
 
-@cache
+@lru_cache(maxsize=256)  # reasons may have values in them
 def _say_without_recipe(level: int, kind: str, reason: str) -> None:
     _log.log(level, "%s is stored without what it takes to build it again, load_model needs into=: %s", kind, reason)
 

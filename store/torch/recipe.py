@@ -71,7 +71,7 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
         made = _known.find(key)
         if made is None:
             made = _made_of(module)
-            if signature(module) == key:  # no other thread has changed it meanwhile
+            if key is not None and signature(module) == key:  # no other thread has changed it meanwhile
                 _known.keep(key, made)
         return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
     except GraphError:

@@ -92,12 +92,12 @@ class Saver:
     def withdraw(self, announced: Announced) -> None:
         """Let go of what was granted and pinned for a save that does not come; no wait."""
         try:
-            begun = announced.begun.result(CONTROL_TIMEOUT_S)
-        except TensorVineError as exc:
+            lease = announced.begun.result(CONTROL_TIMEOUT_S).lease
+        except TensorVineError as exc:  # the shard may keep what came before the error
             log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save, exc)
-            return
-        if begun.lease is not None:
-            self._session.unpin_behind([begun.lease])
+            lease = None
+        if lease is not None:
+            self._session.unpin_behind([lease])
         abandon(self._session, announced.save, {announced.shard})
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:

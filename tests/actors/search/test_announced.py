@@ -21,8 +21,9 @@ from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.search import Candidate
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
-from tensorvine.store.errors import TensorMismatchError
+from tensorvine.store.errors import ModelNotFoundError, TensorMismatchError
 from tensorvine.store.refs import ModelRef
+from tensorvine.store.torch import graph_of, tensors_of
 from torch import nn
 
 WIDE = 300
@@ -96,6 +97,11 @@ def nothing_held(repo: Repository) -> bool:
     return all(shard.pins == 0 and shard.bytes_staged == 0 for shard in repo.stats().shards)
 
 
+def kept_of(repo: Repository) -> list[int]:
+    """Return the bytes of manifests and graphs of each shard."""
+    return [shard.bytes_metadata for shard in repo.stats().shards]
+
+
 def check(repo: Repository, ref: ModelRef, model: nn.Module) -> None:
     assert {name: array.tobytes() for name, array in repo.load(ref).items()} == bits(model)
 
@@ -156,6 +162,17 @@ def test_an_announced_save_that_does_not_come_leaves_nothing(repo: Repository) -
         assert candidate.ancestor is not None
         assert until(lambda: sum(shard.bytes_staged for shard in repo.stats().shards) > 0)
     assert until(lambda: nothing_held(repo))
+
+
+def test_a_graph_goes_whose_save_could_not_begin(repo: Repository) -> None:
+    name, model = at_home(repo, 0, "child"), net(5)
+    own, saver = tensors_of(model), repo._saves.saver
+    before = kept_of(repo)
+    announced = saver.announce(name, (name, 7), own, (graph_of(model).to_json(), None))
+    with pytest.raises(ModelNotFoundError):
+        announced.begun.result(30.0)
+    saver.withdraw(announced)
+    assert until(lambda: kept_of(repo) == before)
 
 
 def test_a_client_that_goes_takes_what_it_had_announced_with_it(repo: Repository) -> None:
