@@ -342,9 +342,10 @@ def checked(tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tup
             raise TensorNotFoundError(f"tensor {name!r}: expected a tensor of the model ({known}); found no such")
         array = as_numpy(value, f"tensor {name!r}")
         dtype, shape = expected[name]
-        if array.dtype.name != dtype or array.shape != shape:
+        found = _name_of(array.dtype)
+        if found != dtype or array.shape != shape:
             raise TensorMismatchError(
-                f"tensor {name!r}: expected {dtype} of shape {shape}; found {array.dtype.name} of shape {array.shape}"
+                f"tensor {name!r}: expected {dtype} of shape {shape}; found {found} of shape {array.shape}"
             )
         arrays[name] = array
     return arrays
@@ -369,14 +370,23 @@ def _plain(tensor: Any, where: str) -> Any:
     """Return a tensor of PyTorch whose memory is its numbers: the same memory, but where they have to be copied."""
     if not isinstance(tensor, sys.modules["torch"].Tensor):
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {type(tensor).__qualname__}")
-    return tensor.detach().cpu().resolve_conj().resolve_neg()
+    plain = tensor.detach()
+    if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+        return plain
+    return plain.cpu().resolve_conj().resolve_neg()
+
+
+@lru_cache(maxsize=64)
+def _extended_of(dtype: object) -> np.dtype[np.generic] | None:
+    """Return the dtype that stands for one of PyTorch's; None: NumPy knows it by itself."""
+    return _EXTENDED.get(str(dtype).removeprefix("torch."))
 
 
 def _from_torch(plain: Any) -> Array:
     """View a tensor through unsigned integers where NumPy does not know its dtype by itself."""
-    name = str(plain.dtype).removeprefix("torch.")
-    if name not in _EXTENDED:
+    dtype = _extended_of(plain.dtype)
+    if dtype is None:
         return plain.numpy()
-    torch, dtype = sys.modules["torch"], _EXTENDED[name]
+    torch = sys.modules["torch"]
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.itemsize]
     return plain.view(unsigned).numpy().view(dtype)

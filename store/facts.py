@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -117,12 +117,12 @@ def _bound(
 ) -> tuple[dict[str, object], bool]:
     """Arguments by parameter, those that are None left out; and whether they fill the first parameters."""
     try:
-        signature, plain = _signature(function)
-        parameters = list(signature.parameters)
-        if plain and not kwargs and len(args) <= len(parameters):
+        taken = _signature(function)
+        parameters = taken.parameters
+        if taken.one_by_one and not kwargs and len(args) <= len(parameters):
             arguments = dict(zip(parameters, args, strict=False))
         else:
-            arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
+            arguments = dict(taken.signature.bind_partial(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # builtins without a signature, and calls through proxies
         arguments = {str(index): value for index, value in enumerate(args)} | dict(kwargs)
         parameters = [str(index) for index in range(len(args))]
@@ -134,21 +134,30 @@ def _bound(
     return given, list(given) == parameters[: len(given)]
 
 
-def _signature(function: Callable[..., object]) -> tuple[inspect.Signature, bool]:
-    """Return a signature, and whether positional arguments fill its parameters one by one.
+class _Taken(NamedTuple):
+    """What a function can be called with."""
 
-    That of a method is read once for all objects of its class.
-    """
+    signature: inspect.Signature
+    parameters: list[str]
+    """Their names."""
+    one_by_one: bool
+    """Whether positional arguments fill them one by one."""
+
+
+def _signature(function: Callable[..., object]) -> _Taken:
+    """Return what a function takes. That of a method is read once for all objects of its class."""
     if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
         return _signature_of_method(function.__func__)
-    return inspect.signature(function), False
+    signature = inspect.signature(function)
+    return _Taken(signature, list(signature.parameters), False)
 
 
 @lru_cache(maxsize=1024)
-def _signature_of_method(function: FunctionType) -> tuple[inspect.Signature, bool]:
+def _signature_of_method(function: FunctionType) -> _Taken:
     signature = inspect.signature(MethodType(function, object()))
-    plain = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in signature.parameters.values())
-    return signature, plain
+    parameters = signature.parameters
+    one_by_one = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters.values())
+    return _Taken(signature, list(parameters), one_by_one)
 
 
 def _function_facts(function: FunctionType) -> list[Json]:

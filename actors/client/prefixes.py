@@ -7,7 +7,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
@@ -29,14 +29,25 @@ class Prefixes:
         self._catalog = catalog
         self._reader = reader
 
-    def longest(self, graphs: Sequence[ModelGraph]) -> list[PrefixMatch | None]:
-        """Answer queries, at least one; see `Repository.longest_prefix`."""
+    def longest(
+        self, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None = None
+    ) -> list[PrefixMatch | None]:
+        """Answer queries, at least one; see `Repository.longest_prefix`.
+
+        Args:
+            graphs: what is looked for.
+            meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
+        """
         self._session.keep_alive()
         self._session.connect_all()  # so that each watches this process, which it will hold pins for
         queries = [PrefixQuery.of(graph) for graph in graphs]
         topology, one = self._session.topology, len(graphs) == 1
         request = ShardCalls.match(self._session.client, queries, places=one)
-        answers = self._session.broadcast(request, spoiled=self._unmatch)
+        aside = _Aside(meanwhile)
+        answers = self._session.broadcast(request, spoiled=self._unmatch, meanwhile=aside.run)
+        if aside.error is not None:
+            self._unmatch(answers)
+            raise aside.error
         texts = {key: text for answer in answers for key, text in answer.graphs.items()}
         results: list[PrefixMatch | None] = []
         losers: list[Lease] = []
@@ -65,3 +76,20 @@ class Prefixes:
     def _unmatch(self, answers: list[Matches]) -> None:
         """Let go of what was pinned for nothing."""
         self._session.unpin([match.lease for answer in answers for match in answer.found if match is not None])
+
+
+class _Aside:
+    """What is done while others are at work; its error waits until they are done."""
+
+    def __init__(self, work: Callable[[], None] | None) -> None:
+        self._work = work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Do it."""
+        if self._work is None:
+            return
+        try:
+            self._work()
+        except Exception as exc:  # noqa: BLE001  raised by who asked for it
+            self.error = exc

@@ -247,6 +247,7 @@ class Session:
         timeout: float = CONTROL_TIMEOUT_S,
         spoiled: Callable[[list[_R]], None] | None = None,
         heard: Callable[[Sequence[Tag]], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[_R]:
         """Ask all shards the same at one time, and wait for all answers; repeated as in `call`.
 
@@ -255,13 +256,15 @@ class Session:
             timeout: seconds to wait in all.
             spoiled: told answers that do not count, for names were on their way.
             heard: told how things stood whenever all have answered.
+            meanwhile: called once, while the shards are at it; it must not raise.
         """
         deadline = Deadline.after(timeout)
         while True:
             topology = self.topology
             try:
                 question = ShardCalls.gathered(request.remote.name, request.arguments)
-                told = self.call_each(dict.fromkeys(topology.alive, question), deadline.left())
+                told = self.call_each(dict.fromkeys(topology.alive, question), deadline.left(), meanwhile)
+                meanwhile = None
                 tags = [tag for tag, _ in told]
                 if heard is not None:
                     heard(tags)
@@ -287,10 +290,14 @@ class Session:
             return True
         return self.call_each(dict.fromkeys(topology.alive, ShardCalls.tag()), deadline.left()) == tags
 
-    def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]:
-        """Call several shards at once, each as `call` does, and wait for all answers."""
+    def call_each(
+        self, requests: Mapping[int, Request[_R]], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[_R]:
+        """Call several shards at once, each as `call` does, and wait for all answers; call `meanwhile` in between."""
         deadline = Deadline.after(timeout)
         sent = {shard: self.send(shard, request) for shard, request in requests.items()}
+        if meanwhile is not None:
+            meanwhile()
         answers: list[_R] = []
         for shard, answer in sent.items():
             try:

@@ -78,12 +78,11 @@ class Candidate:
         try:
             with self._timed():
                 parts = self._parts = ModelParts(model)
-                own = parts.tensors()
-                self._inherit(repository, parts, own)
+                self._inherit(repository, parts)
                 frozen = self._to_freeze(parts.graph) if freeze and self.layers else set[str]()
                 if frozen:
                     self._thaw = parts.freeze(frozen)
-                self._announce(repository, parts, own, frozen)
+                self._announce(repository, parts, frozen)
         except BaseException:
             self.release()
             raise
@@ -157,9 +156,10 @@ class Candidate:
 
     # ---- within -----------------------------------------------------------------------------------------
 
-    def _inherit(self, repository: Repository, parts: ModelParts, own: Mapping[str, np.ndarray]) -> None:
-        """Query, load and assign."""
-        self._match = match = repository.longest_prefix(parts.graph)
+    def _inherit(self, repository: Repository, parts: ModelParts) -> None:
+        """Query, load and assign; while the shards look, get ready what comes after it."""
+        (match,) = repository._prefixes.longest([parts.graph], meanwhile=parts.prepare)
+        self._match = match
         if match is None:
             return
         try:
@@ -167,7 +167,7 @@ class Candidate:
         except ModelLostError as exc:
             log.warning("%s inherits nothing: %s", self.name, exc)
             stored = {}
-        layers = _fitting(match, parts.graph, stored, own) if stored else {}
+        layers = _fitting(match, parts.graph, stored, parts.first) if stored else {}
         tensors = {name for layer in layers for name in parts.graph.by_name[layer].tensors}
         if not tensors:
             self._match = None
@@ -177,15 +177,13 @@ class Candidate:
         parts.assign(self._taken)
         self.ancestor, self.layers = match.ref, layers
 
-    def _announce(
-        self, repository: Repository, parts: ModelParts, own: Mapping[str, np.ndarray], frozen: Set[str]
-    ) -> None:
+    def _announce(self, repository: Repository, parts: ModelParts, frozen: Set[str]) -> None:
         """Have the save begin; what is frozen will not be written."""
         graph = parts.graph
         shared = {
             name for mine in self.layers if frozen >= set(tensors := graph.by_name[mine].tensors) for name in tensors
         }
-        written = {name: own[name] for name in graph.tensors if name not in shared}
+        written = {name: parts.first[name] for name in graph.tensors if name not in shared}
         parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
         try:
             architecture = None if parts.compiles else (graph.to_json(), recipe_of(self.model))

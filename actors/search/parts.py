@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..client.frameworks import adapter_of, is_keras
 
 if TYPE_CHECKING:
     from ...store.keras import ModelState
+    from ...store.torch import State
 
 
 class ModelParts:
@@ -35,20 +37,27 @@ class ModelParts:
     """
 
     def __init__(self, model: object) -> None:
-        self.graph: ModelGraph
         self._model: Any = model
         self._adapter = adapter_of(model)
-        self._state: ModelState | None = None
-        if is_keras(self._adapter):
-            self._state = self._adapter.ModelState(model)
-        self.graph = self._state.graph() if self._state else self._adapter.graph_of(model)
-        self._tensors: dict[str, Any] = dict(self._state.weights) if self._state else self._adapter.live_tensors(model)
-        """Name -> the framework's own tensor, which stays the same while it is trained."""
+        of_keras = is_keras(self._adapter)
+        self._state: ModelState | None = self._adapter.ModelState(model) if of_keras else None
+        self._read: State | None = None if of_keras else self._adapter.State(model)
+        """Of a torch module, as it was taken apart."""
+        self.graph: ModelGraph = self._state.graph() if self._state else self._adapter.graph_of(model, self._read)
+
+    @cached_property
+    def first(self) -> dict[str, np.ndarray]:
+        """The tensors that it was taken apart with; those of a torch module show later changes."""
+        return self._state.tensors() if self._state else self._adapter.tensors_of(self._model, self._read)
 
     @property
     def compiles(self) -> bool:
         """Whether the training may change how the model is built again: a Keras model is compiled for it."""
         return self._state is not None
+
+    def prepare(self) -> None:
+        """Find out now what will be asked for."""
+        _ = self.first, self.graph.to_json()
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
@@ -61,11 +70,11 @@ class ModelParts:
         return self.graph
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the tensors that are named."""
+        """Set the tensors that are named, in what it was taken apart with."""
         if self._state is not None:
             self._state.assign(tensors)
         else:
-            self._adapter.assign(self._model, tensors)
+            self._adapter.assign(self._model, tensors, self._read)
 
     def freeze(self, names: Set[str]) -> Callable[[], None]:
         """Keep tensors as they are while the model is trained.
@@ -77,7 +86,8 @@ class ModelParts:
         Returns:
             Call it when the model is not trained any more: takes off what was attached to it; flags stay.
         """
-        frozen = {name: self._tensors[name] for name in names if name in self._tensors}
+        own: Mapping[str, Any] = self._state.weights if self._state else self._read.tensors if self._read else {}
+        frozen = {name: own[name] for name in names if name in own}
         if self._state is not None:
             _freeze_layers(self._adapter.all_layers(self._model), {id(weight) for weight in frozen.values()})
             return _nothing

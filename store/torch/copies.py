@@ -34,7 +34,7 @@ _HOOKS = frozenset(name for name in vars(nn.Module()) if "forward" in name and "
 _MATH = {id(value) for value in vars(math).values() if callable(value)}
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 """What an attribute may be that is the original's as it is; most are such."""
-_EMPTIES = (dict, OrderedDict, set, list)
+_EMPTIES = frozenset({dict, OrderedDict, set, list})
 OWNER = "_tensorvine_copies"
 """Attribute of a copy: the `Copies` that it is one of."""
 _Function = Callable[..., Any]
@@ -68,30 +68,40 @@ class Copies:
         self._paths: dict[int, str] = {}
         """id of a copy -> its first path."""
         self._read_buffers: set[str] = set()
-        originals = {path: item for path, item in root.named_modules() if not is_compiled(item)}
+        self.tensors: dict[torch.Tensor, str] = {}
+        """Tensors that copies have as plain attributes, neither as parameters nor as buffers -> their paths."""
+        modules = dict(root.named_modules())
+        originals = {path: item for path, item in modules.items() if not is_compiled(item)}
         for path, item in originals.items():
             copy = self._of[id(item)] = object.__new__(self._class_of(type(item), bool(path) and is_leaf(item)))
             self._paths[id(copy)] = path
-        for item in root.modules():
+        for item in modules.values() if len(modules) > len(originals) else ():
             if is_compiled(item):
                 self._of[id(item)] = self._of[id(item._orig_mod)]
-        for item in originals.values():
-            vars(self._of[id(item)]).update(self._attributes(item))
+        for path, item in originals.items():
+            vars(self._of[id(item)]).update(self._attributes(item, path))
         self.root = self._of[id(root)]
-        self.by_path = {path: self._of[id(item)] for path, item in originals.items()}
-        """Each copy once, by its first path."""
 
     @property
     def read(self) -> frozenset[str]:
         """Paths of the buffers that were asked for."""
         return frozenset(self._read_buffers)
 
-    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+    def _attributes(self, module: nn.Module, path: str) -> dict[str, Any]:
         """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
         found = vars(module).copy()
-        for name, value in list(found.items()):
-            if type(value) not in PLAIN:
-                found[name] = OrderedDict() if name in _HOOKS else self._swapped(value, 0)
+        for name, value in found.items():
+            kind = type(value)
+            if kind in PLAIN:
+                continue
+            if name in _HOOKS:
+                found[name] = OrderedDict()
+            elif kind in _EMPTIES and not value:
+                found[name] = kind()
+            else:
+                found[name] = swapped = self._swapped(value, 0)
+                if isinstance(swapped, torch.Tensor):
+                    self.tensors[swapped] = f"{path}.{name}" if path else name
         found["training"] = False
         found["_compiled_call_impl"] = None
         found[OWNER] = self
@@ -115,8 +125,9 @@ class Copies:
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
             copy = value.copy()
-            for key, item in list(copy.items()):
-                copy[key] = self._swapped(item, depth + 1)
+            for key, item in copy.items():
+                if type(item) is not nn.Parameter and type(item) not in PLAIN:
+                    copy[key] = self._swapped(item, depth + 1)
             return copy
         return value.copy() if isinstance(value, (set, deque)) else value
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,10 +86,15 @@ class State:
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the dtype and the shape of each plain tensor, but of extra state, which may have any."""
         return {
-            name: (str(item.dtype).removeprefix("torch."), tuple(item.shape))
+            name: (_name_of(item.dtype), tuple(item.shape))
             for name, item in self.tensors.items()
             if not name.endswith(_EXTRA) or self.is_own(name)
         }
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -137,12 +142,16 @@ def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
     return found if plain and not any(base_of(name) is not None for name in found) else None
 
 
-def tensors_of(module: nn.Module) -> dict[str, Array]:
+def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array]:
     """Parameters and persistent buffers by the names of `state_dict()`, read-only.
 
     On the CPU nothing is copied, and the arrays are live: a later in-place change, such as an optimizer's
     step, shows in them. What a state has beside plain tensors (extra state, quantised weights) is written as arrays
     `NAME:json`, `NAME:0` and so on, which are copies.
+
+    Args:
+        module: wrapped or not.
+        state: the module's, read just now; None: it is read.
 
     Raises:
         TensorMismatchError: part of the state cannot be stored: a sparse, distributed or lazy tensor, one on the device
@@ -151,7 +160,7 @@ def tensors_of(module: nn.Module) -> dict[str, Array]:
     >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
     {'weight': (2, 4), 'bias': (2,)}
     """
-    state = State(module)
+    state = state if state is not None else State(module)
     found: dict[str, Array] = {}
     first: dict[int, Array] = {}  # a tied tensor is one array, also where it is copied from another device
     for name in state.real:
@@ -165,17 +174,22 @@ def tensors_of(module: nn.Module) -> dict[str, Array]:
     return found
 
 
-def assign(module: nn.Module, tensors: Mapping[str, object]) -> None:
+def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None = None) -> None:
     """Copy `tensors` into the module's own memory; those that are not named keep their values.
 
     A module on the device "meta" gets memory on the CPU for all of its tensors.
     Everything is checked before anything is written, so that an error leaves the module as it was.
 
+    Args:
+        module: wrapped or not.
+        tensors: by the names of `state_dict()`.
+        state: the module's, read just now; None: it is read.
+
     Raises:
         TensorNotFoundError: the module has no tensor of a name, or, on the device "meta", one that is not given.
         TensorMismatchError: another shape or dtype than the tensor's, or the module's `load_state_dict` refuses it.
     """
-    state = State(module)
+    state = state if state is not None else State(module)
     given = {name: value for name, value in tensors.items() if base_of(name) is None}
     values = {name: unpacked(name, tensors) for name in {base_of(part) for part in tensors} if name is not None}
     values.update({name: given.pop(name) for name in list(given) if name in state.values or _is_extra(state, name)})
@@ -250,7 +264,9 @@ def _check_places(state: State, arrays: Mapping[str, Array]) -> None:
     for name in arrays:
         tensor = state.tensors[name]
         _check_dense(name, tensor)
-        if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        if not tensor.is_contiguous() and any(
+            step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
             raise TensorMismatchError(
                 f"tensor {name!r}: expected memory for each element; found strides {tensor.stride()}"
             )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -80,19 +81,14 @@ class _Symbolic(fx.Tracer):
         super().__init__(autowrap_modules=cast(Any, ()))
         self.copies = Copies(module, self._leaf, self._parameter, self._noted)
         self.root = self.copies.root
-        self._paths = {id(item): path for path, item in module.named_parameters()}
+        self._module = module
         self._proxies: dict[int, fx.Proxy] = {}
         """id of a parameter -> what stands for it."""
 
     def run(self) -> fx.Graph:
         """Run it."""
         self.graph = fx.Graph(tracer_cls=type(self))
-        self.tensor_attrs = {
-            value: f"{path}.{name}" if path else name
-            for path, item in self.copies.by_path.items()
-            for name, value in vars(item).items()
-            if type(value) not in PLAIN and isinstance(value, torch.Tensor)
-        }
+        self.tensor_attrs = cast(Any, dict(self.copies.tensors))  # the base adds to it
         forward, arguments = self.create_args_for_root(type(self.root).forward, True, None)
         self.create_node("output", "output", (self.create_arg(forward(*arguments)),), {})
         return self.graph
@@ -109,6 +105,10 @@ class _Symbolic(fx.Tracer):
 
     def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.create_proxy("call_module", path, args, kwargs)
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        return {id(item): path for path, item in self._module.named_parameters()}
 
     def _parameter(self, parameter: nn.Parameter) -> Any:
         path = self._paths.get(id(parameter))

@@ -40,10 +40,14 @@ _log = logging.getLogger(__name__)
 _known = KnownGraphs()
 
 
-def graph_of(module: nn.Module) -> ModelGraph:
+def graph_of(module: nn.Module, state: State | None = None) -> ModelGraph:
     """Flatten a module to the graph of its leaf modules and of the functions between them.
 
     The graph is the one of inference. Neither the module nor any other is touched, whatever other threads do with it.
+
+    Args:
+        module: wrapped or not.
+        state: the module's, read just now; None: it is read.
 
     Raises:
         TensorMismatchError: part of its state cannot be stored (`tensors_of`).
@@ -52,7 +56,7 @@ def graph_of(module: nn.Module) -> ModelGraph:
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
     [('input', 'Input', ()), ('0', 'Linear', ('input',)), ('1', 'ReLU', ('0',))]
     """
-    return architecture_of(module).graph
+    return architecture_of(module, state).graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,13 @@ class Architecture:
     """Its signature; None: it has none."""
 
 
-def architecture_of(module: nn.Module) -> Architecture:
-    """Return a module's graph, and the key under which more is known of its architecture; errors as in `graph_of`."""
+def architecture_of(module: nn.Module, state: State | None = None) -> Architecture:
+    """Return a module's graph, and the key under which more is known of its architecture; as `graph_of`."""
     module = bare(module)
     key = signature(module)
     graph = _known.find(key, module)
     if graph is None:
-        flattened = _Flattened(module)
+        flattened = _Flattened(module, state if state is not None else State(module))
         graph = ModelGraph(flattened.vertices)
         if flattened.read is not None:
             _known.keep(key, module, flattened.read, graph)
@@ -80,10 +84,9 @@ def architecture_of(module: nn.Module) -> Architecture:
 class _Flattened:
     """A module taken apart."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, state: State) -> None:
         self.vertices: list[Layer] = []
         self._root = module
-        state = State(module)
         self._all = state.tensors
         self._values = {name: list(packed(name, value)) for name, value in state.values.items()}
         """Name of what is no plain tensor -> the names of the arrays that stand for it."""
@@ -175,6 +178,8 @@ class _Flattened:
 
     def _values_of(self, module: nn.Module, path: str) -> list[str]:
         """Return the names of the arrays that stand for what a module has beside plain tensors."""
+        if not self._values:
+            return []
         within = f"{plain_name(path)}." if module is not self._root else ""
         mine = [name for name in self._values if name.startswith(within)]
         self._kept.update(mine)

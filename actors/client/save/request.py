@@ -271,7 +271,7 @@ def same_bytes(array: np.ndarray, other: np.ndarray) -> bool:
         return False
     start, length = 0, PROBE_BYTES
     while start < mine.nbytes:
-        if not np.array_equal(_words(mine[start : start + length]), _words(theirs[start : start + length])):
+        if not (_words(mine[start : start + length]) == _words(theirs[start : start + length])).all():
             return False
         start, length = start + length, COMPARE_BYTES
     return True

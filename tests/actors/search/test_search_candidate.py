@@ -20,7 +20,13 @@ from tensorvine.actors import Repository
 from tensorvine.actors.client.frameworks import adapter_of
 from tensorvine.actors.search import Candidate
 from tensorvine.store import ModelRef
-from tensorvine.store.errors import GraphError, InvalidNameError, RepositoryNotFoundError, ShardUnavailableError
+from tensorvine.store.errors import (
+    GraphError,
+    InvalidNameError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    TensorMismatchError,
+)
 from torch import nn
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -411,6 +417,15 @@ class TestBadInput:
             Candidate(repository, "../a", torch_net())
         with pytest.raises(GraphError):
             Candidate(repository, "a", object())
+
+    def test_a_model_that_cannot_be_stored_keeps_no_ancestor(self, repository: Repository) -> None:
+        root = saved(repository, "root", torch_net())
+        model = torch_net((16, 20))
+        model[0].register_buffer("rare", torch.zeros(2).to_sparse())
+        with pytest.raises(TensorMismatchError, match=r"'0.rare': expected a dense tensor"):
+            Candidate(repository, "child", model)
+        repository.retire(root)
+        assert repository.stats().tensors == 0
 
     def test_a_released_candidate_saves_no_more(self, repository: Repository) -> None:
         candidate = Candidate(repository, "a", torch_net())
