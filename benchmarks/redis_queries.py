@@ -78,12 +78,21 @@ class RedisServer:
         command += ["--save", "", "--dir", self._folder.name]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - no input
         try:
-            wait_until(lambda: self._process.poll() is not None or Path(self.socket).exists(), "a Redis server")
+            wait_until(lambda: self._process.poll() is not None or self._answers(), "a Redis server")
             if self._process.poll() is not None:
                 raise RuntimeError(f"Redis server: expected it to run; found exit status {self._process.poll()}")
         except BaseException:
             self.close()
             raise
+
+    def _answers(self) -> bool:
+        import redis
+
+        with redis.Redis(unix_socket_path=self.socket) as client:
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:  # its socket is there before it listens
+                return False
 
     def __enter__(self) -> RedisServer:
         return self

@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import socket
 import subprocess
@@ -27,6 +29,8 @@ from ..store.waiting import Backoff, Deadline
 LABEL = "tensorvine-up"
 START_S = 60.0
 STOP_S = 30.0
+_PORTS = range(20_000, 32_000)
+"""Above those of Ray's workers, and below those that Linux gives to who asks for any."""
 _STARTED = re.compile(r"ray start --address='([^']+)'")
 
 
@@ -88,8 +92,11 @@ def _argument(mark: str) -> str:
 
 
 def _free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
+    """Return a port that nobody has, and that nobody gets who asks for any."""
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise ShardUnavailableError(f"expected a free port from {_PORTS[0]} to {_PORTS[-1]}; found none in 100 tries")
 
 
 def _await_address(process: subprocess.Popen[bytes], output: IO[bytes]) -> str:

@@ -9,7 +9,8 @@ Rules
   whose actors use a framework names it, `workers_import("torch")`, and it is imported once for all of them.
 - A Ray that runs on this machine already, such as another test's, is not joined.
 - Property tests draw the same examples everywhere and are not timed, so that what fails in CI fails at home, and a busy
-  machine fails nothing. `pytest --hypothesis-profile=default` draws others.
+  machine fails nothing. `pytest --hypothesis-profile=default` draws others. Hypothesis would mix in numbers that it
+  reads in whatever modules of ours happen to be imported, which depends on who ran which file before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import NoReturn
 import pytest
 import ray
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from tensorvine.actors.client.repository import Repository
 from tensorvine.clusters import LocalCluster
 
@@ -54,6 +56,7 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for e
 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody looks at them, and their thread crashed at an end
 
 settings.load_profile("ci")
+providers._get_local_constants = lambda: providers._local_constants  # pyright: ignore[reportPrivateUsage]  # stays empty
 
 _serial = count(1)
 _asked: set[str] = set()

@@ -6,6 +6,7 @@
 #   TENSORVINE_CODEC    how tensors are stored there
 #   TENSORVINE_HEAD     address of this node on the network that the nodes shall use; else its first address
 #   TENSORVINE_PORT     of Ray's control service on it
+#   TENSORVINE_CLIENT_PORT  of its server for Ray's client, 10001 unless set: of several jobs on a node each needs another
 #   TENSORVINE_START_S  seconds that the head may take to come up
 
 export TENSORVINE_HEAD=${TENSORVINE_HEAD:-$(hostname -I | cut -d' ' -f1)}

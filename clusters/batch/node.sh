@@ -16,7 +16,7 @@ ulimit -n "$(ulimit -H -n)"
 
 if [ "$rank" = 0 ]; then
     exec ray start --head --block --node-ip-address="$TENSORVINE_HEAD" --port="$TENSORVINE_PORT" \
-        --include-dashboard=false --disable-usage-stats
+        --ray-client-server-port="${TENSORVINE_CLIENT_PORT:-10001}" --include-dashboard=false --disable-usage-stats
 fi
 deadline=$((SECONDS + TENSORVINE_START_S))
 until (: <"/dev/tcp/$TENSORVINE_HEAD/$TENSORVINE_PORT") 2>/dev/null; do

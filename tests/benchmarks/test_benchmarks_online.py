@@ -282,7 +282,7 @@ def test_who_is_told_stands_beside_who_asks(cluster: object, monkeypatch: pytest
 
 def test_consumers_are_asked_with_updates_and_without(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(
-        consumers.PLANS[Effort.QUICK], counts=(1, 3), side=64, tensors=3, updates=2, pause_s=0.02, iterations=50
+        consumers.PLANS[Effort.QUICK], counts=(1, 3), side=64, tensors=3, updates=2, pause_s=0.2, iterations=50
     )
     monkeypatch.setitem(consumers.PLANS, Effort.QUICK, plan)
     monkeypatch.setattr(consumers, "PROCESSES", 2)

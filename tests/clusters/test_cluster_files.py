@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -28,6 +30,8 @@ RAY_UP = sorted((FILES / "ray_up").glob("*.yaml"))
 SCRIPTS = sorted((FILES / "batch").glob("*.sh"))
 CLOUDS = ("aws", "gcp")
 WAIT_S = 200.0
+END_S = 90.0
+"""Ray's agents try for 60 s to tell a head that has died with them before they end."""
 
 PROGRAM = """
 import os, signal, sys
@@ -231,8 +235,10 @@ class TestScripts:
 
     def test_a_worker_without_a_head_gives_up_in_time(self) -> None:
         settings = {"SLURM_PROCID": "1", "RAY_AUTH_TOKEN": "a" * 64, "TENSORVINE_HEAD": "127.0.0.1"}
-        settings |= {"TENSORVINE_PORT": str(free_port())}
-        done = run_script([str(FILES / "batch" / "node.sh")], {**settings, "TENSORVINE_START_S": "2"})
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and it does not listen
+            settings |= {"TENSORVINE_PORT": str(taken.getsockname()[1]), "TENSORVINE_START_S": "2"}
+            done = run_script([str(FILES / "batch" / "node.sh")], settings)
         assert done.returncode == 1
         assert "nobody answers there" in done.stderr
 
@@ -301,6 +307,7 @@ def job_settings(folder: Path, commands: Path) -> dict[str, str]:
         "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TENSORVINE_BATCH": str(FILES / "batch"),
         "TENSORVINE_PORT": str(free_port()),
+        "TENSORVINE_CLIENT_PORT": str(free_port()),
         "TENSORVINE_PATH": str(folder / "models"),
         "RAY_TMPDIR": str(folder),
         "SLURM_JOB_NUM_NODES": "2",
@@ -338,8 +345,11 @@ def bare(settings: dict[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
+    """Return a port that nobody has; nobody gets it until it is used, as those above 32767 are given to who asks."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError("expected a free port; found none in 100 tries")
 
 
 def started(folder: Path) -> list[psutil.Process]:
@@ -356,5 +366,5 @@ def started(folder: Path) -> list[psutil.Process]:
 
 def left(folder: Path) -> list[psutil.Process]:
     """Return the processes that are still there when all have had a while to end."""
-    _, alive = psutil.wait_procs(started(folder), timeout=15)
+    _, alive = psutil.wait_procs(started(folder), timeout=END_S)
     return alive

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.own_cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_nodes_join_are_killed_and_come_again_while_the_search_goes_on_and_go_when_it_ends(tmp_path: Path) -> None:
     mark = str(tmp_path)
     # An embedded Ray, such as that of the tests before, leaves its mode to all that this process starts.
@@ -36,7 +36,7 @@ def test_nodes_join_are_killed_and_come_again_while_the_search_goes_on_and_go_wh
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=580,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.example_runs import await_line, check, interrupt, start
-from tests.support.marked import marked, outlive
+from tests.support.marked import names_of, outlive
 
 SAYS = (
     r"longest_prefix\(candidate\) = root@1 .*: 10 layers with 20 tensors match",
@@ -28,7 +28,7 @@ def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Pa
 
 
 @pytest.mark.own_cluster
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("moment", "group"),
     [
@@ -42,7 +42,6 @@ def test_ctrl_c_ends_it_promptly_and_cleanly(moment: str, group: bool, mark: str
     process = start("finetune", mark, "--out", str(tmp_path))
     await_line(process, moment)
     if moment != "Starting Ray":
-        names = {running.name() for running in marked(mark)}
-        assert {"raylet", "gcs_server"} <= names
+        assert {"raylet", "gcs_server"} <= names_of(mark)
     interrupt(process, group=group)
     assert outlive(mark) == []

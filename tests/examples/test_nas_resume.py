@@ -18,7 +18,7 @@ from tests.support.example_runs import PYTHON, ROOT
 from tests.support.marked import MARK, marked
 
 RUN = ROOT / "examples/nas/run.py"
-CANDIDATES, KILL_AFTER = 13, 10
+CANDIDATES, KILL_AFTER = 18, 10
 """The first 8 are drawn; then they descend from one another, and those that leave the population are retired."""
 LIMIT_S = 200.0
 

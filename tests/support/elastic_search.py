@@ -24,7 +24,7 @@ PLAN = Plan(data="wine", candidates=24, population=6, sample=3)
 NODES = 2
 KILL_AFTER = 8
 """Candidates that are told before the nodes are killed."""
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Run:

@@ -82,7 +82,7 @@ def interrupt(process: subprocess.Popen[str], *, group: bool = True) -> None:
         group: to its process group, as a terminal does; False: to the process alone, as `kill -INT` does.
     """
     (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=120)
     assert process.returncode == 130, rest
     assert "stopped by Ctrl-C" in rest
     assert "Traceback" not in rest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 
 MARK = "TENSORVINE_TEST_MARK"
@@ -20,7 +22,23 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def outlive(mark: str, seconds: float = 20.0) -> list[str]:
-    """Return the command lines of marked processes that do not end within `seconds`."""
+def names_of(mark: str) -> set[str]:
+    """Return the names of marked processes."""
+    found: set[str] = set()
+    for process in marked(mark):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(process.name())
+    return found
+
+
+def outlive(mark: str, seconds: float = 90.0) -> list[str]:
+    """Return the command lines of marked processes that do not end within `seconds`.
+
+    Ray's agents try for 60 s to tell a head that has died with them before they end.
+    """
     _, alive = psutil.wait_procs(marked(mark), timeout=seconds)
-    return [" ".join(process.cmdline())[:120] for process in alive if process.is_running()]
+    found: list[str] = []
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(" ".join(process.cmdline())[:120])
+    return found
