@@ -157,9 +157,8 @@ class Candidate:
     # ---- within -----------------------------------------------------------------------------------------
 
     def _inherit(self, repository: Repository, parts: ModelParts) -> None:
-        """Query, load and assign; while the shards look, get ready what comes after it."""
-        (match,) = repository._prefixes.longest([parts.graph], meanwhile=parts.prepare)
-        self._match = match
+        """Query, load and assign."""
+        self._match = match = self._query(repository, parts)
         if match is None:
             return
         try:
@@ -176,6 +175,10 @@ class Candidate:
         self._taken = {mine: stored[theirs] for mine, theirs in match.tensors.items() if mine in tensors}
         parts.assign(self._taken)
         self.ancestor, self.layers = match.ref, layers
+
+    def _query(self, repository: Repository, parts: ModelParts) -> PrefixMatch | None:
+        """Look for the ancestor; while the shards look, get ready what comes after it."""
+        return repository._prefixes.longest([parts.graph], meanwhile=parts.prepare)[0]
 
     def _announce(self, repository: Repository, parts: ModelParts, frozen: Set[str]) -> None:
         """Have the save begin; what is frozen will not be written."""

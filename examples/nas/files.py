@@ -24,6 +24,8 @@ from .catalogue import Catalogue, Found
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
+    from tensorvine.actors.client.match import PrefixMatch
+    from tensorvine.actors.search.parts import ModelParts
 
 
 class FileMatch:
@@ -150,6 +152,9 @@ class FileCandidate(Candidate):
             return None
         with self._timed():
             return self._files.save(self.name, parts.graph, parts.tensors(), quality)
+
+    def _query(self, _: Repository, parts: ModelParts) -> PrefixMatch | None:
+        return cast("PrefixMatch | None", self._files.longest_prefix(parts.graph))
 
     def _announce(self, *_: object) -> None:
         """Do nothing: a file needs no preparation."""

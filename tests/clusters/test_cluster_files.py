@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import random
 import re
 import shutil
 import signal
@@ -23,6 +21,8 @@ import pytest
 import yaml
 from click import Command
 from packaging.requirements import Requirement
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "clusters"
@@ -342,14 +342,6 @@ def bare(settings: dict[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PMI"))}
     quick = {"RAY_enable_metrics_collection": "0", "RAY_prestart_worker_first_driver": "0"}
     return {**kept, "RAY_raylet_start_wait_time_s": "120", **quick, **settings}
-
-
-def free_port() -> int:
-    """Return a port that nobody has; nobody gets it until it is used, as those above 32767 are given to who asks."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
-    raise OSError("expected a free port; found none in 100 tries")
 
 
 def started(folder: Path) -> list[psutil.Process]:

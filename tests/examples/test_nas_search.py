@@ -18,6 +18,8 @@ import pytest
 import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.client.match import PrefixMatch
+from tensorvine.actors.client.prefixes import Prefixes
+from tensorvine.actors.search.parts import ModelParts
 from tensorvine.clusters import LocalCluster
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import OperationTimeoutError
@@ -92,9 +94,9 @@ def arm(phase: str) -> None:
 
     match phase.removeprefix("killed "):
         case "in the query":
-            Repository.longest_prefixes = die  # pyright: ignore[reportAttributeAccessIssue]
+            ModelParts.prepare = die  # pyright: ignore[reportAttributeAccessIssue]
         case "after the query":
-            Repository.longest_prefix = then_die(Repository.longest_prefix)
+            Prefixes.longest = then_die(Prefixes.longest)
         case "in the load":
             Repository.load = then_die(Repository.load)
         case "in training":

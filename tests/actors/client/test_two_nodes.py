@@ -40,6 +40,12 @@ SCRIPT = textwrap.dedent("""
         probe = Probe.options(scheduling_strategy=here).remote()
         ray.get(probe.ready.remote(), timeout=60)
         ray.kill(probe)
+    def maps_of(pid):
+        try:
+            return Path(f"/proc/{pid}/maps").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since
+            return ""
+
     repo = Repository.start("pair", preallocate_bytes=0)
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
@@ -111,7 +117,7 @@ SCRIPT = textwrap.dedent("""
     fetched, first, second = ray.get(from_elsewhere.options(scheduling_strategy=there).remote(), timeout=100)
     folder = os.environ[FOLDER]
     ours = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(FOLDER) == folder]
-    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in ours]
+    maps = [maps_of(process.pid) for process in ours]
     workers = [each for each in maps if "_raylet.so" in each]  # and what they are forked from
     framework = any(f"lib{name}" in each for each in workers for name in ("torch", "tensorflow", "jax"))
     print("workers, and a framework in one:", len(workers) >= 7, framework)

@@ -264,7 +264,7 @@ class TestFetched:
         monkeypatch.setattr(Offer, "close", at_last)
         offers.go_on.clear()
         with pytest.raises(OperationTimeoutError):
-            far.save(name, {"a": np.ones(20 << 20, np.uint8)}, timeout=2.0)
+            far.save(name, {"a": np.ones(20 << 20, np.uint8)}, timeout=6.0)
         assert (offers.put, offers.closed, len(filled)) == (0, True, 1)
         assert not repo.models(name)
 

@@ -67,10 +67,10 @@ def test_all_get_the_endpoints_of_all_by_rank(place: Rendezvous) -> None:
 
 def test_who_does_not_come_is_named_and_the_key_is_free_again(place: Rendezvous) -> None:
     for _ in range(2):
-        jobs = [partial(place.exchange, "missing", rank, 4, {}, 0.3) for rank in (0, 2)]
+        jobs = [partial(place.exchange, "missing", rank, 4, {}, 1.0) for rank in (0, 2)]
         for error in at_once([partial(outcome, job) for job in jobs]):
             assert isinstance(error, OperationTimeoutError)
-            assert "expected ranks 0 to 3 to come within 0.3 s; 1, 3 did not" in str(error)
+            assert "expected ranks 0 to 3 to come within 1.0 s; 1, 3 did not" in str(error)
     assert place.exchange("missing", 0, 1, {"a": 1}, 20) == [{"a": 1}]
 
 
@@ -98,7 +98,7 @@ def test_who_comes_again_after_giving_up_is_welcome(place: Rendezvous) -> None:
 )
 def test_two_that_contradict_each_other_are_refused(place: Rendezvous, second: tuple[int, int], message: str) -> None:
     key = f"contradiction {message}"
-    jobs = [partial(place.exchange, key, *given, {}, 0.7) for given in ((0, 2), second)]
+    jobs = [partial(place.exchange, key, *given, {}, 1.5) for given in ((0, 2), second)]
     errors = at_once([partial(outcome, job) for job in jobs])
     refused = [error for error in errors if not isinstance(error, OperationTimeoutError)]
     assert len(refused) == 1
@@ -206,4 +206,4 @@ def test_who_ends_before_it_connects_is_missed_and_nothing_stays_open() -> None:
             offers[1], "g", epoch=0, rank=1, size=2, endpoints=[offer.endpoint for offer in offers], timeout=5.0
         )
     offers[1].close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing to stay open")

@@ -289,7 +289,7 @@ def test_wrong_arguments_are_refused_and_break_nothing(three: list[GlooGroup], c
 
 def test_who_is_silent_is_named_and_the_first_reason_stays() -> None:
     with groups(3) as members:
-        late = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=0.3))
+        late = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=1.0))
         assert [type(error) for error in late] == [OperationTimeoutError, type(None), OperationTimeoutError]
         assert all("barrier: expected rank 1 to take part" in str(late[rank]) for rank in (0, 2))
         for rank in (0, 2):
@@ -342,7 +342,7 @@ def test_closing_ends_the_waits_of_other_threads() -> None:
             for wait in waits:
                 with pytest.raises(PeerLostError, match="this member has left"):
                     wait.result()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
         with pytest.raises(PeerLostError, match="rank 0 left"):
             members[1].recv(np.zeros(4), 0)
 
@@ -570,7 +570,7 @@ def test_a_member_that_dies_before_it_connects_is_missed_by_name() -> None:
 
     def act(rank: int) -> Any:
         with pytest.raises(OperationTimeoutError, match="expected rank 2 to connect"):
-            backend.join(offers[rank], "missing", epoch=0, rank=rank, size=3, endpoints=endpoints, timeout=0.5)
+            backend.join(offers[rank], "missing", epoch=0, rank=rank, size=3, endpoints=endpoints, timeout=1.0)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(act, range(2)))

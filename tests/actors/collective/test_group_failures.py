@@ -18,7 +18,7 @@ from tensorvine.store.errors import OperationTimeoutError, PeerLostError
 from tests.support.groups import MIB, VERBS, Act, Mortal, each, mortals
 
 NBYTES = 4 * MIB
-SILENT_S = 0.6
+SILENT_S = 1.0
 """How long others wait for who falls silent."""
 GLOO_S = 2.0
 """In the middle of a long message Gloo knows of a death at the end of the operation's time only."""

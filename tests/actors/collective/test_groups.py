@@ -493,9 +493,9 @@ def test_who_does_not_come_is_named_in_time(backend):
     meeting, name = LocalRendezvous(), new_name()
     begun = time.monotonic()
     found = at_once(
-        [lambda rank=rank: join(backend, rank, 4, name=name, rendezvous=meeting, timeout=0.3) for rank in (0, 2)]
+        [lambda rank=rank: join(backend, rank, 4, name=name, rendezvous=meeting, timeout=1.0) for rank in (0, 2)]
     )
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     assert [type(error) for error in found] == [OperationTimeoutError] * 2
     assert any(f"group '{name}', epoch 0" in str(error) and "1, 3 did not" in str(error) for error in found)
     with groups(backend, 2, name=name, rendezvous=meeting) as members:  # nothing is left of it
@@ -504,7 +504,7 @@ def test_who_does_not_come_is_named_in_time(backend):
 
 def test_two_who_come_as_the_same_rank_are_told_apart(backend):
     meeting, name = LocalRendezvous(), new_name()
-    twice = [lambda: join(backend, 0, 2, name=name, rendezvous=meeting, timeout=2.0)] * 2
+    twice = [lambda: join(backend, 0, 2, name=name, rendezvous=meeting, timeout=20.0)] * 2
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(call) for call in twice]
         wait_until(lambda: any(future.done() for future in first), "one to be refused")
@@ -825,12 +825,12 @@ def test_a_broken_group_refuses_with_the_first_reason(backend):
         begun = time.monotonic()
         with pytest.raises(OperationTimeoutError, match="told by"):
             members[1].barrier()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
 
 
 def test_a_collective_that_not_all_begin_names_who_did_not(backend):
     with groups(backend, 3) as members:
-        found = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=0.3))
+        found = each(members, lambda group: None if group.rank == 1 else group.barrier(timeout=1.0))
         assert [type(error) for error in found] == [OperationTimeoutError, type(None), OperationTimeoutError]
         assert all("barrier: expected rank 1 to take part" in str(found[rank]) for rank in (0, 2)), found
 
@@ -840,7 +840,7 @@ def test_a_wait_may_be_shorter_than_the_operation_s_time(backend):
         begun = time.monotonic()
         with pytest.raises(OperationTimeoutError, match="rank 1"):
             members[0].ibarrier().wait(timeout=0.1)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
 
 
 def test_what_failed_is_not_written_to_any_more(backend):
@@ -906,7 +906,7 @@ def test_closing_ends_the_waits_of_other_threads(backend):
             members[0].barrier()
         with pytest.raises(PeerLostError, match="rank 0 left"):
             members[1].recv(np.zeros(MIB), 0)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
 
 
 def test_closing_twice_at_once_and_while_others_start_harms_nobody(backend):
@@ -921,7 +921,7 @@ def test_closing_twice_at_once_and_while_others_start_harms_nobody(backend):
             found = at_once([start, start, lambda: each(members[1:], start), members[0].close, members[0].close])
             assert [type(error) for error in found[:2]] == [PeerLostError] * 2
             assert "rank 0 left" in str(found[2][0])
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
 
 
 def test_closed_groups_leave_no_threads_and_no_files(backend):

@@ -356,6 +356,8 @@ class TestFollowing:
                 site.save("m", tagged(version))
                 if version % 3 == 0:
                     edge.wait_for(version, PATIENCE_S)
+                if version in (3, 6):
+                    asking.more()
             assert edge.wait_for(29, PATIENCE_S) == ModelRef("m", 29)
             asking.more()
         assert asking.wrong == []

@@ -109,11 +109,11 @@ class TestJoining:
         assert repo.save("m3", {"w": np.zeros(1)}).ref == ModelRef("m3", 2)
 
     def test_a_planner_that_dies_brings_the_change_to_its_end(self, repo: Repository) -> None:
-        refs = fill(repo)
+        refs, planner = fill(repo), planner_pid(repo)
         with ThreadPoolExecutor(1) as pool:
             scaling = pool.submit(repo.scale, 3)
             until(lambda: moving(repo), "names move")
-            os.kill(planner_pid(repo), signal.SIGKILL)
+            os.kill(planner, signal.SIGKILL)
             with pytest.raises(ShardUnavailableError):
                 scaling.result(PATIENCE_S)
         until(lambda: not moving(repo) and len(repo.shards) == 3, "the change ends")

@@ -193,11 +193,12 @@ class TestTrouble:
         self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         called(caller, TargetCalls.note(0))
-        monkeypatch.setattr(blocking, "SEND_S", 0.05)
         stop, stopped = threading.Event(), threading.Event()
         serving.loop.call_soon_threadsafe(lambda: (stopped.set(), stop.wait(WAIT_S)))
         assert stopped.wait(WAIT_S)
-        assert caller.send(TargetCalls.note(bytes(MESSAGE_BYTES - 100))) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(blocking, "SEND_S", 0.05)
+            assert caller.send(TargetCalls.note(bytes(MESSAGE_BYTES - 100))) is None
         stop.set()
         assert called(caller, TargetCalls.note(1)) == 1
         assert serving.target.seen == [0, 1], "a call that came in part is none"

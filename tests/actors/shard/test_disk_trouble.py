@@ -59,7 +59,7 @@ class TestPathGoneForAWhile:
             refs = [repo.save("m", tensors(n)).ref for n in range(3, 7)]
             eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}"):
-                repo.flush(timeout=1)
+                repo.flush(timeout=4)
             assert repo.stats().shards[0].versions_behind == len(refs)
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.retire("m@1")
@@ -77,7 +77,7 @@ class TestPathGoneForAWhile:
             repo.save("m", tensors(1))
             eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
-                repo.save("n", tensors(2), timeout=2)
+                repo.save("n", tensors(2), timeout=4)
             stats = repo.stats().shards[0]
             assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
@@ -95,7 +95,7 @@ class TestPathGoneForAWhile:
             repo.save(names[1], tensors(1), parent=names[0], inherit=None)
             eventually(lambda: is_refused(repo, 1), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}/manifests"):
-                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=2)
+                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
             assert repo.stats().shards[1].versions_behind == 1
             (path / "manifests").unlink()
             (path / "apart").rename(path / "manifests")
@@ -116,7 +116,7 @@ class TestPathGoneForAWhile:
                 waiting = repo.save("m", {"t": noise(4 * MIB, 3)}).ref
                 eventually(lambda: is_refused(repo), "the disk has refused")
                 with pytest.raises(StorageError, match="No space left on device"):
-                    repo.flush(timeout=1)
+                    repo.flush(timeout=4)
                 repo.retire("m@1")
                 repo.flush()
                 assert str(waiting) in manifests(tmp_path)

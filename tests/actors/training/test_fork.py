@@ -401,7 +401,7 @@ class TestDeaths:
                 return os.getpid()
 
             def fork(self, trainers: list[Any], gate: str) -> None:
-                fork(trainers, 2, at_step=5, options={"stalls_until": gate}, name="gone", timeout=5)
+                fork(trainers, 2, at_step=5, options={"stalls_until": gate}, name="gone", timeout=20)
 
         forker = Forker.remote()
         pid = ray.get(forker.pid.remote(), timeout=WAIT_S)

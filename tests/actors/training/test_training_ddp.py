@@ -213,7 +213,7 @@ class TestMailboxServer:
             MailboxServer(engine, run, 0, Target(size=2)),
             pytest.raises(OperationTimeoutError, match=f"rank 1 of '{run}'"),
         ):
-            find_trainers(run, timeout=3.0)
+            find_trainers(run, timeout=10.0)
 
     def test_a_mailbox_that_is_gone_is_logged_and_no_more(
         self, engine: Engine, run: str, caplog: pytest.LogCaptureFixture

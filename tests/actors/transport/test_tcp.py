@@ -592,17 +592,22 @@ class TestEnds:
             eventually(lambda: not server._connections, "the server ends what waits")
 
     def test_an_answer_that_comes_too_late_is_not_waited_for(self, store: Store) -> None:
-        late = threading.Event()
+        slow, late = threading.Event(), threading.Event()
 
         def answer(*asked: Any) -> Any:
-            late.wait(10)
+            if slow.is_set():
+                late.wait(10)
             return store.answer(*asked)
 
         store.add((0, 0), b"abc")
         server = TcpServer(answer, "127.0.0.1")
+        client = TcpClient(server.address, server.token)
+        client.read({(0, 0): [0]}, 10, "load of m")  # so that they are connected
+        slow.set()
         with pytest.raises(OperationTimeoutError, match="load of m: TCP server"):
-            TcpClient(server.address, server.token).read({(0, 0): [0]}, 0.05, "load of m")
+            client.read({(0, 0): [0]}, 0.05, "load of m")
         late.set()
+        client.close()
         server.close()
 
     def test_the_server_is_told_how_long_the_client_waits(self, store: Store) -> None:

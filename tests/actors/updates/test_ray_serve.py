@@ -14,11 +14,11 @@ import pytest
 import ray
 from tensorvine.actors import Repository
 
+from tests.support.ports import free_port
+
 serve = pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Serve's own
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-PORT = 18_423
 
 
 class Scale:
@@ -48,7 +48,8 @@ def test_requests_are_answered_while_versions_come(repo: Repository) -> None:
     from tensorvine.actors import serve_application
 
     repo.save("scale", version(1))
-    serve.start(http_options={"port": PORT})
+    port = free_port()
+    serve.start(http_options={"port": port})
     handle = serve.run(serve_application(repo, "scale", Scale, ray_actor_options={"num_cpus": 0.1}))
     answers: list[Any] = []
     stop = threading.Event()
@@ -71,7 +72,7 @@ def test_requests_are_answered_while_versions_come(repo: Repository) -> None:
     assert answers[-1].ref.version == 30
     assert all(float(answer.outputs[0]) == answer.ref.version for answer in answers)
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/", data=json.dumps({"batch": [2.0, 3.0]}).encode(), method="POST"
+        f"http://127.0.0.1:{port}/", data=json.dumps({"batch": [2.0, 3.0]}).encode(), method="POST"
     )
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
         assert json.load(response) == {"outputs": [60.0, 90.0], "version": "scale@30"}
