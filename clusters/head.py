@@ -3,6 +3,7 @@
 Rules
 - It is one process, `ray start --head --block`, in a session of its own; Ray's daemons end with it.
 - It listens on all interfaces, and asks who joins it for this user's token (`auth_token`), which this process presents.
+  Ray's ports are those that the files for `ray up` name, but for that of Ray's client: one from 20000 to 31999.
 - No file says that it runs: its node carries a label, and the process has the label in its command line. What was
   started by other means has no such label, and is never ended.
 """

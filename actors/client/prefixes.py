@@ -79,17 +79,17 @@ class Prefixes:
 
 
 class _Aside:
-    """What is done while others are at work; its error waits until they are done."""
+    """What is done once, while others are at work; its error waits until they are done."""
 
     def __init__(self, work: Callable[[], None] | None) -> None:
         self._work = work
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Do it."""
-        if self._work is None:
-            return
+        """Do it, the first time."""
+        work, self._work = self._work, None
         try:
-            self._work()
+            if work is not None:
+                work()
         except Exception as exc:  # noqa: BLE001  raised by who asked for it
             self.error = exc

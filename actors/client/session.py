@@ -256,7 +256,7 @@ class Session:
             timeout: seconds to wait in all.
             spoiled: told answers that do not count, for names were on their way.
             heard: told how things stood whenever all have answered.
-            meanwhile: called once, while the shards are at it; it must not raise.
+            meanwhile: called while the shards are at it, whenever they are asked; it must not raise.
         """
         deadline = Deadline.after(timeout)
         while True:
@@ -264,7 +264,6 @@ class Session:
             try:
                 question = ShardCalls.gathered(request.remote.name, request.arguments)
                 told = self.call_each(dict.fromkeys(topology.alive, question), deadline.left(), meanwhile)
-                meanwhile = None
                 tags = [tag for tag, _ in told]
                 if heard is not None:
                     heard(tags)

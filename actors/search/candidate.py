@@ -83,6 +83,7 @@ class Candidate:
                 if frozen:
                     self._thaw = parts.freeze(frozen)
                 self._announce(repository, parts, frozen)
+                parts.forget()
         except BaseException:
             self.release()
             raise

@@ -59,6 +59,11 @@ class ModelParts:
         """Find out now what will be asked for."""
         _ = self.first, self.graph.to_json()
 
+    def forget(self) -> None:
+        """Let the tensors go that it was taken apart with: some may be copies, which a training has no use for."""
+        self.__dict__.pop("first", None)
+        self._read = None
+
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors as they are now, without a copy where the framework allows it."""
         return self._state.tensors() if self._state else self._adapter.tensors_of(self._model)
@@ -86,15 +91,17 @@ class ModelParts:
         Returns:
             Call it when the model is not trained any more: takes off what was attached to it; flags stay.
         """
-        own: Mapping[str, Any] = self._state.weights if self._state else self._read.tensors if self._read else {}
-        frozen = {name: own[name] for name in names if name in own}
         if self._state is not None:
-            _freeze_layers(self._adapter.all_layers(self._model), {id(weight) for weight in frozen.values()})
+            weights = self._state.weights
+            frozen = {id(weights[name]) for name in names & weights.keys()}
+            _freeze_layers(self._adapter.all_layers(self._model), frozen)
             return _nothing
-        for tensor in frozen.values():
+        tensors: Mapping[str, Any] = (self._read or self._adapter.State(self._model)).tensors
+        kept = [tensors[name] for name in names & tensors.keys()]
+        for tensor in kept:
             if tensor.requires_grad:
                 tensor.requires_grad_(False)
-        return self._adapter.keep_in_inference(self._model, {id(tensor) for tensor in frozen.values()})
+        return self._adapter.keep_in_inference(self._model, {id(tensor) for tensor in kept})
 
 
 def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -305,6 +307,25 @@ class TestKeras:
 
 
 class TestTorch:
+    def test_what_it_was_taken_apart_with_is_not_kept_through_the_training(self, repository: Repository) -> None:
+        saved(repository, "root", torch_net())
+        given = weakref.ref(extra := np.zeros(1000))
+
+        class Told(nn.Sequential):
+            def get_extra_state(self) -> object:
+                return tell.pop() if tell else np.zeros(1000)
+
+            def set_extra_state(self, state: object) -> None:
+                pass
+
+        tell = [extra]
+        del extra
+        with Candidate(repository, "child", Told(*torch_net((16, 20)))) as candidate:
+            assert candidate.layers
+            gc.collect()
+            assert given() is None
+            assert candidate.save(0.5) is not None
+
     def test_flags_and_hooks_are_off_again_after_the_release(self, repository: Repository) -> None:
         saved(repository, "root", torch_net())
         model = torch_net((16, 20))
