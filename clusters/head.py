@@ -59,7 +59,7 @@ def start(port: int) -> Head:
     auth_token.guard()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    command += [f"--ray-client-server-port={_free_port()}"]  # its default may be another Ray's: then this one ends
+    command += [f"--ray-client-server-port={free_port()}"]  # its default may be another Ray's: then this one ends
     mark = uuid.uuid4().hex[:12]
     command += [_argument(mark)]
     with tempfile.TemporaryFile("w+b") as output:
@@ -92,7 +92,7 @@ def _argument(mark: str) -> str:
     return f"--labels={LABEL}={mark}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that nobody has, and that nobody gets who asks for any."""
     for port in random.SystemRandom().sample(_PORTS, 100):
         with contextlib.suppress(OSError), socket.create_server(("", port)):

@@ -297,6 +297,7 @@ class Session:
         sent = {shard: self.send(shard, request) for shard, request in requests.items()}
         if meanwhile is not None:
             meanwhile()
+            deadline = Deadline.after(timeout)  # what is done meanwhile takes no time from the answers
         answers: list[_R] = []
         for shard, answer in sent.items():
             try:

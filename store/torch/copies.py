@@ -75,7 +75,7 @@ class Copies:
         for path, item in originals.items():
             copy = self._of[id(item)] = object.__new__(self._class_of(type(item), bool(path) and is_leaf(item)))
             self._paths[id(copy)] = path
-        for item in modules.values() if len(modules) > len(originals) else ():
+        for item in modules.values():
             if is_compiled(item):
                 self._of[id(item)] = self._of[id(item._orig_mod)]
         for path, item in originals.items():

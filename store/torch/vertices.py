@@ -40,14 +40,10 @@ _log = logging.getLogger(__name__)
 _known = KnownGraphs()
 
 
-def graph_of(module: nn.Module, state: State | None = None) -> ModelGraph:
+def graph_of(module: nn.Module) -> ModelGraph:
     """Flatten a module to the graph of its leaf modules and of the functions between them.
 
     The graph is the one of inference. Neither the module nor any other is touched, whatever other threads do with it.
-
-    Args:
-        module: wrapped or not.
-        state: the module's, read just now; None: it is read.
 
     Raises:
         TensorMismatchError: part of its state cannot be stored (`tensors_of`).
@@ -56,7 +52,7 @@ def graph_of(module: nn.Module, state: State | None = None) -> ModelGraph:
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
     [('input', 'Input', ()), ('0', 'Linear', ('input',)), ('1', 'ReLU', ('0',))]
     """
-    return architecture_of(module, state).graph
+    return architecture_of(module).graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,12 @@ class Architecture:
 
 
 def architecture_of(module: nn.Module, state: State | None = None) -> Architecture:
-    """Return a module's graph, and the key under which more is known of its architecture; as `graph_of`."""
+    """Return a module's graph, and the key under which more is known of its architecture; errors as in `graph_of`.
+
+    Args:
+        module: wrapped or not.
+        state: the module's, read just now; None: it is read.
+    """
     module = bare(module)
     key = signature(module)
     graph = _known.find(key, module)

@@ -21,8 +21,7 @@ import pytest
 import yaml
 from click import Command
 from packaging.requirements import Requirement
-
-from tests.support.ports import free_port
+from tensorvine.clusters.head import free_port
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "clusters"

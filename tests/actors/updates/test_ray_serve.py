@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import ray
 from tensorvine.actors import Repository
-
-from tests.support.ports import free_port
+from tensorvine.clusters.head import free_port
 
 serve = pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Serve's own
