@@ -6,7 +6,7 @@ only the names whose highest hash changes move (Thaler and Ravishankar 1998).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 
@@ -44,6 +44,22 @@ def keeper_of(segment: tuple[int, int], shards: Sequence[int]) -> int:
     (1, True)
     """
     return home_of(f"{segment[0]}/{segment[1]:x}", shards)
+
+
+def holder_of(segment: tuple[int, int], gone: Mapping[int, Sequence[int]]) -> int:
+    """Return the shard that holds a segment: the one that made it, or who took it over when that one drained.
+
+    Args:
+        segment: its id.
+        gone: shard that drained -> those that took its segments over.
+
+    >>> holder_of((3, 255), {}), holder_of((3, 255), {3: [1], 1: [0]})
+    (3, 0)
+    """
+    shard = segment[0]
+    while shard in gone:
+        shard = keeper_of(segment, gone[shard])
+    return shard
 
 
 def _weight(name: str, shard: int) -> bytes:

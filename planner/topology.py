@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ..store.segments.segment import SegmentId
+from .membership import NodeRule
 from .owner import Owner
-from .placement import home_of, keeper_of
+from .placement import holder_of, home_of
 
 SERIAL_BITS = 60
 """Random bits of a segment's serial number."""
@@ -58,6 +59,8 @@ class Topology:
     """Shards that are about to drain: nothing new should be put there."""
     owner: Owner | None = None
     """Who started it; None: it is not known."""
+    nodes: NodeRule = field(default_factory=dict[str, "float | str"])
+    """What a node must have to hold a shard."""
 
     @property
     def next(self) -> int:
@@ -81,10 +84,7 @@ class Topology:
 
     def where(self, segment: SegmentId) -> int:
         """Return the shard that holds a segment."""
-        shard = segment[0]
-        while shard in self.gone:
-            shard = keeper_of(segment, self.gone[shard])
-        return shard
+        return holder_of(segment, self.gone)
 
     # ---- serial numbers ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from ...planner.membership import NodeRule
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
@@ -75,6 +76,7 @@ class Deployment:
         lag_bytes: int | None = None,
         redis: str | None = None,
         scaling: ScalePolicy | None = None,
+        nodes: NodeRule | None = None,
     ) -> Self:
         """Start a repository on the running Ray, or on one embedded in this process where there is none.
 
@@ -83,7 +85,8 @@ class Deployment:
         Args:
             name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`. None: it
                 is `"default"`, and must not be another user's, who is joined only when asked for by name.
-            shards: how many; None: one per node.
+            shards: how many; None: one on each node, now and later: a node that joins gets one, and what a node has
+                that is told to leave is handed over first.
             path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
                 reach it. What is there is brought back. None: nothing outlives the shards.
             codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
@@ -103,14 +106,16 @@ class Deployment:
                 to consumers outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left
                 there goes. No save waits for it, and when it goes away later the log says so. None: there are no such
                 consumers.
-            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: only when
-                `scale` is called.
+            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: as `shards`
+                says.
+            nodes: what a node must have to hold a shard: resources with their least amounts, labels with their values,
+                such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`; None: every node may.
 
         Raises:
             ForeignRepositoryError: no name is given, and the one that runs is another user's.
-            OptionError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, one of
-                these, `path` or `redis` differs from the running repository's, an option
-                that only means something with `path` is given without, or `redis` is no such URL.
+            OptionError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, no
+                node has what `nodes` asks for, one of these, `path` or `redis` differs from the running repository's,
+                an option that only means something with `path` is given without, or `redis` is no such URL.
             StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
             CorruptDataError: `path` holds a repository of a newer format.
             CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
@@ -126,6 +131,7 @@ class Deployment:
             redis=redis,
             replicas=replicas,
             scaling=scaling,
+            nodes=nodes,
         )
         try:
             return cls(engine, known, launched)
@@ -206,27 +212,34 @@ class Deployment:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Numbers of the shards that there are, as far as this client knows."""
-        return self._session.shards
+        """Numbers of the shards that there are; one that drains is among them until others have all that it had.
 
-    def scale(self, shards: int, timeout: float = 120.0) -> ScaleReport:
+        Where the planner does not answer, as far as this client knows.
+        """
+        self._session.refresh()
+        return self._session.topology.alive
+
+    def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:
         """Change the number of shards while reads and writes go on; nothing is lost.
 
         Only what must moves: a shard that joins gets its share of the names, without any bytes of tensors. One that
-        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest.
+        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest; those
+        drain first whose node leaves.
 
         Args:
-            shards: how many there are to be; as many as now is no change.
+            shards: how many there are to be from now on; as many as now is no change. None: one on each node, now and
+                later.
             timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
 
         Raises:
-            OptionError: no number of at least one is asked for, or fewer than now in a repository with `redis=`; the
-                timeout is no number.
+            OptionError: no number of at least one is asked for; the timeout is no number.
+            ValueError: fewer than the repository has replicas.
             OperationTimeoutError: it took longer than `timeout` seconds.
             StoreFullError: the shards that would stay have no room; nothing has changed.
             ShardUnavailableError: a shard could not be started; nothing has changed.
         """
-        check_count("scale: shards", shards)
+        if shards is not None:
+            check_count("scale: shards", shards)
         seconds = seconds_of(timeout)
         report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()

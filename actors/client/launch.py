@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...planner.membership import NodeRule, check_rule, selects
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
@@ -73,7 +74,7 @@ class Launched:
         if planner not in names:
             return names
         try:
-            topology = Channel(self.engine, planner).call(PlannerCalls.topology(), STOP_TIMEOUT_S)
+            topology = self._rested(Channel(self.engine, planner))
         except TensorVineError as exc:
             log.warning(
                 "repository %r: the planner does not name its shards, those of the start are stopped: %s",
@@ -87,6 +88,14 @@ class Launched:
         joined = [name for shard in topology.alive if (name := actor_name(self.repository, shard)) not in names]
         return [*joined, *names]
 
+    def _rested(self, planner: Channel) -> Topology:
+        """Return the topology when no shard joins or drains any more."""
+        try:
+            return planner.call(PlannerCalls.rest(self.started_by, STOP_TIMEOUT_S), 2 * STOP_TIMEOUT_S)
+        except OperationTimeoutError as exc:
+            log.warning("repository %r is stopped in the middle of a change of its shards: %s", self.repository, exc)
+            return planner.call(PlannerCalls.topology(), STOP_TIMEOUT_S)
+
 
 def launch(
     repository: str,
@@ -99,44 +108,48 @@ def launch(
     redis: str | None = None,
     replicas: int = 1,
     scaling: ScalePolicy | None = None,
+    nodes: NodeRule | None = None,
 ) -> tuple[Engine, Launched]:
     """Start planner and shards, spread over the nodes, or join those that run.
 
     Args:
         repository: its name.
-        shards: how many; None: one per node.
+        shards: how many; None: one per node, now and later.
         asked: the repository was asked for by name, so it may be another user's.
-        store_bytes, preallocate_bytes, disk, redis, replicas, scaling: as of `Repository.start`.
+        store_bytes, preallocate_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
 
     Raises:
         ForeignRepositoryError: it runs already, is another user's, and was not asked for by name.
         OptionError: `shards` or `replicas` is not positive, `scaling` allows fewer shards than replicas, there are
-            fewer nodes or shards than that, or one of these, the path or Redis differs from the running repository's.
+            fewer nodes or shards than that, `nodes` is no rule or selects none, or one of these, the path or Redis
+            differs from the running repository's.
         StorageError, CorruptDataError: the path, or Redis, cannot be used.
         CodecUnavailableError: the package `redis` is not installed.
     """
     _check_numbers(shards, replicas, scaling)
+    rule = check_rule(nodes) if nodes is not None else {}
     if redis is not None:
         redis_connection.present_start(redis, repository)  # it must answer
     engine = RayEngine()
     launched = Launched(engine, repository, owns_cluster=embedded.attach_or_start())
     try:
-        nodes = engine.nodes()
-        wanted = _wanted(repository, shards, len(nodes), disk, replicas)
+        living = engine.nodes()
+        able = _able(living, rule)
+        wanted = _wanted(repository, shards, len(able), disk, replicas, rule)
         launched.started_by = wanted.started_by
         plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
-        arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling}
-        actor = engine.spawn(Planner, planner_name(repository), arguments, nodes[0].id)
+        arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling, "count": shards}
+        actor = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
         planner = Channel(engine, planner_name(repository), actor=actor)
         found = planner.call(PlannerCalls.topology(), START_TIMEOUT_S)
         if found.started_by == wanted.started_by:
             launched.names.append(planner_name(repository))
             _claim(planner, found, redis)
-            _start_shards(launched, found, nodes, plan)
+            _start_shards(launched, found, able, plan)
         else:
             if not asked:
                 check_own(repository, found.owner, Owner.here())
-            _check_joined(found, wanted, shards)
+            _check_joined(found, wanted, shards, nodes)
             log.info("joined the running repository %r", repository)
         _await_shards(engine, found)
         if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
@@ -179,7 +192,19 @@ def check_count(what: str, number: object) -> None:
         raise OptionError(f"{what}: expected at least 1; found {number}")
 
 
-def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, replicas: int) -> Topology:
+def _able(living: list[Node], rule: NodeRule) -> list[Node]:
+    """Return the nodes that may hold shards."""
+    able = [node for node in living if not node.leaving and selects(rule, node.resources, node.labels)]
+    if not able:
+        raise OptionError(
+            f"nodes: expected a living node that has {dict(rule)}, and stays; found none of {len(living)}"
+        )
+    return able
+
+
+def _wanted(
+    repository: str, shards: int | None, nodes: int, disk: Disk | None, replicas: int, rule: NodeRule
+) -> Topology:
     """Say what is to be started on so many nodes, if nothing of the kind runs."""
     count = shards if shards is not None else nodes
     if replicas > min(nodes, count):
@@ -190,7 +215,7 @@ def _wanted(repository: str, shards: int | None, nodes: int, disk: Disk | None, 
     uri = disk.uri if disk is not None else None
     if uri is not None:
         Archive(uri, count)  # what is wrong with it is said here, and not in an actor that cannot start
-    return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas, owner=Owner.here())
+    return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas, owner=Owner.here(), nodes=rule)
 
 
 def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
@@ -201,7 +226,7 @@ def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
         redis_connection.enter_start(redis, topology.repository, topology.started_by)
 
 
-def _check_joined(found: Topology, wanted: Topology, shards: int | None) -> None:
+def _check_joined(found: Topology, wanted: Topology, shards: int | None, nodes: NodeRule | None) -> None:
     """Refuse to join a repository that is not as it was wanted; None and replicas=1 want nothing special."""
     known = f"repository {found.repository!r} runs already with"
     if shards is not None and shards != len(found.shards):
@@ -211,6 +236,8 @@ def _check_joined(found: Topology, wanted: Topology, shards: int | None) -> None
         raise OptionError(f"{known} path={path!r}; found path={without_credentials(wanted.path)!r}")
     if wanted.replicas not in (1, found.replicas):
         raise OptionError(f"{known} replicas={found.replicas}; found replicas={wanted.replicas}")
+    if nodes is not None and dict(found.nodes) != dict(wanted.nodes):
+        raise OptionError(f"{known} nodes={dict(found.nodes)}; found nodes={dict(wanted.nodes)}")
 
 
 def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], plan: ShardPlan) -> None:

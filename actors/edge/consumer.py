@@ -272,18 +272,18 @@ class EdgeConsumer:
 
     def _fetch(self, ref: ModelRef, deadline: Deadline) -> tuple[dict[str, np.ndarray], ModelGraph]:
         """Bring a version's tensors and its architecture."""
-        posted, shards = self._reader.posted(ref)
+        posted, places = self._reader.posted(ref)
         graph = self._reader.graph(posted)
         by_shard: dict[int, dict[SegmentId, dict[int, int]]] = {}
         for segment, slots in sizes_of(posted.entries.values()).items():
-            by_shard.setdefault(segment[0], {})[segment] = slots
+            by_shard.setdefault(places.holder(segment), {})[segment] = slots
         received: dict[SegmentId, Received] = {}
-        self._drop_clients(set(shards.values()))
-        for shard, places in by_shard.items():
-            if shard not in shards:
+        self._drop_clients(set(places.addresses.values()))
+        for shard, wanted in by_shard.items():
+            if shard not in places.addresses:
                 raise ShardUnavailableError(f"load of {ref}: expected shard {shard} in Redis; it is not there yet")
             left = deadline.left()
-            received |= self._client(shards[shard]).read(places, left, f"load of {ref}", digests=True)
+            received |= self._client(places.addresses[shard]).read(wanted, left, f"load of {ref}", digests=True)
         rows = posted.entries.items()
         check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"TCP for {ref}")
         arrays: dict[str, np.ndarray] = {}

@@ -7,15 +7,17 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ...planner.placement import holder_of
 from ...store.errors import CorruptDataError, ModelNotFoundError, RepositoryNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
+from ...store.segments.segment import SegmentId
 from ..rpc.redis_connection import Command, RedisConnection, Subscription
-from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest
+from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest, read_successors
 
 GRAPHS = 16
 """Architectures that are kept."""
@@ -37,6 +39,19 @@ class Newest:
         (True, True, False)
         """
         return self.version > (last.version if last is not None and last.start == self.start else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the shards of a repository are."""
+
+    addresses: Mapping[int, Address]
+    gone: Mapping[int, tuple[int, ...]]
+    """Shard that drained -> those among which its segments are."""
+
+    def holder(self, segment: SegmentId) -> int:
+        """Return the shard that has a segment."""
+        return holder_of(segment, self.gone)
 
 
 class RedisReader:
@@ -63,20 +78,22 @@ class RedisReader:
         start, (version,) = self._read(lambda keys: [("HGET", keys.newest, name)])
         return Newest(start, _number(version or 0, f"Redis at {self._redis.where}: newest version of {name!r}"))
 
-    def posted(self, ref: ModelRef) -> tuple[Posted, dict[int, Address]]:
+    def posted(self, ref: ModelRef) -> tuple[Posted, Places]:
         """Return a version's manifest, and where the shards are.
 
         Raises:
             ModelNotFoundError: there is no such live version.
             RepositoryNotFoundError, StorageError: as in `newest`.
         """
-        _, (text, shards) = self._read(
-            lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards)]
+        _, (text, shards, gone) = self._read(
+            lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards), ("HGETALL", keys.gone)]
         )
         if text is None:
             raise ModelNotFoundError(f"Redis at {self._redis.where}: expected a live model; found no {ref}")
         where = f"Redis at {self._redis.where}: shard"
-        return read_manifest(text, ref), {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
+        addresses = {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
+        successors = {_number(shard, where): read_successors(heirs) for shard, heirs in gone.items()}
+        return read_manifest(text, ref), Places(addresses, successors)
 
     def graph(self, posted: Posted) -> ModelGraph:
         """Return a version's architecture; errors as in `posted`."""

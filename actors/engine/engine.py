@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 Actor: TypeAlias = object
@@ -42,6 +42,11 @@ class Node:
     id: str
     store_bytes: int
     """Capacity of its object store."""
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What it has of each resource, used or not."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    leaving: bool = False
+    """It was told to drain: it ends soon, and takes nothing new."""
 
 
 @dataclass(frozen=True, slots=True)

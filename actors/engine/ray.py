@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 import ray
 import ray.exceptions
 import ray.util
+from ray._private.state import state  # as Ray Serve and Ray Data learn which nodes drain
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -48,8 +49,17 @@ class RayEngine:
         here = self.this_node()
         with _head_asked("nodes"):
             known = cast("list[dict[str, Any]]", ray.nodes())
+            draining = state.get_draining_nodes()
         alive = [
-            Node(row["NodeID"], int(row["Resources"].get("object_store_memory", 0))) for row in known if row["Alive"]
+            Node(
+                row["NodeID"],
+                int(row["Resources"].get("object_store_memory", 0)),
+                row["Resources"],
+                row.get("Labels", {}),
+                row["NodeID"] in draining,
+            )
+            for row in known
+            if row["Alive"]
         ]
         return sorted(alive, key=lambda node: (node.id != here, node.id))
 

@@ -27,8 +27,19 @@ class PlannerCalls(LedgerCalls):
         ...
 
     @remote("watch")
-    def scale(self, shards: int, timeout: float) -> ScaleReport:
+    def scale(self, shards: int | None, timeout: float) -> ScaleReport:
         """Change the number of shards; see `Repository.scale`."""
+        ...
+
+    @remote("watch")
+    def rest(self, started_by: str, timeout: float) -> Topology:
+        """Let no change of the shards begin any more, and return the topology when the one that is under way has ended.
+
+        Another start than `started_by` goes on as it was.
+
+        Raises:
+            OperationTimeoutError: the change takes longer.
+        """
         ...
 
     @remote("ctl")

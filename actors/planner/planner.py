@@ -44,8 +44,8 @@ from ..rpc.sockets.framing import SocketAddress
 from ..rpc.sockets.server import LazyServer
 from ..shard.calls import ShardCalls
 from ..shard.tenure import Tenure
-from .autoscale import AutoScale
 from .calls import PlannerCalls
+from .following import Following, able_nodes
 from .resizing import Resizing, ScaleReport
 from .streams import Advice, Delivered, Observed, Streams
 
@@ -68,7 +68,12 @@ class Planner:
     """The planner of one repository, as an actor."""
 
     def __init__(
-        self, engine: Engine, topology: Topology, plan: ShardPlan | None = None, scaling: ScalePolicy | None = None
+        self,
+        engine: Engine,
+        topology: Topology,
+        plan: ShardPlan | None = None,
+        scaling: ScalePolicy | None = None,
+        count: int | None = None,
     ) -> None:
         self._engine = engine
         self._topology = topology
@@ -89,13 +94,17 @@ class Planner:
             engine,
             self._shards,
             plan=plan,
+            nodes=lambda: able_nodes(self._engine, self._topology),
             topology=lambda: self._topology,
             record=self._record,
             decide=self._decide,
             finished=self._note_finished,
             ledger=self._told,
         )
+        self._plan = plan
         self._scaling = scaling
+        self._count = count
+        self._following: Following | None = None
         self._claim: int | None = None
         """Keeps other repositories off the path for as long as this process lives."""
         self._again: set[int] = set()
@@ -111,6 +120,7 @@ class Planner:
             self._registry.clear()
             self._tenure = self._enter()
             self._record(topology)
+            self._registry.want(count)
             self._begin()
 
     @answers(PlannerCalls.socket_address)
@@ -165,9 +175,19 @@ class Planner:
             return RecoveryInfo(self._topology, tuple(self._finished), self._ledger.told(), dict(self._arrived))
 
     @answers(PlannerCalls.scale)
-    async def scale(self, shards: int, timeout: float) -> ScaleReport:
+    async def scale(self, shards: int | None, timeout: float) -> ScaleReport:
         await asyncio.wrap_future(self._ready)
-        return await asyncio.get_running_loop().run_in_executor(self._changing, self._resizing.scale, shards, timeout)
+        following = self._following
+        if following is None:
+            raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
+        return await asyncio.get_running_loop().run_in_executor(self._changing, following.scale, shards, timeout)
+
+    @answers(PlannerCalls.rest)
+    async def rest(self, started_by: str, timeout: float) -> Topology:
+        await asyncio.wrap_future(self._ready)
+        if started_by == self._topology.started_by:
+            await asyncio.to_thread(self._resizing.rest, timeout)
+        return self._topology
 
     @answers(PlannerCalls.observed)
     async def observed(self, name: str, told: Observed) -> Advice:
@@ -222,9 +242,17 @@ class Planner:
 
     def _begin(self) -> None:
         """Answer all, now that it is known how things stand."""
+        if self._plan is not None:
+            self._following = Following(
+                self._engine,
+                self._shards,
+                self._resizing,
+                self._registry,
+                lambda: self._topology,
+                self._count,
+                self._scaling,
+            )
         self._ready.set_result(None)
-        if self._scaling is not None:
-            AutoScale(self._engine, self._shards, self._scaling, lambda: self._topology, self._resizing.scale)
 
     # ---- an earlier incarnation -----------------------------------------------------------------------
 
@@ -239,6 +267,7 @@ class Planner:
         while True:
             try:
                 self._topology = self._registry.topology() or self._topology
+                self._count = self._registry.wanted()
                 self._gather()
                 break
             except Exception:

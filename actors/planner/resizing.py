@@ -16,10 +16,12 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ...planner.membership import Move
 from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
 from ...store.shard import ShardStats
@@ -64,6 +66,19 @@ class ScaleReport:
     seconds: float
 
 
+@dataclass(slots=True)
+class _Done:
+    """What a change has done so far."""
+
+    names: int = 0
+    metadata: int = 0
+    tensors: int = 0
+
+    def count(self, moved: Moved) -> None:
+        self.names += moved.names
+        self.metadata += moved.metadata_bytes
+
+
 class Resizing:
     """Changes the number of shards of one repository.
 
@@ -71,6 +86,7 @@ class Resizing:
         engine: runs the shards.
         shards: channels to them; a missing one is a `RepositoryNotFoundError`.
         plan: how a shard is started; None: this repository cannot start any.
+        nodes: lists the nodes where one may join, the preferred first.
         topology: gives the present one.
         record: has a topology outlive all actors.
         decide: makes it the present one.
@@ -84,6 +100,7 @@ class Resizing:
         shards: ShardChannels,
         *,
         plan: ShardPlan | None,
+        nodes: Callable[[], list[Node]],
         topology: Callable[[], Topology],
         record: Callable[[Topology], None],
         decide: Callable[[Topology], None],
@@ -93,6 +110,7 @@ class Resizing:
         self._engine = engine
         self._shards = shards
         self._plan = plan
+        self._nodes = nodes
         self._topology = topology
         self._record = record
         self._decide = decide
@@ -102,28 +120,41 @@ class Resizing:
         self._resumed = threading.Event()
         """No change of an earlier incarnation of the planner is to be finished first."""
         self._resumed.set()
+        self._resting = False
+        """The repository is being stopped: no change begins any more."""
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
         """Change the number of shards to `shards`; a change that is under way ends first.
 
         Raises:
-            ValueError: less than one is asked for, or fewer than the repository has replicas.
             OperationTimeoutError: it took longer: nothing has changed.
         """
-        if shards < 1:
-            raise ValueError(f"scale: shards: expected at least 1; found {shards}")
-        if shards < self._topology().replicas:
-            least = self._topology().replicas
-            raise ValueError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
-        began, deadline = time.monotonic(), Deadline.after(timeout)
-        if not self._resumed.wait(deadline.left()) or not self._turn.acquire(timeout=deadline.left()):
-            raise OperationTimeoutError(
-                f"scale to {shards} shards: another change is under way for longer than {timeout} s"
-            )
-        try:
-            return self._scale(shards, began, deadline)
-        finally:
-            self._turn.release()
+        with self._in_turn(f"scale to {shards} shards", timeout) as deadline:
+            return self._changed(lambda done: self._scale(shards, deadline, done), deadline)
+
+    def make(self, move: Move, version: int, timeout: float) -> ScaleReport | None:
+        """Make one change of `membership`, after one that is under way; None where that has changed how things stand.
+
+        Args:
+            move: the change.
+            version: of the topology that it was drawn from.
+            timeout: seconds, as of `scale`; errors, too.
+        """
+        with self._in_turn(f"{move}", timeout) as deadline:
+            if self._topology().version != version:
+                return None
+            return self._changed(lambda done: self._make(move, deadline, done), deadline)
+
+    def rest(self, timeout: float) -> None:
+        """Let no change begin any more, and wait for the one that is under way.
+
+        Raises:
+            OperationTimeoutError: it has not ended by then.
+        """
+        self._resting = True
+        if not self._turn.acquire(timeout=timeout):
+            raise OperationTimeoutError(f"a change of the shards: expected it to end within {timeout} s; it did not")
+        self._turn.release()
 
     def resume_first(self) -> None:
         """Have callers that ask for another change wait until `resume` has ended."""
@@ -148,36 +179,64 @@ class Resizing:
         if self._topology().former:
             self._complete()
 
-    def _scale(self, shards: int, began: float, deadline: Deadline) -> ScaleReport:
-        self._finish()  # where `resume` could not
-        before = self._topology()
-        if shards < len(before.shards) and self._plan is not None and self._plan.redis is not None:
-            raise ValueError(
-                f"scale to {shards} shards: expected at least {len(before.shards)} in a repository with redis=: "
-                "consumers outside the cluster would not find what a drained shard had"
-            )
+    @contextmanager
+    def _in_turn(self, what: str, timeout: float) -> Generator[Deadline]:
+        """Begin a change when the others have ended, and finish what `resume` could not.
+
+        Raises:
+            OperationTimeoutError: that took longer than the timeout.
+            ShardUnavailableError: the repository is being stopped.
+        """
+        deadline = Deadline.after(timeout)
+        if not self._resumed.wait(deadline.left()) or not self._turn.acquire(timeout=deadline.left()):
+            raise OperationTimeoutError(f"{what}: another change is under way for longer than {timeout} s")
+        try:
+            if self._resting:
+                raise ShardUnavailableError(f"{what}: expected a repository that goes on; it is being stopped")
+            self._finish()
+            yield deadline
+        finally:
+            self._turn.release()
+
+    def _changed(self, change: Callable[[_Done], None], deadline: Deadline) -> ScaleReport:
+        """Make a change, and say what it did."""
+        began, before, done = time.monotonic(), self._topology(), _Done()
         total = sum(stats.bytes_metadata for stats in self._stats(before, deadline))
-        names = metadata = tensors = 0
+        change(done)
+        after = len(self._topology().shards)
+        seconds = time.monotonic() - began
+        return ScaleReport(len(before.shards), after, done.names, done.metadata, total, done.tensors, seconds)
+
+    def _scale(self, shards: int, deadline: Deadline, done: _Done) -> None:
         while (present := len(self._topology().shards)) != shards:
             if shards > present:
-                self._join(shards - present, deadline)
+                self._join(self._spread(shards - present, deadline), deadline)
             else:
-                tensors += self._drain(self._emptiest(deadline), deadline)
-            moved = self._complete()
-            names, metadata = names + moved.names, metadata + moved.metadata_bytes
-        return ScaleReport(len(before.shards), shards, names, metadata, total, tensors, time.monotonic() - began)
+                done.tensors += self._drain(self._emptiest(self._dispensable(deadline), deadline), deadline)
+            done.count(self._complete())
+
+    def _make(self, move: Move, deadline: Deadline, done: _Done) -> None:
+        if move.join:
+            known = {node.id: node for node in self._nodes()}
+            nodes = [known[node] for node in move.join if node in known]
+            if not nodes:
+                return  # all of them have gone
+            self._join(nodes, deadline)
+        else:
+            done.tensors += self._drain(self._emptiest(move.drain, deadline), deadline)
+        done.count(self._complete())
 
     # ---- joining --------------------------------------------------------------------------------------
 
-    def _join(self, count: int, deadline: Deadline) -> None:
-        """Start shards, and decide that they belong to the repository when all answer."""
+    def _join(self, nodes: Sequence[Node], deadline: Deadline) -> None:
+        """Start a shard on each of these nodes, and decide that they belong to the repository when all answer."""
         if self._plan is None:
             raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
         before = self._topology()
-        after = before.grown([1 + secrets.randbelow((1 << TAG_BITS) - 1) for _ in range(count)])
+        after = before.grown([1 + secrets.randbelow((1 << TAG_BITS) - 1) for _ in nodes])
         fresh = after.shards[len(before.shards) :]
         try:
-            self._spawn(self._plan, after, fresh, deadline)
+            self._spawn(self._plan, after, dict(zip(fresh, nodes, strict=True)), deadline)
         except BaseException:
             for shard in fresh:
                 self._end(shard)
@@ -191,31 +250,56 @@ class Resizing:
         self._tell(topology.former, ShardCalls.learn(topology))
         self._decide(topology)
 
-    def _spawn(self, plan: ShardPlan, topology: Topology, fresh: Sequence[int], deadline: Deadline) -> None:
+    def _spread(self, count: int, deadline: Deadline) -> list[Node]:
+        """Choose nodes for so many shards: those that have the fewest.
+
+        Raises:
+            ShardUnavailableError: there is no node where one may join.
+        """
+        nodes = self._nodes()
+        if not nodes:
+            raise ShardUnavailableError("scale: expected a node that may hold a shard, and stays; found none")
+        on_node = Counter(self.places(deadline).values())
+        chosen: list[Node] = []
+        for _ in range(count):
+            chosen.append(min(nodes, key=lambda node: (on_node[node.id], nodes.index(node))))
+            on_node[chosen[-1].id] += 1
+        return chosen
+
+    def _spawn(self, plan: ShardPlan, topology: Topology, chosen: Mapping[int, Node], deadline: Deadline) -> None:
         from ..shard.shard import Shard  # it imports what imports this
 
-        nodes = self._engine.nodes()
-        on_node = Counter(self._node_of(shard, deadline) for shard in topology.former)
-        chosen: dict[int, Node] = {}
-        for shard in fresh:
-            chosen[shard] = min(nodes, key=lambda node: (on_node[node.id], nodes.index(node)))
-            on_node[chosen[shard].id] += 1
+        on_node = Counter(self.places(deadline).values()) + Counter(node.id for node in chosen.values())
         for shard, node in chosen.items():
             config = plan.config(topology, shard, node, on_node[node.id])
             name = actor_name(topology.repository, shard)
             self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
-        for shard in fresh:
+        for shard in chosen:
             self._shards[shard].call(ShardCalls.stats(), deadline.left())
 
-    def _node_of(self, shard: int, deadline: Deadline) -> str:
-        return self._shards[shard].call(ShardCalls.node(), deadline.left())
+    def places(self, deadline: Deadline) -> dict[int, str]:
+        """Return the node of each shard.
+
+        Raises:
+            ShardUnavailableError, OperationTimeoutError: one does not answer, as it is being restarted.
+        """
+        asked = {shard: self._shards[shard].send(ShardCalls.node()) for shard in self._topology().shards}
+        return {shard: answer.result(deadline.left(PEER_TIMEOUT_S)) for shard, answer in asked.items()}
 
     # ---- draining -------------------------------------------------------------------------------------
 
-    def _emptiest(self, deadline: Deadline) -> int:
-        """Choose the shard with the fewest bytes; of several, the one that joined last."""
+    def _dispensable(self, deadline: Deadline) -> Sequence[int]:
+        """Return the shards that drain first: those whose node leaves; where none does, all."""
+        staying = {node.id for node in self._nodes()}
+        leaving = [shard for shard, node in self.places(deadline).items() if node not in staying]
+        return leaving or self._topology().shards
+
+    def _emptiest(self, shards: Sequence[int], deadline: Deadline) -> int:
+        """Choose, of these, the shard with the fewest bytes; of several, the one that joined last."""
         stats = self._stats(self._topology(), deadline)
-        return min(stats, key=lambda s: (s.bytes_memory + s.bytes_disk, -s.shard)).shard
+        return min(
+            (s for s in stats if s.shard in shards), key=lambda s: (s.bytes_memory + s.bytes_disk, -s.shard)
+        ).shard
 
     def _drain(self, shard: int, deadline: Deadline) -> int:
         """Have a shard's segments copied to its successors, and decide that these hold them; gives the bytes."""

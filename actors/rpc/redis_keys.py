@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError
@@ -60,6 +60,11 @@ class StartKeys:
     def shards(self) -> str:
         """Hash: shard's number -> where its TCP server is."""
         return f"{self.prefix}:shards"
+
+    @property
+    def gone(self) -> str:
+        """Hash: number of a shard that drained -> JSON list of those among which its segments are now."""
+        return f"{self.prefix}:gone"
 
     def model(self, name: str) -> str:
         """Hash: number of a live version -> its manifest."""
@@ -111,6 +116,25 @@ class Posted:
     home: int
     """The shard under whose number its architecture stands."""
     entries: dict[str, TensorEntry]
+
+
+def read_successors(text: bytes) -> tuple[int, ...]:
+    """Read what stands under `StartKeys.gone` for one shard.
+
+    Raises:
+        CorruptDataError: it is no list of numbers.
+
+    >>> read_successors(b"[0, 2]")
+    (0, 2)
+    """
+    try:
+        found = cast("list[object]", json.loads(text))
+        shards = tuple(shard for shard in found if type(shard) is int)
+        if shards and len(shards) == len(found):
+            return shards
+    except (RecursionError, TypeError, ValueError):
+        pass
+    raise CorruptDataError(f"Redis: expected the successors of a shard; found {text!r:.100}")
 
 
 def manifest_text(header: Header, body: bytes, home: int) -> bytes:

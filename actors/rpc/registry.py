@@ -12,7 +12,7 @@ from ...planner.topology import Topology
 from ...store.versions.ledger import FLOOR
 from ..engine.engine import Engine
 
-_TOPOLOGY, _FLOOR, _BEHIND, _RESTARTS, _TENURE = "topology", "floor", "behind/", "restarts/", "tenure/"
+_TOPOLOGY, _COUNT, _FLOOR, _BEHIND, _RESTARTS, _TENURE = "topology", "count", "floor", "behind/", "restarts/", "tenure/"
 
 
 class Registry:
@@ -42,6 +42,15 @@ class Registry:
     def decide(self, topology: Topology) -> None:
         """Decide on a topology."""
         self._engine.keep(self._own + _TOPOLOGY, topology.to_json().encode())
+
+    def wanted(self) -> int | None:
+        """Return how many shards were asked for last; None: one on each node."""
+        found = self._engine.kept(self._own + _COUNT).get(self._own + _COUNT)
+        return int(found) if found else None
+
+    def want(self, count: int | None) -> None:
+        """Note how many shards are asked for; None: one on each node."""
+        self._engine.keep(self._own + _COUNT, str(count).encode() if count is not None else None)
 
     def raise_floor(self) -> int:
         """Return a floor of version numbers above all that any name has used in this repository."""

@@ -189,4 +189,5 @@ def _open_redis_index(context: ShardContext, redis: str) -> RedisIndex:
     redis_index = RedisIndex(redis, context.config, graph_of, lambda name: context.peers.topology.home(name))
     records = [state.record(ref.name, ref.version, "") for ref in state.models()]
     redis_index.announce((record.header, record.body) for record in records)
+    redis_index.left(context.peers.topology.gone)
     return redis_index

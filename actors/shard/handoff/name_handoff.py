@@ -205,6 +205,8 @@ class NameHandoff:
                 self._state.writes_files = True
             self._state.changes += 1
             self._revision += 1
+            if self._redis_index is not None:
+                self._redis_index.left(topology.gone)
 
     async def hand_over(self) -> Moved:
         """Hand all names over that are at home elsewhere now; called again, it goes on where it was."""
@@ -259,6 +261,7 @@ class NameHandoff:
             self._revision += 1
             if self._redis_index is not None:
                 self._redis_index.announce([(version.header, version.body) for version in fresh])
+                self._redis_index.arrived(bundle.names)
             if self._history is not None:
                 taken = {version.header.ref for version in fresh}
                 for header, body in unwritten:

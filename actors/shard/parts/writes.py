@@ -134,7 +134,8 @@ class Writes:
             record, lease = self._state.pin(asked.name, version, asked.client, time.monotonic())
             mine = [segment for segment in record.segments if self._state.where(segment) == self._index]
             held = self._state.held(record.header.ref)
-            comparable = asked.compares and len(mine) == len(record.segments) and not self._state.absent(held)
+            here = len(mine) == len(record.segments) and all(map(self._state.segment, mine))  # none was lost
+            comparable = asked.compares and here and not self._state.absent(held)
             blocks = self._state.blocks(held) if asked.inherits and comparable else None
         hashes = await self.digests(mine) if asked.inherits and not comparable else {}
         body = None if record.header.ref == asked.known else record.body

@@ -8,13 +8,17 @@ Rules
 - After each connecting the thread looks what Redis has, and corrects the difference: whether Redis was away, lost its
   data or came back with old data makes no difference. So nothing queues but the names and numbers of what changed.
 - A message is a hint. What counts is the number under the name.
+- Names that came from another shard are looked at and posted once more after a while: by then nothing is under way any
+  more that the other one was posting. What a shard that drained had stands there as long.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ....planner.placement import home_of
 from ....store.errors import ModelNotFoundError, StorageError
@@ -33,6 +37,8 @@ RETRY_S = (0.05, 2.0)
 """Shortest and longest pause between two tries to reach it."""
 VERSIONS = 64
 """Versions in one transaction."""
+LATE_S = 2 * TIMEOUT_S
+"""After so long, nothing comes any more of what a shard was posting when names left it."""
 
 
 class RedisIndex:
@@ -66,8 +72,14 @@ class RedisIndex:
         """What has to be looked at since Redis was last in line, oldest first."""
         self._moved: set[str] = set()
         """Names that are another shard's to post."""
+        self._arrived: dict[str, float] = {}
+        """Name that came from another shard -> when it is posted once more, by `time.monotonic`."""
         self._address: Address | None = None
-        self._address_posted = True
+        self._gone: dict[int, tuple[int, ...]] = {}
+        self._gone_since: dict[int, float] = {}
+        """Shard that drained, of which something stands in Redis -> when that goes."""
+        self._place_posted = True
+        """Where this shard is, and which have gone, stands there."""
         self._closing = threading.Event()
         self._there: dict[str, set[int]] = {}
         """What Redis has; the thread's own, like what follows."""
@@ -86,6 +98,15 @@ class RedisIndex:
                 self._live.setdefault(header.ref.name, {})[header.ref.version] = (header, body)
                 self._users[header.graph_key] = self._users.get(header.graph_key, 0) + 1
                 self._pending[header.ref] = None
+            self._changed.notify_all()
+
+    def arrived(self, names: Iterable[str]) -> None:
+        """Post names that another shard was home to, over what that one posted."""
+        with self._changed:
+            when = time.monotonic() + LATE_S
+            for name in names:
+                self._moved.discard(name)
+                self._arrived[name] = when
             self._changed.notify_all()
 
     def retired(self, ref: ModelRef) -> None:
@@ -109,14 +130,25 @@ class RedisIndex:
                     if not self._users[header.graph_key]:
                         del self._users[header.graph_key]
                 self._moved.add(name)
+                self._arrived.pop(name, None)
             self._pending = {ref: None for ref in self._pending if ref.name not in self._moved}
             self._changed.notify_all()
 
     def shard_at(self, host: str, port: int, token: str) -> None:
         """Post where this shard's TCP server is."""
         with self._changed:
-            self._address, self._address_posted = Address(host, port, token), False
+            self._address, self._place_posted = Address(host, port, token), False
             self._changed.notify_all()
+
+    def left(self, gone: Mapping[int, tuple[int, ...]]) -> None:
+        """Post which shards have drained, and who took their segments over."""
+        with self._changed:
+            fresh = gone.keys() - self._gone.keys()
+            if fresh:
+                self._gone |= gone
+                self._gone_since |= dict.fromkeys(fresh, time.monotonic() + LATE_S)
+                self._place_posted = False
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread and disconnect. What is posted stays."""
@@ -160,7 +192,7 @@ class RedisIndex:
             found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
             self._there |= {name: set(map(int, versions)) for name, versions in zip(part, found, strict=True)}
         with self._changed:
-            self._address_posted = self._address is None
+            self._place_posted = self._address is None and not self._gone
             live = {ModelRef(name, version) for name, versions in self._live.items() for version in versions}
             there = {ModelRef(name, version) for name, versions in self._there.items() for version in versions}
             self._pending = dict.fromkeys(sorted(live ^ there))
@@ -169,21 +201,51 @@ class RedisIndex:
         """Post each change, until the connection is another one: then Redis may have other data."""
         while not self._closing.is_set():
             with self._changed:
-                if not self._pending and self._address_posted and not self._away:
+                if not self._pending and self._place_posted and not self._away:
                     self._changed.wait(PING_S)
+                place: list[Command] = [] if self._place_posted else self._place()
+                self._place_posted = True
+                now = time.monotonic()
+                late = {name: when for name, when in self._arrived.items() if when <= now}
+                over = [shard for shard, when in self._gone_since.items() if when <= now]
+            self._look_again(list(late))
+            with self._changed:
                 refs, self._pending = list(self._pending), {}
-                address, self._address_posted = None if self._address_posted else self._address, True
-            if address is not None:
-                self._redis.run([("HSET", self._keys.shards, self._config.index, address.to_json())])
+            for shard in over:
+                place += [("HDEL", self._keys.shards, shard), ("DEL", self._keys.graphs(shard))]
+            if place or not refs:
+                self._redis.run([*place, ("PING",)])
             for begin in range(0, len(refs), VERSIONS):
                 self._redis.run(self._commands(refs[begin : begin + VERSIONS]))
-            if address is None and not refs:
-                self._redis.run([("PING",)])
+            with self._changed:
+                self._arrived = dict(self._arrived.items() - late.items())
+                for shard in over:
+                    del self._gone_since[shard]
             if self._redis.connected != self._incarnation:
                 return
             if self._away:
                 self._away = False
                 log.warning("Redis at %s answers again; all live versions are posted there", self._redis.where)
+
+    def _place(self) -> list[Command]:
+        """Return what says where this shard is, and which have gone."""
+        here: list[Command] = []
+        if self._address is not None:
+            here.append(("HSET", self._keys.shards, self._config.index, self._address.to_json()))
+        return here + [("HSET", self._keys.gone, shard, json.dumps(heirs)) for shard, heirs in self._gone.items()]
+
+    def _look_again(self, names: Sequence[str]) -> None:
+        """Note that all of these names is to be posted, and what Redis has besides is to go."""
+        for begin in range(0, len(names), BATCH):
+            part = names[begin : begin + BATCH]
+            found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
+            for name, versions in zip(part, found, strict=True):
+                with self._changed:
+                    if name in self._moved:
+                        continue
+                    live = self._live.get(name, {}).keys()
+                    self._there[name] = set(map(int, versions)) - live
+                    self._pending |= {ModelRef(name, version): None for version in sorted(live | self._there[name])}
 
     def _commands(self, refs: Iterable[ModelRef]) -> list[Command]:
         """Return what brings Redis in line as to these versions."""

@@ -561,6 +561,27 @@ class TestRepository:
                 asking.more()
             assert asking.wrong == []
 
+    def test_a_repository_that_grows_and_shrinks_is_followed(self, server: RedisServer, repo: Repository) -> None:
+        names = [name_at(repo, shard) for shard in (0, 1)]
+        with (
+            EdgeConsumer(server.url, names[0], repository=repo.name) as one,
+            EdgeConsumer(server.url, names[1], Tagged, repository=repo.name) as two,
+        ):
+            for name in names:
+                repo.save(name, tagged(1))
+            two.wait_for(1, PATIENCE_S)
+            with Asking(two) as asking:
+                for version, shards in ((2, 3), (3, 1), (4, 2)):
+                    repo.scale(shards)
+                    for name, consumer in zip(names, (one, two), strict=True):
+                        assert int(consumer.load(f"{name}@{version - 1}", PATIENCE_S)["c"]) == version - 1
+                        assert repo.save(name, tagged(version)).ref.version == version
+                        assert consumer.wait_newer(version - 1, PATIENCE_S) == ModelRef(name, version)
+                        assert int(consumer.load(timeout=PATIENCE_S)["c"]) == version
+                    two.wait_for(version, PATIENCE_S)
+                    asking.more()
+            assert asking.wrong == []
+
     def test_a_repository_with_a_path_posts_again_what_its_disk_has(
         self, server: RedisServer, cluster: object, tmp_path: Path
     ) -> None:

@@ -64,6 +64,7 @@ class Planner:
             engine,
             ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
             plan=None,
+            nodes=list,
             topology=lambda: self.topology,
             record=lambda topology: None,
             decide=self.decide,

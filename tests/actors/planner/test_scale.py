@@ -78,7 +78,7 @@ def test_a_client_that_was_not_told_finds_what_moved(repo: Repository) -> None:
     refs = fill(repo, 40)
     with Repository.connect(repo.name) as other:
         repo.scale(3)
-        assert other.shards == (0, 1)
+        assert other._session.shards == (0, 1)
         assert np.array_equal(other.load(refs[7])["d/w"], np.full(16, 7))
         check_all(other, refs)
         child = other.save("child", tensors_of(99), graph=graph_of(99), parent=refs[3]).ref

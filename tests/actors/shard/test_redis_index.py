@@ -20,7 +20,8 @@ from tensorvine.actors.edge.reader import Newest, RedisReader
 from tensorvine.actors.rpc import redis_connection
 from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.redis_connection import RedisConnection, enter_start, present_start, where_is
-from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest
+from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest, read_successors
+from tensorvine.actors.shard.serving import redis_index as redis_index_module
 from tensorvine.actors.shard.serving.redis_index import RedisIndex
 from tensorvine.planner.placement import home_of
 from tensorvine.store import Layer, ModelGraph, ModelRef
@@ -309,6 +310,74 @@ class TestPosting:
             made.close()
 
 
+def let_time_pass(index: RedisIndex) -> None:
+    """Nothing comes any more of what another shard was posting."""
+    with index._changed:
+        index._arrived = dict.fromkeys(index._arrived, 0.0)
+        index._gone_since = dict.fromkeys(index._gone_since, 0.0)
+
+
+class TestMoves:
+    """Names come from another shard, and that one drains."""
+
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(redis_index_module, "PING_S", 0.05)
+
+    def test_names_that_came_are_posted_over_what_the_other_one_posted_even_late(self, server: RedisServer) -> None:
+        other, one = redis_index(server, 1, 2), redis_index(server, 0, 2)
+        try:
+            other.announce([(header(ModelRef("m", v)), BODY) for v in (1, 2)])
+            eventually(lambda: newest(server) == {"m": "2"}, "what the other one posts")
+            late = {version: json.dumps(fields) for version, fields in posted(server, "m").items()}
+            other.moved_away(["m", "n"])
+            one.announce([(header(ModelRef("m", 3)), BODY)])
+            one.arrived(["m", "n"])
+            eventually(lambda: newest(server) == {"m": "3"}, "what came")
+            with server.client() as client:  # what the other one was posting just then
+                client.hset("tensorvine:repo:s1:model:m", mapping=late)
+                client.hset("tensorvine:repo:s1:model:n", "7", late[1])
+                client.hset("tensorvine:repo:s1:newest", mapping={"m": "2", "n": "7"})
+            let_time_pass(one)
+            eventually(lambda: newest(server) == {"m": "3"}, "the numbers")
+            assert {version: fields["home"] for version, fields in posted(server, "m").items()} == {3: 0}
+            assert posted(server, "n") == {}
+        finally:
+            one.close()
+            other.close()
+
+    def test_a_shard_that_drained_is_told_with_its_successors_and_its_own_goes(self, server: RedisServer) -> None:
+        other = redis_index(server, 1, 2)
+        other.shard_at("10.0.0.2", 78, "token")
+        other.announce([(header(ModelRef("m", 1)), BODY)])
+        eventually(lambda: newest(server) == {"m": "1"}, "what the other one posts")
+        other.close()
+        one = redis_index(server, 0, 2)
+        link = RedisConnection(server.url, "test")
+        try:
+            one.shard_at("10.0.0.1", 77, "token")
+            one.left({1: (0,)})
+            one.announce([(header(ModelRef("m", 1)), BODY)])
+            one.arrived(["m"])
+            reader = RedisReader(link, "repo")
+            eventually(lambda: reader.posted(ModelRef("m", 1))[1].gone == {1: (0,)}, "the successors")
+            assert set(reader.posted(ModelRef("m", 1))[1].addresses) == {0, 1}, "it may be asked for a while"
+            let_time_pass(one)
+            eventually(lambda: set(reader.posted(ModelRef("m", 1))[1].addresses) == {0}, "its address to go")
+            found, places = reader.posted(ModelRef("m", 1))
+            assert (found.home, places.holder((1, 99))) == (0, 0)
+            assert "tensorvine:repo:s1:graphs:1" not in all_keys(server)
+            assert reader.graph(found).to_json() == graph_of(b"k" * 16)
+        finally:
+            one.close()
+            link.close()
+
+    @pytest.mark.parametrize("text", [b"", b"[]", b"7", b'["0"]', b"[true]", b"[" * 100_000, b"\xff"])
+    def test_what_are_no_successors_is_refused(self, text: bytes) -> None:
+        with pytest.raises(CorruptDataError, match="expected the successors of a shard"):
+            read_successors(text)
+
+
 class TestTrouble:
     @pytest.mark.parametrize("wipe", [False, True], ids=["with its data", "without its data"])
     def test_what_was_missed_is_posted_when_redis_is_back(
@@ -429,8 +498,8 @@ class TestReading:
             made.close()
         with pytest.raises(ModelNotFoundError, match="m@5"):
             reader.posted(ModelRef("m", 5))
-        found, shards = reader.posted(ModelRef("m", 2))
-        assert shards == {}
+        found, places = reader.posted(ModelRef("m", 2))
+        assert (places.addresses, places.gone) == ({}, {})
         assert reader.graph(found) == GRAPHS[b"k" * 16]
         link.close()
 

@@ -1,0 +1,203 @@
+"""The planner follows the nodes of the cluster, and what its shards carry: shards join and drain by themselves.
+
+Rules
+- What is to change is decided by `planner.membership`, the number by who started the repository, who scaled it last,
+  or `planner.scaling`; a change is made by `resizing`.
+- One change at a time, whoever wants it. Who asks for a number gets it; that number outlives the planner.
+- What fails is logged, once for as long as it lasts, and tried again: a repository works with any number of shards.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ...planner.membership import SETTLE_S, Membership, Move, selects
+from ...planner.scaling import ScalePolicy, Scaler, ShardLoad
+from ...planner.topology import Topology
+from ...store.errors import OperationTimeoutError, TensorVineError
+from ...store.waiting import Backoff, Deadline
+from ..engine.engine import Engine, Node
+from ..rpc.messages import PEER_TIMEOUT_S
+from ..rpc.registry import Registry
+from ..rpc.shard_channels import ShardChannels
+from ..shard.calls import ShardCalls
+from .resizing import Resizing, ScaleReport
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+JOIN_S = 60.0
+"""How long shards that join may take to start."""
+DRAIN_S = 3600.0
+"""How long the bytes of a shard that drains may take to be copied."""
+PLACES_S = 15.0
+"""How long it is believed where shards are, while no node comes or goes."""
+
+
+def able_nodes(engine: Engine, topology: Topology) -> list[Node]:
+    """List the nodes that may hold a shard of a repository, and stay; this process's first."""
+    return [
+        node for node in engine.nodes() if not node.leaving and selects(topology.nodes, node.resources, node.labels)
+    ]
+
+
+class Following:
+    """A thread that follows the nodes and the load of one repository.
+
+    Args:
+        engine: runs the shards.
+        shards: channels to them.
+        resizing: makes the changes.
+        registry: keeps the number that was asked for.
+        topology: gives the present one.
+        count: how many shards there are to be; None: one on each node.
+        policy: when the number changes by itself; None: only when somebody asks for another.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        shards: ShardChannels,
+        resizing: Resizing,
+        registry: Registry,
+        topology: Callable[[], Topology],
+        count: int | None,
+        policy: ScalePolicy | None,
+    ) -> None:
+        self._engine = engine
+        self._shards = shards
+        self._resizing = resizing
+        self._registry = registry
+        self._topology = topology
+        self._membership = Membership(topology().replicas)
+        self._scaler = Scaler(policy) if policy is not None else None
+        self._count = len(topology().shards) if policy is not None else count
+        self._turn = threading.Lock()
+        self._known: tuple[object, float, dict[int, str]] = (None, 0.0, {})
+        """What the places of the shards depend on, when they were asked for, and the places."""
+        self._trouble = ""
+        threading.Thread(target=self._follow, name="tensorvine-follow", daemon=True).start()
+
+    def scale(self, shards: int | None, timeout: float) -> ScaleReport:
+        """Have so many shards from now on; None: one on each node.
+
+        Raises:
+            ValueError: less than one is asked for, or fewer than the repository has replicas.
+            OperationTimeoutError: it took longer: nothing has changed.
+        """
+        least = self._topology().replicas
+        if shards is not None and shards < least:
+            raise ValueError(f"scale: shards: expected at least {least}, one per replica; found {shards}")
+        deadline = Deadline.after(timeout)
+        if not self._turn.acquire(timeout=deadline.left()):
+            raise OperationTimeoutError(f"scale: another change is under way for longer than {timeout} s")
+        try:
+            with self._wanting(shards):
+                if shards is not None:
+                    return self._resizing.scale(shards, deadline.left())
+                return self._spread_out(deadline)
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def _wanting(self, count: int | None) -> Generator[None]:
+        """Keep the number that is asked for; where that fails, the one that was, or that there is by then."""
+        former, before = self._count, len(self._topology().shards)
+        self._want(count)
+        try:
+            yield
+        except BaseException:
+            after = len(self._topology().shards)
+            self._want(former if after == before else after)
+            raise
+
+    def _want(self, count: int | None) -> None:
+        self._registry.want(count)  # a planner that dies meanwhile goes on to it in its next life
+        self._count = count
+
+    def _spread_out(self, deadline: Deadline) -> ScaleReport:
+        """Have one shard on each node now."""
+        before = len(self._topology().shards)
+        done = ScaleReport(before, before, 0, 0, 0, 0, 0.0)
+        began, pauses = time.monotonic(), Backoff(0.1, 1.0)
+        while move := self._next(settle_s=0.0):
+            report = self._make(move, deadline.left())
+            if report is None and not pauses.wait(deadline):
+                raise OperationTimeoutError("scale: other changes of the shards came between for too long")
+            if report is not None:
+                done = replace(
+                    done,
+                    shards_after=report.shards_after,
+                    names_moved=done.names_moved + report.names_moved,
+                    metadata_bytes_moved=done.metadata_bytes_moved + report.metadata_bytes_moved,
+                    metadata_bytes_total=max(done.metadata_bytes_total, report.metadata_bytes_total),
+                    tensor_bytes_moved=done.tensor_bytes_moved + report.tensor_bytes_moved,
+                )
+        return replace(done, seconds=time.monotonic() - began)
+
+    # ---- the thread -------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(TICK_S):  # runs as long as the process
+            if not self._turn.acquire(blocking=False):
+                continue  # somebody scales it
+            try:
+                self._once()
+                self._trouble = ""
+            except TensorVineError as exc:  # a shard is not there yet, or not any more
+                if type(exc).__name__ != self._trouble:
+                    log.warning("the shards stay as they are for now: %s", exc)
+                self._trouble = type(exc).__name__
+            except Exception:
+                log.exception("following the nodes failed; it goes on in %s s", TICK_S)
+            finally:
+                self._turn.release()
+
+    def _once(self) -> None:
+        move = self._next(SETTLE_S)
+        if move:
+            report = self._make(move, JOIN_S if move.join else DRAIN_S)
+            if report is not None:
+                log.info("repository %r: %s; %s", self._topology().repository, move, report)
+
+    def _next(self, settle_s: float) -> Move:
+        """Return what is to change, as things stand."""
+        topology, nodes = self._topology(), able_nodes(self._engine, self._topology())
+        able = [node.id for node in nodes]
+        places = self._places(topology, able)
+        if self._scaler is not None and able and set(places.values()) <= set(able):  # else shards are about to drain
+            self._count = self._scaler.observe(time.monotonic(), len(able), self._loads(topology))
+        return self._membership.observe(time.monotonic(), able, places, self._count, settle_s)
+
+    def _make(self, move: Move, timeout: float) -> ScaleReport | None:
+        try:
+            report = self._resizing.make(move, self._topology().version, timeout)
+        except BaseException:
+            self._membership.failed(time.monotonic(), move)
+            raise
+        self._membership.succeeded(move)
+        return report
+
+    def _places(self, topology: Topology, able: list[str]) -> dict[int, str]:
+        """Return the node of each shard."""
+        now, depends = time.monotonic(), (topology.version, frozenset(able))
+        known, asked, places = self._known
+        if known != depends or now - asked > PLACES_S:
+            places = self._resizing.places(Deadline.after(PEER_TIMEOUT_S))
+            self._known = depends, now, places
+        return places
+
+    def _loads(self, topology: Topology) -> dict[int, ShardLoad]:
+        asked = {shard: self._shards[shard].send(ShardCalls.stats()) for shard in topology.shards}
+        loads: dict[int, ShardLoad] = {}
+        for shard, answer in asked.items():
+            stats = answer.result(PEER_TIMEOUT_S)
+            held = stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored
+            loads[shard] = ShardLoad(held, stats.capacity, stats.requests)
+        return loads
