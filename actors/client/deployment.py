@@ -232,8 +232,8 @@ class Deployment:
             timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
 
         Raises:
-            OptionError: no number of at least one is asked for; the timeout is no number.
-            ValueError: fewer than the repository has replicas.
+            OptionError: no number of at least one is asked for, or fewer than the repository has replicas; the timeout
+                is no number.
             OperationTimeoutError: it took longer than `timeout` seconds.
             StoreFullError: the shards that would stay have no room; nothing has changed.
             ShardUnavailableError: a shard could not be started; nothing has changed.

@@ -87,12 +87,11 @@ class Following:
         """Have so many shards from now on; None: one on each node.
 
         Raises:
-            ValueError: less than one is asked for, or fewer than the repository has replicas.
+            OptionError: less than one is asked for, or fewer than the repository has replicas.
             OperationTimeoutError: it took longer: nothing has changed.
         """
-        least = self._topology().replicas
-        if shards is not None and shards < least:
-            raise ValueError(f"scale: shards: expected at least {least}, one per replica; found {shards}")
+        if shards is not None:
+            self._resizing.check(shards)
         deadline = Deadline.after(timeout)
         if not self._turn.acquire(timeout=deadline.left()):
             raise OperationTimeoutError(f"scale: another change is under way for longer than {timeout} s")

@@ -23,7 +23,13 @@ from typing import TypeVar
 
 from ...planner.membership import Move
 from ...planner.topology import TAG_BITS, Topology
-from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
+from ...store.errors import (
+    OperationTimeoutError,
+    OptionError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    TensorVineError,
+)
 from ...store.shard import ShardStats
 from ...store.versions.ledger import Told
 from ...store.waiting import NEVER, Backoff, Deadline
@@ -122,6 +128,16 @@ class Resizing:
         self._resumed.set()
         self._resting = False
         """The repository is being stopped: no change begins any more."""
+
+    def check(self, shards: int) -> None:
+        """Refuse a number that there cannot be.
+
+        Raises:
+            OptionError: it is less than one, or than the repository has replicas.
+        """
+        least = self._topology().replicas
+        if shards < least:
+            raise OptionError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
         """Change the number of shards to `shards`; a change that is under way ends first.

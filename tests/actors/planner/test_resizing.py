@@ -11,7 +11,7 @@ from tensorvine.actors.planner.resizing import Resizing
 from tensorvine.actors.rpc.messages import Moved
 from tensorvine.actors.rpc.shard_channels import ShardChannels
 from tensorvine.planner.topology import Topology
-from tensorvine.store.errors import OperationTimeoutError, RepositoryNotFoundError
+from tensorvine.store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError
 from tensorvine.store.versions.ledger import Told
 
 ANSWERS: dict[str, Any] = {
@@ -139,3 +139,10 @@ def test_a_drain_is_given_up_only_where_the_segments_have_not_moved(moved: bool)
             planner.resizing.resume()
         assert (planner.topology.shards, planner.topology.leaving) == ((0, 1, 2), ())
         assert ("resizing/shard-2", "move_segments") not in planner.shards.asked
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(0, 1), (1, 2)])
+def test_fewer_shards_than_there_can_be_are_refused_by_an_error_of_the_tree(shards: int, replicas: int) -> None:
+    planner = Planner(Topology("resizing", (0, 1), "starter", replicas=replicas))
+    with pytest.raises(OptionError, match=f"scale: shards: expected at least .* found {shards}"):
+        planner.resizing.check(shards)
