@@ -64,6 +64,10 @@ class ShardStats:
     """Manifests on disk that could not be read when the shard started, and are tried again."""
     files_orphaned: int = 0
     """Files of this shard's segments that nobody was found to need at the last look; they are removed."""
+    waiting_for_memory: int = 0
+    """Saves, and copies of what other shards have, that wait for memory now."""
+    waiting_for_disk: int = 0
+    """Saves that wait now, as too much waits to be written to disk."""
 
 
 @dataclass(frozen=True, slots=True)

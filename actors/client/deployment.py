@@ -21,6 +21,7 @@ from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
 from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
 from ...store.refs import check_name
+from ...store.shard import ShardStats
 from ...store.versions.retention import Retention
 from ...store.waiting import seconds_of
 from ..engine.embedded import default_engine
@@ -244,6 +245,17 @@ class Deployment:
         report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report
+
+    def stats_by_shard(self, timeout: float = 2.0) -> dict[int, ShardStats | TensorVineError]:
+        """Ask each shard what it holds, whatever becomes of the others: for who watches a repository.
+
+        Args:
+            timeout: seconds that all of them together may take to answer.
+
+        Returns:
+            Shard -> what it holds, or why it did not say so. `stats` sums up, and waits until all have answered.
+        """
+        return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
         """Wait until all that is committed now is on disk, too.

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from ...planner.topology import Topology
@@ -29,6 +30,7 @@ from ...store.errors import (
     RepositoryNotFoundError,
     ShardUnavailableError,
     TensorVineError,
+    without_frames,
 )
 from ...store.holders import Lease
 from ...store.waiting import NEVER, Backoff, Deadline
@@ -310,6 +312,25 @@ class Session:
                 answers.append(self.call(shard, requests[shard], deadline.left()))
         return answers
 
+    def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]:
+        """Ask each shard once, and give what it answered, or why it did not within `timeout` seconds in all."""
+        deadline, version = Deadline.after(timeout), self.topology.version
+        question = ShardCalls.gathered(request.remote.name, request.arguments)
+        sent = {shard: _tried(partial(self.send, shard, question)) for shard in self.topology.alive}
+        found: dict[int, _R | TensorVineError] = {}
+        for shard, answer in sent.items():
+            told = answer if isinstance(answer, TensorVineError) else _tried(partial(answer.result, deadline.left()))
+            if isinstance(told, TensorVineError):
+                version = -1
+                if not isinstance(told, OperationTimeoutError):
+                    self.connections.drop(shard)
+            elif told[0].version > version:
+                version = -1
+            found[shard] = told if isinstance(told, TensorVineError) else told[1]
+        if version < 0:
+            self.refresh()  # a shard may have drained, or joined
+        return {shard: told for shard, told in found.items() if shard in self.topology.alive}
+
     def send(self, shard: int, request: Request[_R]) -> Answer[_R]:
         """Call a shard, and do not wait."""
         return self._channels[shard].send(request)
@@ -404,6 +425,16 @@ class Session:
         self.refresh()
         if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
+
+
+def _tried(ask: Callable[[], _R]) -> _R | TensorVineError:
+    """Give the error in the place of an answer, but for one that all would give."""
+    try:
+        return ask()
+    except EngineStoppedError:
+        raise
+    except TensorVineError as exc:
+        return without_frames(exc)
 
 
 def _by_shard(leases: Sequence[Lease]) -> dict[int, list[Lease]]:

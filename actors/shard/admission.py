@@ -42,10 +42,21 @@ class Admission:
         self._clients = clients
         self._persister = persister
         self._asking = Busy()
+        self._keeping = Busy()
 
     def is_short(self) -> bool:
         """Tell whether somebody waits for memory."""
         return bool(self._asking)
+
+    @property
+    def waiting_for_memory(self) -> int:
+        """How many saves and copies of others' segments wait for memory."""
+        return self._asking.count
+
+    @property
+    def waiting_for_disk(self) -> int:
+        """How many saves wait until less waits to be written to disk."""
+        return self._keeping.count
 
     def filled_by(self, client: str, sizes: Sequence[int]) -> Sequence[int]:
         """Return what a client may be granted of `sizes` to fill: nothing where its process is not watched.
@@ -119,5 +130,6 @@ class Admission:
         persister = self._persister
         if persister is None or not persister.is_full():
             return
-        if not await self._notifier.until(Change.ROOM, lambda: not persister.is_full() or None, deadline):
-            raise persister.late(what)
+        with self._keeping:
+            if not await self._notifier.until(Change.ROOM, lambda: not persister.is_full() or None, deadline):
+                raise persister.late(what)

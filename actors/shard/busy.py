@@ -12,21 +12,22 @@ class Busy:
     >>> with busy:
     ...     bool(busy)
     True
-    >>> bool(busy)
-    False
+    >>> bool(busy), busy.count
+    (False, 0)
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count = 0
+        self.count = 0
+        """How many."""
 
     def __enter__(self) -> None:
         with self._lock:
-            self._count += 1
+            self.count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._count -= 1
+            self.count -= 1
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return self.count > 0

@@ -21,6 +21,7 @@ from ....store.versions.manifest import Header
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched, Matches
+from ..admission import Admission
 from ..calls.queries import QueryCalls
 from ..context import ShardContext
 from ..disk.history import History
@@ -37,6 +38,7 @@ class Queries:
         context: the shard's.
         settling: carries out what follows.
         names: which names are at home here.
+        admission: knows who waits.
         history: the shard's disk, if there is one.
         securing: knows of copies of this shard.
         replica_store: has copies of others.
@@ -48,6 +50,7 @@ class Queries:
         settling: Settling,
         *,
         names: NameHandoff,
+        admission: Admission,
         history: History | None,
         securing: Securing,
         replica_store: ReplicaStore,
@@ -59,6 +62,7 @@ class Queries:
         self._notifier = context.notifier
         self._settling = settling
         self._names = names
+        self._admission = admission
         self._history = history
         self._securing = securing
         self._replica_store = replica_store
@@ -159,6 +163,8 @@ class Queries:
                 bytes_mirrored=self._replica_store.nbytes,
                 mirrors_behind=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
+                waiting_for_memory=self._admission.waiting_for_memory,
+                waiting_for_disk=self._admission.waiting_for_disk,
             )
 
     @answers(QueryCalls.unreadable)

@@ -220,6 +220,7 @@ class TestEachWay:
         with ThreadPoolExecutor(1) as threads:
             saving = threads.submit(far.save, name, {"a": np.ones(40 << 20, np.uint8)}, timeout=WAIT_S)
             eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits")
+            assert repo.stats().shards[0].waiting_for_memory == 1
             assert not saving.done()
             repo._session.call(0, ShardCalls.abort(other, []))
             assert saving.result(WAIT_S).bytes_written == 40 << 20

@@ -81,8 +81,10 @@ class TestPathGoneForAWhile:
             stats = repo.stats().shards[0]
             assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
+            eventually(lambda: repo.stats().shards[0].waiting_for_disk == 1, "the save waits")
             (path / "segments").unlink()
             assert waiting.committed(60).ref.version == 1
+            assert repo.stats().shards[0].waiting_for_disk == 0
             repo.flush()
             assert manifests(path) == ["m@1", "n@1"]
 
