@@ -99,6 +99,11 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
+def say_error(error: Exception) -> None:
+    """Say an error in one line on standard error."""
+    typer.echo(f"tensorvine: {' '.join(str(error).split())}", err=True)
+
+
 def table(title: str, *left: str, right: tuple[str, ...] = ()) -> Table:
     """Make a table: columns of words, then columns of numbers."""
     from rich import box

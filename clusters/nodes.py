@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..actors.engine import control_service
 from ..actors.engine.ray import NAMESPACE
-from ..store.errors import OperationTimeoutError
+from ..store.errors import OperationTimeoutError, RepositoryNotFoundError
 from ..store.waiting import Backoff, Deadline
 
 PLANNER = "/planner"
@@ -80,3 +81,21 @@ def repositories() -> list[str]:
         for row in named
         if row["namespace"] == NAMESPACE and row["name"].endswith(PLANNER)
     )
+
+
+def check_there(repository: str) -> None:
+    """Look whether a repository still runs on the Ray that this process is attached to.
+
+    Raises:
+        RepositoryNotFoundError: it was stopped, or its Ray has ended, which is said at once: Ray itself would try to
+            reach it for a minute.
+    """
+    import ray
+
+    where = f"repository {repository!r}: expected it to go on"
+    try:
+        control_service.connection(ray.get_runtime_context().gcs_address).close()
+    except ConnectionError as exc:
+        raise RepositoryNotFoundError(f"{where}; its Ray has ended: {exc}") from exc
+    if repository not in repositories():
+        raise RepositoryNotFoundError(f"{where}; it was stopped")

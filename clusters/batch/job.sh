@@ -75,7 +75,7 @@ run_job() {
     each_node bash "$BATCH/node.sh" &
     launcher=$!
     await_head
-    on_ray tensorvine up --nodes "$NODES" --path "${TENSORVINE_PATH:-$HOME/tensorvine-models}" \
+    on_ray tensorvine up --wait-nodes "$NODES" --path "${TENSORVINE_PATH:-$HOME/tensorvine-models}" \
         --codec "${TENSORVINE_CODEC:-shuffle|zstd(3)}"
     is_up=yes
     on_ray "$@"

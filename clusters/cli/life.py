@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...store.errors import OptionError, TensorVineError
 from .. import words
-from ..client import Address, Name, attach, connected, console
+from ..client import Address, AsJson, Name, attach, connected, console, print_json
+from .options import bytes_from, keep_from, scaling_from
 
 if TYPE_CHECKING:
     from ...actors.client.repository import Repository
+    from ..head import Head
+    from ..nodes import Machine
 
 DEFAULT_PORT = 6379
 FLUSH_S = 600.0
@@ -32,10 +37,47 @@ def up(
     codec: Annotated[
         str | None, typer.Option(help="How tensors are stored there, such as 'shuffle|zstd(3)'; needs --path.")
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Which versions of a name stay in memory once they are on disk, such as 'last(3)|best(1)', of "
+            "last(N), best(N), every(N) and bytes(SIZE); needs --path. Without it: all, until room is needed."
+        ),
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Nodes that must hold a version.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Wait until Ray has so many nodes, for 5 minutes at most.", min=1)] = 1,
+    store_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each shard, such as 4GB or 512MiB. Without it: what its node's object store has.",
+        ),
+    ] = None,
+    preallocate: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="How much of it each takes at the start. Without it: 256MiB; 0: none."),
+    ] = None,
+    scaling: Annotated[
+        str | None,
+        typer.Option(
+            help="When shards join and drain by themselves, such as 'least=1,most=8,full=0.75'; also requests_per_s, "
+            "join_after_s, drain_after_s. Without it: only by `tensorvine scale`."
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="TENSORVINE_REDIS",
+            help="Redis server where consumers outside the cluster hear of versions; a password is better in the "
+            "variable, as others of the machine see arguments.",
+        ),
+    ] = None,
+    wait_nodes: Annotated[
+        int, typer.Option(help="Wait until Ray has so many nodes, for 5 minutes at most.", min=1)
+    ] = 1,
     address: Address = None,
     port: Annotated[int, typer.Option(help="Port of a Ray that is started here; 0: any free one.")] = DEFAULT_PORT,
+    as_json: AsJson = False,
 ) -> None:
     """Start a repository that stays until `tensorvine down`.
 
@@ -45,25 +87,52 @@ def up(
     from ...actors.client.repository import Repository
     from ...actors.engine import embedded
     from ...store.codecs.codec import from_spec
-    from .. import head
     from ..nodes import await_nodes
 
-    chosen = from_spec(codec) if codec is not None else None
-    out = console()
+    policies = {
+        "codec": from_spec(codec) if codec is not None else None,
+        "keep": keep_from(keep) if keep is not None else None,
+        "scaling": scaling_from(scaling) if scaling is not None else None,
+        "store_bytes": bytes_from(store_bytes, "--store-bytes", 1) if store_bytes is not None else None,
+        "preallocate_bytes": bytes_from(preallocate, "--preallocate") if preallocate is not None else None,
+    }
+    progress = console(stderr=True)
     running = address or embedded.running()
-    started: head.Head | None = None
+    with _head(running, port) as started:
+        if started is not None:
+            running, address = started.address, started.address
+            (progress if as_json else console()).print(f"Ray is up at {running}")
+        attach(address)
+        with progress.status(f"waiting for {words.count(wait_nodes, 'node')}"):
+            await_nodes(wait_nodes, NODES_S)
+        with progress.status("starting the repository"):
+            options: Any = {"shards": shards, "path": path, "replicas": replicas, "redis": redis, **policies}
+            repository = Repository.start(name, **options)
+    stats = repository.stats()
+    repository.leave()
+    embedded.stop()
+    if as_json:
+        made = {"repository": repository.name, "address": running, "ray_started": started is not None}
+        print_json({**made, "shards": len(stats.shards), "models": stats.models})
+        return
+    console().print(
+        f"Repository {repository.name} is up on Ray at {running}: {words.count(len(stats.shards), 'shard')}, "
+        f"{words.count(stats.models, 'model')}",
+    )
+
+
+@contextmanager
+def _head(running: str | None, port: int) -> Generator[Head | None]:
+    """Start a Ray where none runs; it is ended again when a repository cannot be started on it."""
+    from .. import head
+
+    started: Head | None = None
     if running is None:
-        with out.status("starting a Ray on this machine"):
+        with console(stderr=True).status("starting a Ray on this machine"):
             started = head.start(port)
-        running = started.address
         os.environ.pop("RAY_ADDRESS", None)  # "local" asks for one within this process
-        out.print(f"Ray is up at {running}")
     try:
-        attach(started.address if started is not None else address)
-        with out.status(f"waiting for {words.count(nodes, 'node')}"):
-            await_nodes(nodes, NODES_S)
-        with out.status("starting the repository"):
-            repository = Repository.start(name, shards=shards, path=path, codec=chosen, replicas=replicas)
+        yield started
     except BaseException as exc:
         if started is not None:
             head.stop(started.mark)
@@ -71,50 +140,56 @@ def up(
         if plain or isinstance(exc, OptionError):
             raise typer.BadParameter(str(exc)) from exc
         raise
-    stats = repository.stats()
-    repository.leave()
-    embedded.stop()
-    out.print(
-        f"Repository {repository.name} is up on Ray at {running}: {words.count(len(stats.shards), 'shard')}, "
-        f"{words.count(stats.models, 'model')}",
-    )
 
 
 def down(
     name: Name = None,
     address: Address = None,
     force: Annotated[bool, typer.Option("--force", help="Also when not all of it can be written to its path.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a repository; what waits for its path is written first.
 
     The Ray beneath it is ended too if `tensorvine up` started it, on this machine, and no other repository is on it.
     """
-    from .. import head
     from ..nodes import machines, repositories
 
-    out = console()
     with connected(name, address) as repository:
-        if repository.has_path:
-            _flush(repository, force)
+        unwritten = _flush(repository, force) if repository.has_path else None
         repository.stop()
-        out.print(f"Repository {repository.name} is down")
+        if not as_json:
+            console().print(f"Repository {repository.name} is down")
         found, others = machines(), repositories()
+    ended, said = _end_ray(found, others)
+    if as_json:
+        told = {"repository": repository.name, "unwritten": unwritten, "ray_ended": ended, "other_repositories": others}
+        print_json(told)
+    elif said is not None:
+        console().print(said)
+
+
+def _end_ray(found: list[Machine], others: list[str]) -> tuple[bool, str | None]:
+    """End the Ray that `up` started here, if nobody else is on it; say whether, and what there is to say of it."""
+    from .. import head
+
     mine = next((machine for machine in found if head.LABEL in machine.labels), None)
     if mine is None:
-        return
+        return False, None
     if others:
-        out.print(f"Ray goes on: it has {words.count(len(others), 'other')}: {', '.join(others)}")
-    elif head.stop(mine.labels[head.LABEL]):
-        out.print("Ray is down")
-    else:
-        out.print(f"Ray goes on: its head is on {mine.address}; end it there")
+        return False, f"Ray goes on: it has {words.count(len(others), 'other')}: {', '.join(others)}"
+    if head.stop(mine.labels[head.LABEL]):
+        return True, "Ray is down"
+    return False, f"Ray goes on: its head is on {mine.address}; end it there"
 
 
-def _flush(repository: Repository, force: bool) -> None:
+def _flush(repository: Repository, force: bool) -> str | None:
+    """Write what waits for the path; with `force`, give what went wrong."""
     try:
-        with console().status("writing what is not on disk yet"):
+        with console(stderr=True).status("writing what is not on disk yet"):
             repository.flush(FLUSH_S)
     except TensorVineError as exc:
         if not force:
             raise
         console(stderr=True).print(f"not all of it is on disk: {exc}", soft_wrap=True)
+        return str(exc)
+    return None

@@ -1,4 +1,4 @@
-"""The command line: `tensorvine up | status | ls | show | lineage | verify | down`.
+"""The command line: `tensorvine up | status | top | ls | show | lineage | wait | export | import | ... | down`.
 
 Rules
 - An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
@@ -15,22 +15,34 @@ from collections.abc import Sequence
 import typer
 
 from ...store.errors import TensorVineError
+from ..client import say_error
+from .completion import Commands
+from .files import export, import_
 from .life import down, up
 from .lineage import lineage
 from .look import ls, show, status
+from .models import retire, wait
+from .top import top
+from .upkeep import flush, scale
 from .verify import verify
 
 _OURS = __name__.partition(".")[0]
-_HELP = "Start, look into and stop a model repository on a Ray cluster."
+_HELP = "Start, look into, change and stop a model repository on a Ray cluster."
+_COMMANDS = (up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down)
+
+
+class _OneLine(logging.Formatter):
+    """Writes a message in one line, however many an error of Ray has in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split())
 
 
 def application() -> typer.Typer:
     """Make the command-line application."""
-    app = typer.Typer(
-        name="tensorvine", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-    )
-    for command in (up, status, ls, show, lineage, verify, down):
-        app.command()(command)
+    app = typer.Typer(name="tensorvine", cls=Commands, help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    for command in _COMMANDS:
+        app.command(command.__name__.rstrip("_"))(command)
     return app
 
 
@@ -42,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     told, silent, ours = logging.StreamHandler(), logging.NullHandler(), logging.getLogger(_OURS)
     told.setLevel(logging.WARNING)
-    told.setFormatter(logging.Formatter("tensorvine: %(message)s"))
+    told.setFormatter(_OneLine("tensorvine: %(message)s"))
     ours.addHandler(told)
     logging.getLogger().addHandler(silent)  # without any, Python prints what others warn of
     try:
         application()(list(arguments) if arguments is not None else None)
     except TensorVineError as exc:
-        typer.echo(f"tensorvine: {' '.join(str(exc).split())}", err=True)
+        say_error(exc)
         sys.exit(1)
     finally:
         ours.removeHandler(told)

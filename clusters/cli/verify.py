@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import words
-from ..client import Address, Name, connected, console
+from ..client import Address, AsJson, Name, connected, console, print_json
 
 
 def verify(
@@ -16,6 +16,7 @@ def verify(
     ] = None,
     name: Name = None,
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check checksums, in memory and on disk, owners, and what could not be read; exit code 1 if something is wrong."""
     from rich.progress import track
@@ -24,10 +25,16 @@ def verify(
     with connected(name, address) as repository:
         refs = repository.models() if model is None else [repository.info(model).ref]
         progress = track(refs, "checking", console=console(stderr=True), transient=True)
-        problems = [f"{f.ref or f.file}: {f.reason}" for f in repository.unreadable()] if model is None else []
-        problems += [str(problem) for ref in progress for problem in repository.verify(ref)]
-    for problem in problems:
-        out.print(problem, style="red", soft_wrap=True, markup=False)
-    out.print(f"{words.count(len(refs), 'version')} checked, {words.count(len(problems), 'problem')}")
+        unread = repository.unreadable() if model is None else []
+        wrong = [problem for ref in progress for problem in repository.verify(ref)]
+    problems = [*unread, *wrong]
+    if as_json:
+        files = [{"ref": str(f.ref) if f.ref else None, "file": f.file, "text": f.reason} for f in unread]
+        texts = [{"ref": str(p.ref) if p.ref else None, "file": None, "text": p.text} for p in wrong]
+        print_json({"versions": len(refs), "problems": [*files, *texts]})
+    else:
+        for line in (*(f"{f.ref or f.file}: {f.reason}" for f in unread), *map(str, wrong)):
+            out.print(line, style="red", soft_wrap=True)
+        out.print(f"{words.count(len(refs), 'version')} checked, {words.count(len(problems), 'problem')}")
     if problems:
         raise typer.Exit(1)

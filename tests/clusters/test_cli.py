@@ -24,7 +24,9 @@ from tensorvine.store.errors import RepositoryNotFoundError, StorageError
 from tensorvine.store.shard import UnreadFile
 from typer.testing import CliRunner
 
-COMMANDS = ("up", "status", "ls", "show", "lineage", "verify", "down")
+COMMANDS = ("up", "status", "top", "ls", "show", "lineage", "verify", "export", "import", "wait", "retire", "scale")
+COMMANDS += ("flush", "down")
+CHANGING = [["flush"], ["scale", "2"], ["retire", "m"], ["export", "m", "m.arrow"], ["import", "m.arrow", "m"]]
 WAIT_S = 200.0
 MODEL = ModelGraph(
     [
@@ -84,7 +86,7 @@ class TestUsage:
 
     @pytest.mark.parametrize(
         "words",
-        [["nonsense"], ["show"], ["ls", "--nonsense"], ["up", "--shards", "many"], ["up", "--nodes", "0"]],
+        [["nonsense"], ["show"], ["ls", "--nonsense"], ["up", "--shards", "many"], ["up", "--wait-nodes", "0"]],
         ids=" ".join,
     )
     def test_wrong_usage_ends_with_code_2(self, words: list[str]) -> None:
@@ -110,7 +112,10 @@ def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestNoCluster:
-    @pytest.mark.parametrize("words", [["ls"], ["status"], ["show", "m"], ["verify"], ["down"], ["lineage", "m"]])
+    @pytest.mark.parametrize(
+        "words",
+        [["ls"], ["status"], ["show", "m"], ["verify"], ["down"], ["lineage", "m"], *CHANGING, ["top"], ["wait", "m"]],
+    )
     def test_without_a_ray_a_command_says_so_in_one_line(
         self, words: list[str], no_ray: None, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -317,7 +322,7 @@ class TestLooking:
         assert "runs already with" in err
         code, out, _ = command("down", "--name", "standing", *address)
         assert (code, out.strip()) == (0, "Repository standing is down")
-        assert command("down", "--name", "standing", *address)[0] == 1
+        assert command("down", "--name", "standing", *address, "--json")[:2] == (1, "")
         assert filled.models("other")
 
     @pytest.mark.parametrize(
@@ -362,7 +367,7 @@ class TestLooking:
 
         monkeypatch.setattr(cli_life, "NODES_S", 0.5)
         with pytest.raises(SystemExit) as ended:
-            main(["up", "--name", "nowhere", "--nodes", "7", "--address", ray.get_runtime_context().gcs_address])
+            main(["up", "--name", "nowhere", "--wait-nodes", "7", "--address", ray.get_runtime_context().gcs_address])
         assert ended.value.code == 1
         assert "expected 7 nodes" in capsys.readouterr().err
 

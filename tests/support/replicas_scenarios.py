@@ -33,9 +33,10 @@ from tensorvine.actors.shard.parts.files import Files
 from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
 from tensorvine.actors.shard.replicas.securing import Securing
 from tensorvine.store import Layer, ModelGraph, ModelRef
-from tensorvine.store.errors import ModelLostError, ModelNotFoundError, ShardUnavailableError
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OptionError, ShardUnavailableError
 
 from benchmarks.raylets import _await_room
+from tests.support.commands import on
 from tests.support.processes import stand_still
 from tests.support.warm import warm_workers
 
@@ -250,8 +251,11 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
     del cluster
     with repository("scaled") as repo:
         refs = [repo.save(f"scaled/{i}", {**BIG, "a": BIG["a"] + i}).ref for i in range(6)]
-        with pytest.raises(ValueError, match="expected at least one per replica, 2; found 1"):
+        with pytest.raises(OptionError, match="expected at least one per replica, 2; found 1"):
             repo.scale(shards=1)
+        code, out, err = on(repo, "scale", "1")
+        assert (code, out) == (1, "")
+        assert err == "tensorvine: scale: shards: expected at least one per replica, 2; found 1\n"
         for count in (2, 3):
             repo.scale(shards=count)
             for shard in list(repo._session.shards):

@@ -1,0 +1,80 @@
+"""`tensorvine export` and `import`: versions as files that other tools read and write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import words
+from ..client import Address, AsJson, Name, connected, console, print_json
+from .options import Timeout
+
+if TYPE_CHECKING:
+    from ...store.refs import ModelRef
+
+IMPORT_S = 600.0
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help=".safetensors, .arrow or, of a Keras model, .weights.h5, on this machine or at a URI (s3://, gs://). "
+            "It is replaced where it exists.",
+            show_default=False,
+        ),
+    ],
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a version's tensors to a file that other tools read."""
+    from ...store.archive import interchange
+
+    interchange.format_of(file)  # what is wrong with it is said before anybody is asked
+    with connected(name, address) as repository, console(stderr=True).status("writing"):
+        info = repository.info(model)
+        repository.export(info.ref, file)
+    if as_json:
+        print_json({"ref": str(info.ref), "file": interchange.shown(file), "bytes_total": info.bytes_total})
+        return
+    said = f"{info.ref}, {words.size(info.bytes_total)} of tensors, is in {interchange.shown(file)}"
+    console().print(said, soft_wrap=True)
+
+
+def import_(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="What `export`, or another tool, wrote: .safetensors, .arrow or .weights.h5.", show_default=False
+        ),
+    ],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)],
+    parent: Annotated[
+        str | None,
+        typer.Option(help="NAME or NAME@VERSION that it derives from. Without it: the latest version of its name."),
+    ] = None,
+    quality: Annotated[float | None, typer.Option(help="Its quality. Without it: what the file says.")] = None,
+    timeout: Timeout = IMPORT_S,
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save the tensors of a file as a new version; tensors that equal the parent's are shared, not stored again.
+
+    Architecture, quality and metadata are the file's, where it has them.
+    """
+    given: dict[str, Any] = {"parent": parent, "quality": quality}
+    with connected(name, address) as repository, console(stderr=True).status("saving"):
+        said = {key: value for key, value in given.items() if value is not None}
+        saved = repository.import_(file, model, timeout=timeout, **said)
+    _tell(saved.ref, saved.bytes_written, saved.bytes_inherited, as_json)
+
+
+def _tell(ref: ModelRef, written: int, inherited: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"ref": str(ref), "bytes_written": written, "bytes_inherited": inherited})
+    else:
+        console().print(f"{ref} is saved: {words.size(written)} written, {words.size(inherited)} inherited")

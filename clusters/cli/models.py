@@ -1,0 +1,98 @@
+"""`tensorvine retire` and `wait`: versions that go, and versions to come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...store.errors import ModelNotFoundError, OperationTimeoutError
+from ...store.refs import ModelRef, split_ref
+from ..client import Address, AsJson, Name, connected, console, print_json, say_error
+from .options import Timeout
+
+if TYPE_CHECKING:
+    from ...actors.client.repository import Repository
+
+WAIT_S = 600.0
+
+
+def retire(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="NAME@VERSION, or NAME for its latest version.", show_default=False),
+    ],
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make versions cease to exist; what their descendants share with them stays.
+
+    One that is not there is told, and the others go all the same, as with `rm`; the exit code is 1 then. Nothing goes
+    when one of them is no reference.
+    """
+    gone: list[ModelRef] = []
+    missing: list[str] = []
+    asked = [split_ref(model) for model in models]
+    with connected(name, address) as repository:
+        try:
+            for ref in _found(repository, asked, missing):
+                try:
+                    repository.retire(ref)
+                except ModelNotFoundError as exc:  # somebody else was faster
+                    missing.append(str(ref))
+                    say_error(exc)
+                    continue
+                gone.append(ref)
+                if not as_json:
+                    console().print(f"{ref} is retired")
+        finally:  # also when a shard dies half way
+            if as_json:
+                print_json({"retired": [str(ref) for ref in gone], "missing": missing})
+    if missing:
+        raise typer.Exit(1)
+
+
+def wait(
+    model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
+    timeout: Timeout = WAIT_S,
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for a version, and print which is the newest then.
+
+    With NAME@VERSION, for that version or a newer one, which may be there already: `m@1` is any version of m. With
+    NAME, for one that is newer than all there are now. When none comes in time, the exit code is 1.
+    """
+    known, version = split_ref(model)
+    with connected(name, address) as repository:
+        after = version - 1 if version is not None else _latest(repository, known)
+        with console(stderr=True).status(f"waiting for a version of {known} above {after}"):
+            ref = repository.wait_newer(known, after, timeout)
+    if ref is None:
+        raise OperationTimeoutError(f"{known}: expected a version above {after} within {timeout:g} s; none came")
+    if as_json:
+        print_json({"ref": str(ref)})
+    else:
+        console().print(str(ref))
+
+
+def _found(repository: Repository, asked: list[tuple[str, int | None]], missing: list[str]) -> list[ModelRef]:
+    """Return the versions that are there, each once, before any of them goes; name the others in `missing`."""
+    found: dict[ModelRef, None] = {}
+    for name, version in asked:
+        model = name if version is None else ModelRef(name, version)
+        try:
+            found[repository.info(model).ref] = None
+        except ModelNotFoundError as exc:
+            missing.append(str(model))
+            say_error(exc)
+    return list(found)
+
+
+def _latest(repository: Repository, name: str) -> int:
+    try:
+        return repository.info(name).ref.version
+    except ModelNotFoundError:
+        return 0

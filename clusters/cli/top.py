@@ -1,0 +1,154 @@
+"""`tensorvine top`: what goes on in a repository, now and again.
+
+Rules
+- On a terminal it has the screen to itself and gives it back, as htop does; Ctrl-C ends it, and it has done well then.
+  Elsewhere it writes one table below the other.
+- A shard that does not answer for a moment is shown so; what it carries is not guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...store.waiting import LONGEST_S
+from .. import words
+from ..client import Address, AsJson, Name, connected, console, print_json, table
+from .options import check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...actors.client.repository import Repository
+    from ..pulse import Beat, Pulse
+
+INTERVAL_S, SHORTEST_S = 2.0, 0.1
+ANSWER_S = 2.0
+"""How long shards may take to answer."""
+SAID = 100
+"""Characters of why one does not that are shown."""
+
+
+def _interval(value: float) -> float:
+    return check_seconds(value, SHORTEST_S)
+
+
+def top(
+    interval: Annotated[
+        float,
+        typer.Option("--interval", "-i", help="Seconds between two looks.", callback=_interval, metavar="SECONDS"),
+    ] = INTERVAL_S,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and end; requests are counted for one interval before.")
+    ] = False,
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch the shards: memory, models, requests, who waits for memory or for the disk. Ctrl-C ends it.
+
+    Requests are saves begun, versions fetched and prefix queries answered. --json needs --once.
+    """
+    if as_json and not once:
+        raise typer.BadParameter("expected --once beside it", param_hint="--json")
+    try:
+        with connected(name, address) as repository:
+            pulse, known = _pulse_of(repository), repository.name
+            if not once:
+                follow(console(), known, pulse, interval)
+                return
+            pulse.look()
+            time.sleep(min(interval, LONGEST_S))
+            beats = pulse.look()
+    except KeyboardInterrupt:
+        return
+    if as_json:
+        shards = [beat.as_dict() for beat in beats]
+        print_json({"repository": known, "time": pulse.when.isoformat(), "shards": shards})
+    else:
+        console().print(drawn(known, pulse, beats))
+
+
+def follow(out: Console, name: str, pulse: Pulse, interval: float) -> None:
+    """Show a repository until somebody presses Ctrl-C."""
+    from rich.live import Live
+
+    if not out.is_terminal:
+        _repeat(lambda: out.print(drawn(name, pulse, pulse.look())), interval)
+        return
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        _repeat(lambda: live.update(drawn(name, pulse, pulse.look()), refresh=True), interval)
+
+
+def drawn(name: str, pulse: Pulse, beats: Sequence[Beat]) -> Table:
+    """Draw one look as a table."""
+    title = f"repository {name}, {words.moment(pulse.when)} UTC"
+    rows = table(title, "shard", "node", right=("models", "used", "of", "full", "req/s", "waiting", "behind"))
+    rows.collapse_padding, rows.pad_edge, rows.show_edge = True, False, False  # 80 characters are enough
+    rows.columns[0].min_width, rows.columns[1].min_width = 5, 8
+    for beat in beats:
+        rows.add_row(str(beat.shard), beat.node, *_cells([beat]), style=None if beat.stats is not None else "red")
+    if len(beats) > 1:
+        rows.add_section()
+        rows.add_row("all", "", *_cells([beat for beat in beats if beat.stats is not None]))
+    silent = [f"shard {beat.shard} does not answer: {beat.trouble:.{SAID}}" for beat in beats if beat.stats is None]
+    rows.caption, rows.caption_justify = "\n".join(silent) or None, "left"
+    return rows
+
+
+def _repeat(show: Callable[[], None], interval: float) -> None:
+    try:
+        while True:
+            show()
+            sys.stdout.flush()
+            time.sleep(min(interval, LONGEST_S))
+    except KeyboardInterrupt:
+        return
+
+
+def _cells(beats: Sequence[Beat]) -> list[str]:
+    """Sum up what some shards carry; dashes, where none of them answered."""
+    answered = [(beat, beat.stats) for beat in beats if beat.stats is not None]
+    if not answered:
+        return ["-"] * 7
+    used, room = sum(beat.bytes_used for beat, _ in answered), sum(stats.capacity for _, stats in answered)
+    rates = [beat.requests_per_s for beat, _ in answered if beat.requests_per_s is not None]
+    behind = sum(stats.versions_behind for _, stats in answered)
+    late = words.size(sum(stats.bytes_behind for _, stats in answered))
+    memory = sum(stats.waiting_for_memory for _, stats in answered)
+    disk = sum(stats.waiting_for_disk for _, stats in answered)
+    return [
+        f"{sum(stats.models for _, stats in answered):,}",
+        words.size(used),
+        words.size(room),
+        f"{used / room:.0%}" if room else "-",
+        f"{sum(rates):,.1f}" if rates else "-",
+        ", ".join(f"{what} {count}" for what, count in (("mem", memory), ("disk", disk)) if count) or "0",
+        f"{behind} ({late})" if behind else "0",
+    ]
+
+
+def _pulse_of(repository: Repository) -> Pulse:
+    from ..nodes import check_there, machines, places
+    from ..pulse import Pulse
+
+    known = f"{repository.name}/shard-"
+
+    def where() -> dict[int, str]:
+        addresses = {machine.id: machine.address for machine in machines()}
+        return {
+            int(actor.removeprefix(known)): addresses.get(node, "-")
+            for actor, node in places().items()
+            if actor.startswith(known)
+        }
+
+    def check() -> None:
+        check_there(repository.name)
+
+    return Pulse(lambda: repository.stats_by_shard(ANSWER_S), where, check)

@@ -1,0 +1,58 @@
+"""`tensorvine scale` and `flush`: more or fewer shards, and all on disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from .. import words
+from ..client import Address, AsJson, Name, connected, console, print_json
+from .options import Timeout
+
+SCALE_S = 120.0
+FLUSH_S = 600.0
+
+
+def scale(
+    shards: Annotated[int, typer.Argument(metavar="N", help="How many there are to be.", min=1, show_default=False)],
+    timeout: Timeout = SCALE_S,
+    name: Name = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the number of shards while reads and writes go on; nothing is lost.
+
+    A change that cannot begin in time is undone; one that is decided goes on after the command has given up.
+    """
+    with connected(name, address) as repository:
+        with console(stderr=True).status("moving names and tensors"):
+            report = repository.scale(shards, timeout)
+        known = repository.name
+    if as_json:
+        print_json({"repository": known, **asdict(report)})
+        return
+    out = console()
+    out.print(f"Repository {known} has {words.count(report.shards_after, 'shard')}; before: {report.shards_before}")
+    metadata = f"{words.size(report.metadata_bytes_moved)} of {words.size(report.metadata_bytes_total)}"
+    facts = {
+        "names": f"{report.names_moved:,}",
+        "metadata": metadata,
+        "tensors": words.size(report.tensor_bytes_moved),
+        "took": f"{report.seconds:.2f} s",
+    }
+    for fact, value in facts.items():
+        out.print(f"  {fact:9} {value}{'' if fact == 'took' else ' moved'}")
+
+
+def flush(timeout: Timeout = FLUSH_S, name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
+    """Wait until all that is committed now is on the repository's path, too."""
+    with connected(name, address) as repository:
+        with console(stderr=True).status("writing what is not on disk yet"):
+            repository.flush(timeout)
+        known = repository.name
+    if as_json:
+        print_json({"repository": known, "on_disk": True})
+    else:
+        console().print(f"Repository {known}: all of it is on disk")

@@ -1,0 +1,130 @@
+"""Options and completion: what is written wrongly is said before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from tensorvine.clusters.cli.main import application
+from tensorvine.clusters.cli.options import keep_from, scaling_from
+from tensorvine.planner.scaling import ScalePolicy
+from tensorvine.store.versions.retention import KeepBest, KeepBytes, KeepEvery, KeepLast
+from typer.testing import CliRunner, Result
+
+KEEP = "expected last(N), best(N), every(N) or bytes(SIZE), joined by '|'"
+SCALING = "expected some of least=N, most=N, full=NUMBER"
+SHELLS = {"bash": "complete -o default", "zsh": "#compdef", "fish": "complete --command", "pwsh": "Register-Argument"}
+
+
+def invoked(*words: str, **environment: str) -> Result:
+    return CliRunner().invoke(application(), list(words), env=environment, prog_name="tensorvine")
+
+
+def flat(text: str) -> str:
+    """Text without the frame and the breaks of lines that an error of usage has."""
+    return re.sub(r"[\s│]+", " ", text)
+
+
+class TestTexts:
+    def test_a_policy_of_what_stays_in_memory(self) -> None:
+        assert keep_from("last(3)") == KeepLast(3)
+        assert keep_from("last(3)|best(1)") == KeepLast(3) | KeepBest(1)
+        assert keep_from(" every(10) | bytes(1.5GB) ") == KeepEvery(10) | KeepBytes(1_500_000_000)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "last",
+            "last()",
+            "last(0)",
+            "last(x)",
+            "last(1,2)",
+            "newest(3)",
+            "last(3)|",
+            "bytes(4XB)",
+            "last(1)best(1)",
+        ],
+    )
+    def test_a_wrong_policy_says_what_was_expected(self, text: str) -> None:
+        with pytest.raises(typer.BadParameter) as refused:
+            keep_from(text)
+        assert KEEP in str(refused.value)
+        assert text in str(refused.value)
+
+    def test_when_shards_join_and_drain(self) -> None:
+        text = "least=2, most=8,full=0.5,requests_per_s=100,join_after_s=1,drain_after_s=inf"
+        assert scaling_from(text) == ScalePolicy(2, 8, 0.5, 100.0, 1.0, float("inf"))
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (text, SCALING)
+            for text in ("", "least", "least=", "least=1.5", "most=x", "fewest=1", "least=1,least=2", "full=1,")
+        ]
+        + [("least=0", "least: expected at least 1"), ("least=3,most=2", "most: expected at least least=3")]
+        + [("full=2", "full: expected above 0"), ("full=nan", "full: expected above 0")],
+    )
+    def test_wrong_scaling_says_what_was_expected(self, text: str, said: str) -> None:
+        with pytest.raises(typer.BadParameter, match=re.escape(said)):
+            scaling_from(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--store-bytes", "4XB"], "--store-bytes: expected bytes, such as 1000, 4GB (of 1000) or 512MiB"),
+        (["up", "--store-bytes", "0"], "--store-bytes: expected at least 1 byte; found '0'"),
+        (["up", "--preallocate", "some"], "--preallocate: expected bytes"),
+        (["up", "--keep", "lost(3)"], f"--keep: {KEEP}"),
+        (["up", "--scaling", "least=x"], f"--scaling: {SCALING}"),
+        (["up", "--wait-nodes", "0"], "--wait-nodes"),
+        (["up", "--nodes", "1"], "No such option"),
+        (["scale"], "Missing argument 'N'"),
+        (["scale", "0"], "'N'"),
+        (["scale", "two"], "'N'"),
+        (["scale", "2", "--timeout", "nan"], "--timeout': expected seconds from 0; found nan"),
+        (["retire"], "Missing argument 'MODEL...'"),
+        (["export", "m"], "Missing argument"),
+        (["import", "m.arrow"], "Missing argument 'NAME'"),
+        (["import", "m.arrow", "m", "--quality", "good"], "--quality"),
+        (["flush", "--timeout", "-1"], "expected seconds from 0; found -1"),
+        (["wait"], "Missing argument"),
+        (["wait", "m", "--timeout", "soon"], "--timeout"),
+        (["top", "--json"], "--json: expected --once beside it"),
+        (["top", "--interval", "0"], "expected seconds from 0.1; found 0"),
+        (["top", "--interval", "nan"], "expected seconds from 0.1; found nan"),
+        (["--show-completion", "tcsh"], "expected one of bash, zsh, fish, powershell, pwsh; found 'tcsh'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_words_are_refused_before_anything_starts(words: list[str], said: str) -> None:
+    ended = invoked(*words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in flat(ended.stderr)
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", SHELLS)
+    def test_a_script_is_shown_for_a_named_shell(self, shell: str) -> None:
+        ended = invoked("--show-completion", shell)
+        assert (ended.exit_code, ended.stderr) == (0, "")
+        assert SHELLS[shell] in ended.stdout
+        assert f"_TENSORVINE_COMPLETE={'complete_' + shell if shell != 'pwsh' else ''}"[:20] in ended.stdout
+
+    def test_it_is_installed_where_the_shell_finds_it(self, tmp_path: Path) -> None:
+        ended = invoked("--install-completion", "bash", HOME=str(tmp_path))
+        script = tmp_path / ".bash_completions" / "tensorvine.sh"
+        assert (ended.exit_code, ended.stdout.split()[-1]) == (0, os.fspath(script))
+        assert "_TENSORVINE_COMPLETE=complete_bash" in script.read_text()
+        assert os.fspath(script) in (tmp_path / ".bashrc").read_text()
+
+    @pytest.mark.parametrize(
+        ("line", "found"), [("tensorvine s", ["status", "show", "scale"]), ("tensorvine up --sto", ["--store-bytes"])]
+    )
+    def test_commands_and_options_are_completed(self, line: str, found: list[str]) -> None:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        assert invoked(_TENSORVINE_COMPLETE="complete_bash", **words).stdout.split() == found
