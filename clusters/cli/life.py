@@ -12,7 +12,7 @@ import typer
 from ...store.errors import OptionError, TensorVineError
 from .. import words
 from ..client import Address, AsJson, Name, attach, connected, console, print_json
-from .options import bytes_from, keep_from, scaling_from
+from .options import bytes_from, keep_from, redis_from, scaling_from
 
 if TYPE_CHECKING:
     from ...actors.client.repository import Repository
@@ -95,6 +95,7 @@ def up(
         "scaling": scaling_from(scaling) if scaling is not None else None,
         "store_bytes": bytes_from(store_bytes, "--store-bytes", 1) if store_bytes is not None else None,
         "preallocate_bytes": bytes_from(preallocate, "--preallocate") if preallocate is not None else None,
+        "redis": redis_from(redis) if redis is not None else None,
     }
     progress = console(stderr=True)
     running = address or embedded.running()
@@ -106,7 +107,7 @@ def up(
         with progress.status(f"waiting for {words.count(wait_nodes, 'node')}"):
             await_nodes(wait_nodes, NODES_S)
         with progress.status("starting the repository"):
-            options: Any = {"shards": shards, "path": path, "replicas": replicas, "redis": redis, **policies}
+            options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
             repository = Repository.start(name, **options)
     stats = repository.stats()
     repository.leave()

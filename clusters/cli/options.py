@@ -91,6 +91,21 @@ def keep_from(text: str) -> Retention:
     return reduce(lambda one, other: one | other, found)
 
 
+def redis_from(url: str) -> str:
+    """Look whether this is the URL of a Redis server, and give it back; the message shows no password.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    from ...actors.rpc.redis_connection import where_is
+
+    try:
+        where_is(url, "up")
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--redis") from exc
+    return url
+
+
 def scaling_from(text: str) -> ScalePolicy:
     """Read when shards join and drain, such as "least=1,most=8,full=0.75".
 

@@ -82,6 +82,7 @@ class TestTexts:
         (["up", "--keep", "lost(3)"], f"--keep: {KEEP}"),
         (["up", "--scaling", "least=x"], f"--scaling: {SCALING}"),
         (["up", "--wait-nodes", "0"], "--wait-nodes"),
+        (["up", "--redis", "server:6379"], "--redis: up: redis: expected a URL such as 'redis://host:6379/0'"),
         (["up", "--nodes", "1"], "No such option"),
         (["scale"], "Missing argument 'N'"),
         (["scale", "0"], "'N'"),
