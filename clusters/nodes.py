@@ -93,8 +93,9 @@ def check_there(repository: str) -> None:
     import ray
 
     where = f"repository {repository!r}: expected it to go on"
+    address: str = ray.get_runtime_context().gcs_address
     try:
-        control_service.connection(ray.get_runtime_context().gcs_address).close()
+        control_service.connection(address).close()
     except ConnectionError as exc:
         raise RepositoryNotFoundError(f"{where}; its Ray has ended: {exc}") from exc
     if repository not in repositories():
