@@ -93,7 +93,7 @@ def check_there(repository: str) -> None:
     import ray
 
     where = f"repository {repository!r}: expected it to go on"
-    address: str = ray.get_runtime_context().gcs_address
+    address = cast("str", cast("Any", ray.get_runtime_context()).gcs_address)
     try:
         control_service.connection(address).close()
     except ConnectionError as exc:

@@ -24,6 +24,8 @@ from tensorvine.store.errors import RepositoryNotFoundError, StorageError
 from tensorvine.store.shard import UnreadFile
 from typer.testing import CliRunner
 
+from tests.support.commands import on
+
 COMMANDS = ("up", "status", "top", "ls", "show", "lineage", "verify", "export", "import", "wait", "retire", "scale")
 COMMANDS += ("flush", "down")
 CHANGING = [["flush"], ["scale", "2"], ["retire", "m"], ["export", "m", "m.arrow"], ["import", "m.arrow", "m"]]
@@ -200,13 +202,8 @@ def foreign(filled: Repository, adas: None) -> Repository:
 class TestLooking:
     """Commands on a repository in this process's Ray."""
 
-    def on(self, repository: Repository, *words: str) -> tuple[int, str, str]:
-        import ray
-
-        return command(*words, "--name", repository.name, "--address", ray.get_runtime_context().gcs_address)
-
     def test_ls_lists_versions_with_what_each_wrote(self, filled: Repository) -> None:
-        code, out, _ = self.on(filled, "ls")
+        code, out, _ = on(filled, "ls")
         assert code == 0
         assert "3 versions" in out
         (line,) = [line for line in out.splitlines() if "net@2" in line]
@@ -214,54 +211,54 @@ class TestLooking:
         assert line.split()[4:] == ["0.75", "64", "B", "192", "B", "67%"]
 
     def test_ls_takes_a_prefix_and_gives_json(self, filled: Repository) -> None:
-        code, out, _ = self.on(filled, "ls", "net", "--json")
+        code, out, _ = on(filled, "ls", "net", "--json")
         assert code == 0
         assert [(row["ref"], row["parent"], row["quality"]) for row in json.loads(out)] == [
             ("net@1", None, 0.5),
             ("net@2", "net@1", 0.75),
         ]
-        assert "0 versions" in self.on(filled, "ls", "nothing")[1]
+        assert "0 versions" in on(filled, "ls", "nothing")[1]
 
     def test_show_says_who_wrote_each_layer(self, filled: Repository) -> None:
-        code, out, _ = self.on(filled, "show", "net")
+        code, out, _ = on(filled, "show", "net")
         assert code == 0
         assert out.startswith("net@2\n")
         rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
         assert "net@1" in rows["stem"]
         assert "[bold]x[/bold]" in rows["stem"]
         assert "net@2" in rows["head"]
-        told = json.loads(self.on(filled, "show", "net@1", "--json")[1])
+        told = json.loads(on(filled, "show", "net@1", "--json")[1])
         assert told["metadata"] == {"a": [1]}
         assert told["layers"][1]["tensors"] == {"stem/w": "net@1"}
-        assert json.loads(self.on(filled, "show", "other", "--json")[1])["other_tensors"] == {"x": "other@1"}
+        assert json.loads(on(filled, "show", "other", "--json")[1])["other_tensors"] == {"x": "other@1"}
 
     def test_lineage_prints_a_tree_and_draws(self, filled: Repository, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         picture = tmp_path / "net.svg"
-        code, out, err = self.on(filled, "lineage", "net", "--svg", str(picture))
+        code, out, err = on(filled, "lineage", "net", "--svg", str(picture))
         assert code == 0
         assert "net@1  quality 0.5  wrote 1 of 2 tensors: stem" in out
         assert "net@2  quality 0.75  wrote 1 of 2 tensors: head" in out
         assert str(picture) in err
         assert picture.read_text().lstrip().startswith("<?xml")
-        assert json.loads(self.on(filled, "lineage", "net", "--json")[1])["layers"] == {
+        assert json.loads(on(filled, "lineage", "net", "--json")[1])["layers"] == {
             "stem": "net@1",
             "head": "net@2",
         }
 
     def test_status_shows_nodes_and_shards(self, filled: Repository) -> None:
-        code, out, _ = self.on(filled, "status")
+        code, out, _ = on(filled, "status")
         assert code == 0
         assert "1 node" in out
         assert f"repository {filled.name}" in out
-        told = json.loads(self.on(filled, "status", "--json")[1])
+        told = json.loads(on(filled, "status", "--json")[1])
         assert told["models"] == 3
         assert [node["shards"] for node in told["nodes"]] == [[0]]
 
     def test_verify_counts_what_it_checked(self, filled: Repository) -> None:
-        code, out, _ = self.on(filled, "verify")
+        code, out, _ = on(filled, "verify")
         assert (code, out.strip()) == (0, "3 versions checked, 0 problems")
-        code, out, _ = self.on(filled, "verify", "net@1")
+        code, out, _ = on(filled, "verify", "net@1")
         assert (code, out.strip()) == (0, "1 version checked, 0 problems")
 
     def test_verify_ends_with_code_1_when_something_is_wrong(
@@ -270,13 +267,13 @@ class TestLooking:
         from tensorvine.actors import Problem
 
         monkeypatch.setattr(Repository, "verify", lambda self, ref: [Problem(ref, "tensor 'w' is [missing]")])
-        code, out, _ = self.on(filled, "verify", "net@1")
+        code, out, _ = on(filled, "verify", "net@1")
         assert code == 1
         assert "net@1: tensor 'w' is [missing]" in out
         monkeypatch.setattr(Repository, "verify", lambda self, ref: [])
         unread = [UnreadFile("manifests/a@1.arrow", ModelRef("a", 1), "a [FIFO]"), UnreadFile("odd", None, "a link")]
         monkeypatch.setattr(Repository, "unreadable", lambda self: unread)
-        code, out, _ = self.on(filled, "verify")
+        code, out, _ = on(filled, "verify")
         assert code == 1
         assert "a@1: a [FIFO]\nodd: a link\n3 versions checked, 2 problems" in out
 
