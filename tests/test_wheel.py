@@ -1,10 +1,13 @@
-"""The wheel: it holds every module, and tells a type checker what its functions take and give."""
+"""The wheel of `scripts/wheel`: it holds every module and the files for clusters, tells a type checker what its
+functions take and give, and runs where nothing else of the checkout is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +20,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ("store", "planner", "actors", "clusters")
 PAGES = ("README.md", "docs/guide.md")
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PRINTED = re.compile(r"\nIt prints\n\n```\n(.*?)```", re.DOTALL)
+PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)$", re.MULTILINE)
+UNREACHABLE = re.compile(r"Retry\(total=0.* after (connection broken by .*)")
+"""What pip says when an index did not answer for the last time."""
 WRONG = """
 from tensorvine.actors import Repository
 with Repository.start() as repo:
@@ -26,16 +33,13 @@ with Repository.start() as repo:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: what setuptools leaves behind is not left in the checkout."""
-    copy = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", *LAYERS):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy / name)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(copy / "dist"), str(copy))
-    (built,) = (copy / "dist").glob("*.whl")
+    """What the script makes; constraints.txt is beside it."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+def build(folder: Path) -> Path:
+    run([str(ROOT / "scripts/wheel"), str(folder)])
+    (built,) = folder.glob("*.whl")
     return built
 
 
@@ -50,10 +54,31 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+@pytest.fixture(scope="module")
+def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel and what it depends on, and nothing else."""
+    folder = tmp_path_factory.mktemp("alone")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    constraints = str(wheel.parent / "constraints.txt")
+    arguments = ["--no-compile", "--retries", "1", "--timeout", "15", "--constraint", constraints, str(wheel)]
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
+    ended = subprocess.run([*command, "install", *arguments], capture_output=True, text=True, timeout=180, check=False)
+    if ended.returncode != 0 and (silent := UNREACHABLE.search(ended.stderr)):
+        pytest.skip(f"no package index can be reached: {silent[1]}")
     assert ended.returncode == 0, ended.stderr[-3000:]
+    return folder / "bin"
+
+
+def pip(*arguments: str) -> None:
+    run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments])
+
+
+def run(command: list[str], folder: Path | None = None) -> str:
+    """Run a program to a good end, where no environment variable leads it here; gives what it printed."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    ended = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +113,62 @@ def test_a_wrong_example_is_refused(errors: list[dict[str, Any]]) -> None:
     (found,) = (found for found in errors if Path(found["file"]).name == "wrong.py")
     assert "ModelRef" in found["message"]
     assert found["range"]["start"]["line"] == 3
+
+
+def test_the_files_for_clusters_are_in_it_as_they_are(wheel: Path) -> None:
+    held = zipfile.ZipFile(wheel)
+    for folder, count in (("batch", 5), ("kuberay", 2), ("ray_up", 3)):
+        files = [path for path in (ROOT / "clusters" / folder).iterdir() if path.is_file()]
+        assert len(files) == count
+        for file in files:
+            assert held.read(f"tensorvine/clusters/{folder}/{file.name}") == file.read_bytes()
+
+
+def test_the_same_source_gives_the_same_bytes_and_the_folder_has_no_other_wheel(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "tensorvine-0.0.1-py3-none-any.whl").touch()
+    again = build(tmp_path)
+    assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(wheel.read_bytes()).digest()
+
+
+def test_the_constraints_are_the_versions_of_the_tests(wheel: Path) -> None:
+    pins = dict(PIN.findall((wheel.parent / "constraints.txt").read_text()))
+    locked = dict(re.findall(r"^(\S+)==(\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    assert len(locked) > 100
+    torch = pins.pop("torch")
+    assert pins == locked
+    assert f" torch=={torch}\n" in (ROOT / "scripts/_venv").read_text()
+
+
+@pytest.mark.own_cluster
+class TestAlone:
+    """The wheel in an environment of its own, from an index."""
+
+    def test_all_that_it_brings_has_the_tests_versions(self, alone: Path, wheel: Path) -> None:
+        pins = {
+            name.replace("-", "_"): version
+            for name, version in PIN.findall((wheel.parent / "constraints.txt").read_text())
+        }
+        found = [
+            folder.name.removesuffix(".dist-info").split("-") for folder in alone.parent.glob("lib/*/*/*.dist-info")
+        ]
+        brought = {name.lower().replace(".", "_"): version for name, version in found if name != "tensorvine"}
+        assert {"ray", "numpy", "pyarrow"} <= set(brought)
+        assert {name: pins.get(name) for name in brought} == brought
+
+    def test_the_first_example_prints_what_the_page_says(self, alone: Path, tmp_path: Path) -> None:
+        page = (ROOT / "README.md").read_text()
+        example, printed = EXAMPLE.search(page), PRINTED.search(page)
+        assert example is not None
+        assert printed is not None
+        (tmp_path / "example.py").write_text(
+            f"{example[1]}\nimport tensorvine.store\nprint(tensorvine.store.__file__)\n"
+        )
+        *lines, place = run([str(alone / "python"), "example.py"], tmp_path).splitlines()
+        assert lines == printed[1].splitlines()
+        assert Path(place).is_relative_to(alone.parent)
+
+    def test_its_command_writes_the_files_for_a_cluster(self, alone: Path, wheel: Path, tmp_path: Path) -> None:
+        run([str(alone / "tensorvine"), "cluster-files", "slurm", "job", "--wheel", str(wheel)], tmp_path)
+        assert f":-{wheel}}}" in (tmp_path / "job/slurm.sh").read_text()
+        for shared in ("install.sh", "job.sh", "node.sh"):
+            assert (tmp_path / "job" / shared).read_text() == (ROOT / "clusters/batch" / shared).read_text()

@@ -2,6 +2,11 @@
 #
 # They set NODES, how many there are, and BATCH, this folder, and define each_node, which runs a command once per node.
 # Settings, from the environment:
+#   TENSORVINE_VENV     environment with TensorVine, a folder that every node reaches; else that of the wheel, else the
+#                       one whose `ray` and `tensorvine` the job finds
+#   TENSORVINE_WHEEL    a wheel of TensorVine, constraints.txt beside it: install.sh makes an environment of it where
+#                       there is none yet; it says what else may be set. Run it before where nodes reach no package index
+#   TENSORVINE_EXTRAS   what is installed with the wheel, such as torch,search
 #   TENSORVINE_PATH     where the history is kept; every node must reach it
 #   TENSORVINE_CODEC    how tensors are stored there
 #   TENSORVINE_HEAD     address of this node on the network that the nodes shall use; else its first address
@@ -67,11 +72,26 @@ end() {
     exit "$status"
 }
 
+# Find the environment of all nodes; that of a wheel is made where there is none. The launcher hands PATH on.
+choose_environment() {
+    if [ -z "${TENSORVINE_VENV:-}" ] && [ -n "${TENSORVINE_WHEEL:-}" ]; then
+        exec 3< <(exec bash "$BATCH/install.sh" "$TENSORVINE_WHEEL" "${TENSORVINE_EXTRAS:-}")
+        program=$!
+        read -r TENSORVINE_VENV <&3 || fail "expected an environment of $TENSORVINE_WHEEL; install.sh made none"
+        exec 3<&-
+        program=
+    fi
+    [ -z "${TENSORVINE_VENV:-}" ] || export VIRTUAL_ENV=$TENSORVINE_VENV PATH=$TENSORVINE_VENV/bin:$PATH
+    command -v ray >/dev/null && command -v tensorvine >/dev/null ||
+        fail "expected ray and tensorvine in ${TENSORVINE_VENV:-PATH}: set TENSORVINE_WHEEL or TENSORVINE_VENV"
+}
+
 run_job() {
     [ $# -gt 0 ] || fail "expected the program to run; found none"
     trap end EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    choose_environment
     each_node bash "$BATCH/node.sh" &
     launcher=$!
     await_head

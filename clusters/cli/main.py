@@ -16,6 +16,7 @@ import typer
 
 from ...store.errors import TensorVineError
 from ..client import say_error
+from .cluster_files import cluster_files
 from .completion import Commands
 from .files import export, import_
 from .life import down, up
@@ -28,7 +29,10 @@ from .verify import verify
 
 _OURS = __name__.partition(".")[0]
 _HELP = "Start, look into, change and stop a model repository on a Ray cluster."
-_COMMANDS = (up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down)
+_COMMANDS = (
+    *(up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    cluster_files,
+)
 
 
 class _OneLine(logging.Formatter):

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from tensorvine.clusters.head import free_port
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FILES = ROOT / "clusters"
 RAY_UP = sorted((FILES / "ray_up").glob("*.yaml"))
 SCRIPTS = sorted((FILES / "batch").glob("*.sh"))
@@ -91,11 +92,25 @@ class TestRayUp:
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_every_node_has_the_token_and_starts_ray_with_it(self, path: Path) -> None:
         (config,) = read(path)
-        assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+        assert ("~/.ray/auth_token", "~/.ray/auth_token") in config["file_mounts"].items()
         for kind in ("head", "worker"):
             (start,) = [line for line in config[f"{kind}_start_ray_commands"] if "ray start" in line]
             assert start.startswith("chmod 600 ~/.ray/auth_token; ")
             assert "; RAY_AUTH_MODE=token ray start " in start
+
+    @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+    def test_every_node_gets_this_versions_wheel_and_installs_it_in_the_tests_versions(self, path: Path) -> None:
+        (config,) = read(path)
+        wheel = f"tensorvine-{PROJECT['version']}-py3-none-any.whl"
+        assert {remote: local for remote, local in config["file_mounts"].items() if "token" not in remote} == {
+            f"~/tensorvine/{wheel}": f"dist/{wheel}",
+            "~/tensorvine/constraints.txt": "dist/constraints.txt",
+            "~/tensorvine/install.sh": "clusters/batch/install.sh",
+        }
+        (install,) = [line for line in config["setup_commands"] if "install.sh" in line]
+        assert f"bash ~/tensorvine/install.sh ~/tensorvine/{wheel} " in install
+        for line in [*config["setup_commands"], *config.get("head_setup_commands", ())]:
+            assert "pip install" not in line or "--constraint ~/tensorvine/constraints.txt" in line
 
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_it_says_which_ports_must_be_closed(self, path: Path) -> None:
@@ -211,6 +226,22 @@ class TestKubeRay:
         for image in [container["image"] for pod in pods for container in pod["containers"]]:
             assert re.fullmatch(rf"[\w./-]+:[\d.]+-ray{manifest['spec']['rayVersion']}", image)
 
+    def test_its_image_is_the_dockerfiles_with_the_pods_user_and_what_the_probes_call(
+        self, manifest: dict[str, Any], pods: list[dict[str, Any]]
+    ) -> None:
+        text = (FILES / "kuberay" / "Dockerfile").read_text()
+        (image,) = {container["image"] for pod in pods for container in pod["containers"]}
+        assert f"-t {image} dist/\n" in text
+        assert image.rpartition(":")[2].startswith(f"{PROJECT['version']}-")
+        assert f"\nray=={manifest['spec']['rayVersion']} \\\n" in (ROOT / "requirements.lock").read_text()
+        (user,) = {(pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) for pod in pods}
+        assert f"\nUSER {user[0]}:{user[1]}\n" in text
+        assert f"useradd --uid {user[0]} --gid {user[1]} " in text
+        assert re.search(r"^FROM python:3\.\d+\.\d+-slim-\w+$", text, re.MULTILINE)
+        assert " wget " in text  # KubeRay's probes
+        assert re.search(r"^ARG EXTRAS=\S*\bserve\b", text, re.MULTILINE)  # what they ask
+        assert "--constraint /opt/tensorvine/constraints.txt" in text
+
 
 class TestScripts:
     @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -254,6 +285,35 @@ class TestScripts:
         assert done.returncode == 1
         assert "expected the program to run" in done.stderr
 
+    def test_a_job_without_tensorvine_says_how_to_bring_it(self, tmp_path: Path) -> None:
+        settings = {**job_settings(tmp_path, tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = run_script([str(FILES / "batch" / "slurm.sh"), "true"], settings)
+        assert done.returncode == 1
+        assert "expected ray and tensorvine in PATH: set TENSORVINE_WHEEL or TENSORVINE_VENV" in done.stderr
+
+    def test_a_job_whose_wheel_cannot_be_installed_says_why_and_starts_nothing(self, tmp_path: Path) -> None:
+        settings = {**job_settings(tmp_path, tmp_path), "TENSORVINE_WHEEL": str(tmp_path / "none.whl")}
+        done = run_script([str(FILES / "batch" / "slurm.sh"), "true"], settings)
+        assert done.returncode == 1
+        first, last = done.stderr.splitlines()
+        assert "expected a wheel of TensorVine" in first
+        assert f"expected an environment of {tmp_path / 'none.whl'}" in last
+
+    def test_a_job_that_is_told_to_end_while_it_installs_ends(self, tmp_path: Path) -> None:
+        batch = tmp_path / "batch"
+        shutil.copytree(FILES / "batch", batch)
+        (batch / "install.sh").write_text("echo installing >&2\nexec tail -f /dev/null\n")
+        settings = {"TENSORVINE_BATCH": str(batch), "TENSORVINE_WHEEL": "any.whl", "RAY_TMPDIR": str(tmp_path)}
+        settings = {**job_settings(tmp_path, tmp_path), **settings}
+        command = ["bash", str(batch / "slurm.sh"), "true"]
+        job = subprocess.Popen(command, env=bare(settings), stderr=subprocess.PIPE, text=True)
+        assert job.stderr is not None
+        assert job.stderr.readline() == "installing\n"
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=WAIT_S)
+        assert job.returncode == 143
+        assert not left(tmp_path)
+
 
 @pytest.fixture
 def here() -> Iterator[Path]:
@@ -277,8 +337,10 @@ class TestJobs:
     """Both scripts, with real Rays: two nodes on this machine."""
 
     def test_a_pbs_job_has_ray_on_each_node_and_ends_as_its_program_does(self, here: Path) -> None:
-        program = f"{sys.executable} {here / 'program.py'} 3"
-        done = run_script([str(FILES / "batch" / "pbs.sh")], {**job_settings(here, here / "bin"), "PROGRAM": program})
+        settings = job_settings(here, here / "bin")
+        elsewhere = {"PATH": f"{here / 'bin'}:/usr/bin:/bin", "TENSORVINE_VENV": sys.prefix}
+        settings = {**settings, **elsewhere, "PROGRAM": f"python {here / 'program.py'} 3"}
+        done = run_script([str(FILES / "batch" / "pbs.sh")], settings)
         assert done.returncode == 3, done.stderr
         assert "nodes 2 shards 2" in done.stdout
         assert "asks for a token" in done.stdout
@@ -316,8 +378,7 @@ def job_settings(folder: Path, commands: Path) -> dict[str, str]:
 
 
 def test_every_requirement_of_ray_is_of_one_that_knows_tokens() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     found = [Requirement(text) for text in itertools.chain(*lists)]
     rays = [requirement for requirement in found if requirement.name == "ray"]
     assert len(rays) >= 5

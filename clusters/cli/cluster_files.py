@@ -1,0 +1,87 @@
+"""`tensorvine cluster-files`: the files that start clusters, filled in."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...store.errors import OptionError
+from .. import files
+from ..client import console
+
+Which = StrEnum("Which", {name: name for name in files.KINDS})
+Text = str | None
+
+
+def cluster_files(
+    kind: Annotated[Which, typer.Argument(metavar="KIND", help=f"One of {', '.join(files.KINDS)}.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.", file_okay=False)],
+    wheel: Annotated[
+        Path | None,
+        typer.Option(help="The wheel of scripts/wheel, constraints.txt beside it.", exists=True, dir_okay=False),
+    ] = None,
+    extras: Annotated[Text, typer.Option(help="What is installed with the wheel, such as torch,search.")] = None,
+    head_ip: Annotated[Text, typer.Option(help="Address of the host that becomes the head.")] = None,
+    worker_ips: Annotated[Text, typer.Option(help="Addresses of the other hosts, with commas between.")] = None,
+    ssh_user: Annotated[Text, typer.Option(help="The user on all nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many nodes the job has.", min=1)] = None,
+    image: Annotated[Text, typer.Option(help="REGISTRY/NAME:TAG of the image.")] = None,
+    bucket: Annotated[Text, typer.Option(help="The bucket that keeps the history.")] = None,
+    project: Annotated[Text, typer.Option(help="The project on Google Cloud.")] = None,
+    ami: Annotated[Text, typer.Option(help="The image of the machines on AWS.")] = None,
+    path: Annotated[
+        Text, typer.Option(help="Directory or URI that keeps the history; every node must reach it.")
+    ] = None,
+    codec: Annotated[Text, typer.Option(help="How tensors are stored there, such as 'shuffle|zstd(3)'.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+) -> None:
+    """Write the files that start TensorVine on a cluster, and say what is still to be filled in.
+
+    Each KIND knows some of the options.
+    """
+    given = {
+        "wheel": _beside_constraints(wheel),
+        "extras": extras,
+        "head_ip": head_ip,
+        "worker_ips": worker_ips,
+        "ssh_user": ssh_user,
+        "nodes": None if nodes is None else str(nodes),
+        "image": image,
+        "bucket": bucket,
+        "project": project,
+        "ami": ami,
+        "path": path,
+        "codec": codec,
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    chosen, folder = files.KINDS[kind], folder.absolute()
+    _refuse_unknown(kind, chosen, values)
+    try:
+        texts = files.fill(chosen, values, folder)
+    except OptionError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    out = console()
+    for written in files.write(texts, folder, force):
+        out.print(str(written), soft_wrap=True)
+    for name, example in files.left(chosen, values).items():
+        out.print(f"still to be filled in: --{files.flag(name)}, which is {example}", soft_wrap=True)
+
+
+def _beside_constraints(wheel: Path | None) -> str | None:
+    if wheel is None:
+        return None
+    if wheel.suffix != ".whl" or not (wheel.parent / "constraints.txt").is_file():
+        raise typer.BadParameter(
+            f"expected a wheel with constraints.txt beside it; found {wheel}", param_hint="--wheel"
+        )
+    return str(wheel.absolute())
+
+
+def _refuse_unknown(name: str, kind: files.Kind, values: dict[str, str]) -> None:
+    unknown = [f"--{files.flag(value)}" for value in values if value not in kind.blanks]
+    if unknown:
+        known = ", ".join(f"--{files.flag(blank)}" for blank in kind.blanks)
+        raise typer.BadParameter(f"{name} knows no {', '.join(unknown)}; it knows {known}")
