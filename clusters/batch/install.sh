@@ -18,6 +18,13 @@ fail() {
     exit 1
 }
 
+# Run a command that ends with this script.
+run() {
+    "$@" >&2 &
+    trap 'kill "$!" 2>/dev/null; exit 143' INT TERM
+    wait "$!"
+}
+
 new_enough() {
     command -v "$1" >/dev/null && "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
@@ -49,11 +56,9 @@ if [ ! -f "$stamp" ]; then
     if [ ! -f "$stamp" ]; then # another has made it meanwhile
         echo "install.sh on $(hostname): making $venv" >&2
         rm -rf "$venv"
-        "$python" -m venv "$venv" >&2
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
-            "$wheel${extras:+[$extras]}" >&2 &
-        trap 'kill "$!" 2>/dev/null; exit 143' INT TERM # pip ends with this script
-        wait "$!"
+        run "$python" -m venv "$venv"
+        run "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
+            "$wheel${extras:+[$extras]}"
         touch "$stamp"
     fi
 fi

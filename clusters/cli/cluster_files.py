@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +11,11 @@ from ...store.errors import OptionError
 from .. import files
 from ..client import console
 
-Which = StrEnum("Which", {name: name for name in files.KINDS})
 Text = str | None
 
 
 def cluster_files(
-    kind: Annotated[Which, typer.Argument(metavar="KIND", help=f"One of {', '.join(files.KINDS)}.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(files.KINDS)}.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.", file_okay=False)],
     wheel: Annotated[
         Path | None,
@@ -57,7 +55,7 @@ def cluster_files(
         "codec": codec,
     }
     values = {name: value for name, value in given.items() if value is not None}
-    chosen, folder = files.KINDS[kind], folder.absolute()
+    chosen, folder = _kind(kind), folder.absolute()
     _refuse_unknown(kind, chosen, values)
     try:
         texts = files.fill(chosen, values, folder)
@@ -68,6 +66,12 @@ def cluster_files(
         out.print(str(written), soft_wrap=True)
     for name, example in files.left(chosen, values).items():
         out.print(f"still to be filled in: --{files.flag(name)}, which is {example}", soft_wrap=True)
+
+
+def _kind(name: str) -> files.Kind:
+    if name not in files.KINDS:
+        raise typer.BadParameter(f"expected one of {', '.join(files.KINDS)}; found {name!r}", param_hint="KIND")
+    return files.KINDS[name]
 
 
 def _beside_constraints(wheel: Path | None) -> str | None:
