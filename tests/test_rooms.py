@@ -17,6 +17,9 @@ SOURCES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.p
 IDS = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name == "__init__.py"]
 
+FILES = [f"clusters/{folder}" for folder in ("batch", "kuberay", "ray_up")]
+"""Folders without modules: files for clusters, which the wheel has, too."""
+
 
 def test_actors_holds_rooms_only() -> None:
     entries = [path for path in (ROOT / "actors").iterdir() if path.name not in ("__pycache__", "py.typed")]
@@ -38,7 +41,7 @@ def test_tests_mirror_the_source() -> None:
 
 def test_every_package_is_in_the_wheel() -> None:
     listed = re.findall(r'^    "tensorvine\.([\w.]+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(package.replace("/", ".") for package in PACKAGES)
+    assert sorted(listed) == sorted(package.replace("/", ".") for package in [*PACKAGES, *FILES])
 
 
 def test_actors_are_called_by_channels_only() -> None:

@@ -46,7 +46,7 @@ def application() -> typer.Typer:
     """Make the command-line application."""
     app = typer.Typer(name="tensorvine", cls=Commands, help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
     for command in _COMMANDS:
-        app.command(command.__name__.rstrip("_"))(command)
+        app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return app
 
 

@@ -112,6 +112,18 @@ class TestRayUp:
         for line in [*config["setup_commands"], *config.get("head_setup_commands", ())]:
             assert "pip install" not in line or "--constraint ~/tensorvine/constraints.txt" in line
 
+    def test_a_fixed_set_of_hosts_asks_for_the_autoscaler_that_starts_its_workers(self) -> None:
+        import inspect
+
+        from ray.autoscaler._private import autoscaler as first
+        from ray.autoscaler.v2 import autoscaler as second
+
+        (config,) = read(FILES / "ray_up" / "hosts.yaml")
+        (start,) = [line for line in config["head_start_ray_commands"] if "ray start" in line]
+        assert "; export RAY_enable_autoscaler_v2=0; " in start
+        known = [("record_local_head_state_if_needed" in inspect.getsource(module)) for module in (first, second)]
+        assert known == [True, False]  # when the second knows the local head, too, the line can go
+
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_it_says_which_ports_must_be_closed(self, path: Path) -> None:
         said = [line for line in path.read_text().splitlines() if line.startswith("#")]
