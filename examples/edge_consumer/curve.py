@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 NAME = "wave"
-REPOSITORY = "edge-consumer"
 COSINES = 1 << 12
 POINTS = 256
 

@@ -1,6 +1,7 @@
 """The device: follows a model through Redis and answers with it, without Ray.
 
-It takes the server's URL from the environment, for it may hold a password, and the last version from its argument.
+It takes the server's URL from the environment, for it may hold a password, and from its arguments the names of
+repository and model, and the last version.
 """
 
 import os
@@ -8,7 +9,7 @@ import sys
 import time
 
 import numpy as np
-from curve import NAME, REPOSITORY, Wave, truth
+from curve import Wave, truth
 from tensorvine.actors import EdgeConsumer
 
 URL = "EDGE_CONSUMER_REDIS"
@@ -17,11 +18,11 @@ ASK_S = 0.05
 """How often it is asked when nothing new comes."""
 
 
-def main(until: int) -> None:
+def main(repository: str, name: str, until: int) -> None:
     """Answer, and print each version that arrives, up to number `until`."""
     x = np.linspace(-2, 2, 50, dtype=np.float32)
     answers, ref = 0, None
-    with EdgeConsumer(os.environ[URL], NAME, Wave, repository=REPOSITORY) as consumer:
+    with EdgeConsumer(os.environ[URL], name, Wave, repository=repository) as consumer:
         print(f"device: process {os.getpid()}; {_engine()}")
         deadline = time.monotonic() + PATIENCE_S
         while (ref is None or ref.version < until) and time.monotonic() < deadline:
@@ -48,6 +49,6 @@ def _engine() -> str:
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]))
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     except KeyboardInterrupt:
         sys.exit(130)

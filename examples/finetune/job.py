@@ -11,10 +11,10 @@ import keras
 import numpy as np
 from digits import TRUNK, Task, load_task, network, predict, train
 from interrupt import Interrupts
+from online.place import Place
 from picture import draw_lineage
 from report import Report, Retired, Version
 from tensorvine.actors import PrefixMatch, Repository
-from tensorvine.clusters import LocalCluster
 from tensorvine.store import ModelRef
 from tensorvine.store.keras import assign, graph_of
 
@@ -84,41 +84,47 @@ FULL = Plan(
 )
 
 
-def run(*, quick: bool, out: Path) -> None:
+def run(*, quick: bool, out: Path, place: Place) -> None:
     """Run the whole job and draw its picture into the directory `out`."""
     plan = QUICK if quick else FULL
-    report = Report()
-    report.title("Starting Ray and the repository on this machine")
+    report = Report(place.prefix)
+    report.title(place.title)
     with (
         Interrupts().handled() as interrupts,
-        LocalCluster(object_store_bytes=1 << 30),
-        Repository.start("finetune") as repo,
+        place.ray(),
+        place.open() as repo,
         tempfile.TemporaryDirectory() as files,
         interrupts.deferred(),
     ):
-        job = Job(repo, plan, report, Path(files), interrupts.check)
+        job = Job(repo, place.prefix, plan, report, Path(files), interrupts.check)
         job.train_root()
         job.branch_from_root()
         job.branch_from_branches()
         job.train_from_scratch()
         report.accuracies(job.versions)
-        report.bytes_stored(job.versions, repo.stats().bytes_memory)
+        report.bytes_stored(job.versions, job.stored())
         report.owners(job.versions, {v.ref: repo.contributions(v.ref) for v in job.versions})
         job.ask()
         job.retire_worst()
-        live = repo.models()
+        live = repo.models(place.prefix)
         report.lineage(job.versions, live)
         job.verify()
-    report.picture(draw_lineage(job.versions, live, out / "lineage.png"))
+    report.picture(draw_lineage(job.versions, live, out / "lineage.png", place.prefix))
 
 
 class Job:
     """The steps, and what they saved."""
 
-    def __init__(self, repo: Repository, plan: Plan, report: Report, files: Path, check: Callable[[], None]) -> None:
+    def __init__(
+        self, repo: Repository, prefix: str, plan: Plan, report: Report, files: Path, check: Callable[[], None]
+    ) -> None:
         self.versions: list[Version] = []
         """In the order in which they were saved."""
         self._repo = repo
+        self._prefix = prefix
+        """Of the names of models."""
+        self._before = repo.stats().bytes_memory
+        """What others had stored."""
         self._plan = plan
         self._report = report
         self._files = files
@@ -189,7 +195,7 @@ class Job:
         predictions = predict(model, task)
         accuracy = task.accuracy(predictions)
         saved = self._repo.save_model(
-            name,
+            self._prefix + name,
             model,
             parent=parent,
             inherit=inherit or None,
@@ -203,7 +209,8 @@ class Job:
 
     def ask(self) -> None:
         """Ask what is stored: by a pattern of layers, and by lineage."""
-        repo, refs = self._repo, {version.ref.name: version.ref for version in self.versions}
+        repo = self._repo
+        refs = {version.ref.name.removeprefix(self._prefix): version.ref for version in self.versions}
         pattern = [{"units": [32, 64]}, {"class": "Dropout"}]
         self._report.answers(
             {
@@ -229,7 +236,7 @@ class Job:
         contributions = {version.ref: self._repo.contributions(version.ref) for version in left}
         heir = max(left, key=lambda version: len(contributions[version.ref].get(root.ref, ()))).ref
         self._report.retired(retired, heir, self._repo.lineage(heir), contributions[heir])
-        self._report.bytes_stored(left, self._repo.stats().bytes_memory)
+        self._report.bytes_stored(left, self.stored())
 
     def verify(self) -> None:
         """Load every version that is left, built from the repository alone, and compare what it predicts.
@@ -244,8 +251,12 @@ class Job:
                 raise RuntimeError(f"{version.ref}: expected the predictions of the model that was saved; they differ")
         self._report.verified(self._left())
 
+    def stored(self) -> int:
+        """Return the bytes that the repository has more than before the job; what others save meanwhile counts, too."""
+        return self._repo.stats().bytes_memory - self._before
+
     def _left(self) -> list[Version]:
-        live = set(self._repo.models())
+        live = set(self._repo.models(self._prefix))
         return [version for version in self.versions if version.ref in live]
 
 

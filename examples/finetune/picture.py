@@ -27,13 +27,14 @@ Corner = tuple[float, float]
 """The upper left one of a box."""
 
 
-def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: Path) -> Path:
+def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: Path, prefix: str = "") -> Path:
     """Draw versions as boxes, parents left of their children, and write a PNG.
 
     Args:
         versions: all that were saved, parents before their children.
         live: those that did not retire; the others are grey and dashed.
         path: the file; its directory is made.
+        prefix: of the names of models; it is not drawn.
 
     Returns:
         The path of the file.
@@ -51,7 +52,7 @@ def draw_lineage(versions: Sequence[Version], live: Collection[ModelRef], path: 
     for parent, child in tree.edges:
         _arrow(axes, corners[parent], corners[child], child in live)
     for version in versions:
-        _box(axes, corners[version.ref], version, version.ref in live)
+        _box(axes, corners[version.ref], version, version.ref in live, str(version.ref).removeprefix(prefix))
     _frame(axes, height)
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):
@@ -63,7 +64,7 @@ def _tree(versions: Sequence[Version]) -> nx.DiGraph:
     tree = nx.DiGraph()
     for version in versions:
         tree.add_node(version.ref)
-        if version.info.parent is not None:
+        if version.info.parent in tree:  # and not another run's
             tree.add_edge(version.info.parent, version.ref)
     return tree
 
@@ -98,7 +99,7 @@ def _arrow(axes: Axes, parent: Corner, child: Corner, live: bool) -> None:
     )
 
 
-def _box(axes: Axes, corner: Corner, version: Version, live: bool) -> None:
+def _box(axes: Axes, corner: Corner, version: Version, live: bool, name: str) -> None:
     x, y = corner
     ink, edge, owned, inherited = (INK, OWNED, OWNED, INHERITED) if live else (GREY, GREY, *RETIRED)
     rounded = "round,pad=0,rounding_size=0.08"
@@ -108,7 +109,7 @@ def _box(axes: Axes, corner: Corner, version: Version, live: bool) -> None:
 
     left, right, inner = x + PAD, x + BOX_W - PAD, BOX_W - 2 * PAD
     info = version.info
-    axes.text(left, y + 0.21, str(version.ref), va="center", fontsize=10.5, weight="bold", color=ink)
+    axes.text(left, y + 0.21, name, va="center", fontsize=10.5, weight="bold", color=ink)
     score = f"{version.accuracy:.1%} on {info.metadata['digits']}"
     axes.text(right, y + 0.21, score, va="center", ha="right", fontsize=10, color=ink)
     axes.text(left, y + 0.44, f"learned: {info.metadata['learned']}", va="center", fontsize=7.5, color=GREY)

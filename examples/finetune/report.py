@@ -67,9 +67,14 @@ def size(count: int) -> str:
 
 
 class Report:
-    """Prints to the terminal, or to wherever the output goes."""
+    """Prints to the terminal, or to wherever the output goes.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: of the job's models; it is not printed.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         console = Console(highlight=False)
         self._console = console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=False)
 
@@ -88,7 +93,7 @@ class Report:
     def found(self, candidate: str, match: PrefixMatch) -> None:
         """Say what a prefix query found."""
         self._console.print(
-            f"  longest_prefix({candidate}) = {match.ref} (quality {match.quality:.3f}): "
+            f"  longest_prefix({candidate}) = {self._short(match.ref)} (quality {match.quality:.3f}): "
             f"{len(match.layers)} layers with {len(match.tensors)} tensors match"
         )
 
@@ -99,13 +104,18 @@ class Report:
         for version in versions:
             info = version.info
             style = "bold green" if version is best else None
-            row = (str(info.ref), str(info.parent or ""), info.metadata["digits"], info.metadata["learned"])
+            row = (
+                self._short(info.ref),
+                self._short(info.parent or ""),
+                info.metadata["digits"],
+                info.metadata["learned"],
+            )
             table.add_row(*row, f"{version.accuracy:.1%}", style=style)
         self._console.print(table)
-        scratch = next(version for version in versions if version.ref.name == "scratch")
+        scratch = next(version for version in versions if version.ref.name == f"{self._prefix}scratch")
         self._console.print(
-            f"  With transfer {best.accuracy:.1%} ({best.ref}); from scratch, on the same images for as many epochs, "
-            f"{scratch.accuracy:.1%}."
+            f"  With transfer {best.accuracy:.1%} ({self._short(best.ref)}); from scratch, on the same images for as "
+            f"many epochs, {scratch.accuracy:.1%}."
         )
 
     def bytes_stored(self, versions: Sequence[Version], stored: int) -> None:
@@ -125,28 +135,36 @@ class Report:
         table = self._table("Who owns what", "version", "its tensors were written by", right=("owned", "inherited"))
         for version in versions:
             wrote = contributions[version.ref]
-            text = ", ".join(f"{v.ref} ({len(wrote[v.ref])})" for v in versions if v.ref in wrote)
-            table.add_row(str(version.ref), text, size(version.info.bytes_owned), size(version.bytes_inherited))
+            known = [other.ref for other in versions if other.ref in wrote]
+            others = [ref for ref in wrote if ref not in known]  # such as those of another run
+            text = ", ".join(f"{self._short(ref)} ({len(wrote[ref])})" for ref in (*known, *others))
+            table.add_row(self._short(version.ref), text, size(version.info.bytes_owned), size(version.bytes_inherited))
         self._console.print(table)
 
     def lineage(self, versions: Sequence[Version], live: Sequence[ModelRef]) -> None:
         """Print the lineage as a tree."""
         trees: dict[ModelRef, Tree] = {}
+        roots: list[Tree] = []
+        """Of what has no parent, or one that another run saved."""
         for version in versions:
             fate = "" if version.ref in live else "  [dim](retired)[/dim]"
-            text = f"{version.ref}  {version.accuracy:.1%}  [green]owns {size(version.info.bytes_owned)}[/green]{fate}"
+            owned = f"[green]owns {size(version.info.bytes_owned)}[/green]"
+            text = f"{self._short(version.ref)}  {version.accuracy:.1%}  {owned}{fate}"
             parent = version.info.parent
-            trees[version.ref] = trees[parent].add(text) if parent else Tree(text)
+            if parent in trees:
+                trees[version.ref] = trees[parent].add(text)
+            else:
+                roots.append(Tree(text if parent is None else f"{text}  from {parent}"))
+                trees[version.ref] = roots[-1]
         self.title("Lineage")
-        for version in versions:
-            if version.info.parent is None:
-                self._console.print(trees[version.ref])
+        for root in roots:
+            self._console.print(root)
 
     def answers(self, answers: Mapping[str, ModelRef | Sequence[ModelRef] | None]) -> None:
         """Print questions and what the repository answered."""
         table = self._table("Queries", "question", "answer")
         for question, answer in answers.items():
-            refs = ", ".join(map(str, answer)) if isinstance(answer, Sequence) else str(answer)
+            refs = ", ".join(map(self._short, answer)) if isinstance(answer, Sequence) else self._short(answer)
             table.add_row(question, refs)
         self._console.print(table)
 
@@ -161,13 +179,19 @@ class Report:
         table = self._table("Retired", "version", right=("accuracy", "owned", "freed", "kept for descendants"))
         for one in retired:
             owned = one.info.bytes_owned
-            row = (str(one.info.ref), f"{one.info.quality:.1%}", size(owned), size(one.freed), size(owned - one.freed))
+            row = (
+                self._short(one.info.ref),
+                f"{one.info.quality:.1%}",
+                size(owned),
+                size(one.freed),
+                size(owned - one.freed),
+            )
             table.add_row(*row)
         self._console.print(table)
-        gone = retired[-1].info.ref
+        gone, name = retired[-1].info.ref, self._short(heir)
         self._console.print(
-            f"  {gone} is retired; {heir} still has {len(contributions.get(gone, ()))} tensors of it.\n"
-            f"  The lineage of {heir} still names it: {', '.join(map(str, lineage))}."
+            f"  {self._short(gone)} is retired; {name} still has {len(contributions.get(gone, ()))} tensors of it.\n"
+            f"  The lineage of {name} still names it: {', '.join(map(self._short, lineage))}."
         )
 
     def verified(self, versions: Sequence[Version]) -> None:
@@ -179,6 +203,9 @@ class Report:
     def picture(self, path: Path) -> None:
         """Name the picture; the last line."""
         self._console.print(f"\nPicture of the lineage: {path}", soft_wrap=True)
+
+    def _short(self, ref: object) -> str:
+        return str(ref).removeprefix(self._prefix)
 
     def _table(self, title: str, *left: str, right: Sequence[str] = ()) -> Table:
         self._console.print()

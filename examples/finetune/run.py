@@ -24,18 +24,21 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
 
+from online.place import Address, Named, Place
 from online.starting import interruptible, stderr_closed
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="fewer branches and epochs")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
+    address: Address = None,
+    repository: Named = None,
 ) -> None:
     """Fine-tune a stored digits model along several branches, and draw what the versions share."""
     with interruptible():
         with stderr_closed():
             from job import run
-        run(quick=quick, out=out)
+        run(quick=quick, out=out, place=Place("finetune", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

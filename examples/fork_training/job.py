@@ -12,11 +12,11 @@ from pathlib import Path
 
 from directions import DIRECTIONS, ORIGINAL, Direction, Outcome
 from network import accuracy, build, load_samples
+from online.place import Place
 from picture import draw_directions
 from progress import Progress
 from report import Report
 from tensorvine.actors import Repository, Trainers, fork_many, start_trainers
-from tensorvine.clusters import LocalCluster
 
 SAVED_AT = 20
 """The original saves a version after so many steps: the parent of what its clones save."""
@@ -38,13 +38,13 @@ QUICK = Size(DIRECTIONS[:2], forked_at=80, steps=230)
 FULL = Size(DIRECTIONS, forked_at=150, steps=1200)
 
 
-def run(*, quick: bool, out: Path) -> None:
+def run(*, quick: bool, out: Path, place: Place) -> None:
     """Run the whole job and draw its picture into the directory `out`."""
     size = QUICK if quick else FULL
     report = Report()
-    report.title("Starting Ray and the repository on this machine")
-    with LocalCluster(object_store_bytes=1 << 30), Repository.start("digits") as repo, ExitStack() as opened:
-        Job(repo, size, report, opened).run(out)
+    report.title(place.title)
+    with place.ray(), place.open() as repo, ExitStack() as opened:
+        Job(repo, place.prefix, size, report, opened).run(out)
 
 
 class Job:
@@ -52,13 +52,14 @@ class Job:
 
     Args:
         repo: where they are saved.
+        prefix: of the names of models.
         size: how much to do.
         report: prints.
         opened: closes what is started.
     """
 
-    def __init__(self, repo: Repository, size: Size, report: Report, opened: ExitStack) -> None:
-        self._repo, self._size, self._report, self._opened = repo, size, report, opened
+    def __init__(self, repo: Repository, prefix: str, size: Size, report: Report, opened: ExitStack) -> None:
+        self._repo, self._prefix, self._size, self._report, self._opened = repo, prefix, size, report, opened
         self._train, self._test = load_samples()
         self._progress = Progress()
 
@@ -77,7 +78,7 @@ class Job:
         forked = time.perf_counter()
         report.fork(groups[0].report, forked - begun, original.describe()[0].steps_done)
         outcomes = self._outcomes([original, *groups], [begun, *[forked] * len(groups)])
-        report.directions(outcomes, size.forked_at)
+        report.directions(outcomes, size.forked_at, self._prefix)
         report.same(*outcomes[:2])
         report.picture(draw_directions(outcomes, size.forked_at, progress, out / "directions.png"))
 
@@ -93,7 +94,7 @@ class Job:
         )
         self._opened.enter_context(trainers)
         trainers.train(SAVED_AT)
-        self._report.say(f"{trainers.save(ORIGINAL.name).ref} is saved at step {SAVED_AT}.")
+        self._report.say(f"{trainers.save(self._prefix + ORIGINAL.name).ref} is saved at step {SAVED_AT}.")
         return trainers
 
     def _fork(self, original: Trainers) -> list[Trainers]:
@@ -126,7 +127,7 @@ class Job:
     def _outcome(self, direction: Direction, group: Trainers, begun: float) -> Outcome:
         losses = group.results(TIMEOUT_S)
         seconds = time.perf_counter() - begun
-        info = self._repo.info(group.save(direction.name).ref)
+        info = self._repo.info(group.save(self._prefix + direction.name).ref)
         tensors = self._repo.load(info.ref)
         right = accuracy(tensors, self._test)
         return Outcome(direction, losses, self._size.steps, seconds, info.ref, info.parent, tensors, right)

@@ -37,8 +37,8 @@ class Report(Lines):
         state = f"{fork.nbytes / 1e6:.1f} MB of state were there {seconds:.1f} s after the fork was ordered"
         self.say(f"{state}; the original was at step {step} by then.")
 
-    def directions(self, outcomes: Sequence[Outcome], forked_at: int) -> None:
-        """Print what became of each training."""
+    def directions(self, outcomes: Sequence[Outcome], forked_at: int, prefix: str) -> None:
+        """Print what became of each training, without the prefix of the names of models."""
         style = {"title_justify": "left", "title_style": "bold", "header_style": "dim", "box": box.SIMPLE_HEAD}
         table = Table(title="\nWhat became of the directions", padding=(0, 1, 0, 0), **style)
         table.add_column("direction", no_wrap=True)
@@ -56,8 +56,8 @@ class Report(Lines):
                 f"{outcome.accuracy:.1%}",
                 str(len(outcome.losses[0])),
                 f"{outcome.seconds:.1f}",
-                str(outcome.ref),
-                str(outcome.parent),
+                str(outcome.ref).removeprefix(prefix),
+                str(outcome.parent).removeprefix(prefix),
             )
         self._console.print(table)
         self.say("Loss: mean cross-entropy on 360 images that are never trained on nor perturbed.")

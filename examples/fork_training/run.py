@@ -22,6 +22,7 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
 
+from online.place import Address, Named, Place
 from online.starting import interruptible
 
 
@@ -30,12 +31,14 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/fork_training"
     ),
+    address: Address = None,
+    repository: Named = None,
 ) -> None:
     """Fork a training while it runs, into other learning rates and perturbed data."""
     with interruptible():
         from job import run
 
-        run(quick=quick, out=out)
+        run(quick=quick, out=out, place=Place("fork_training", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -55,14 +55,19 @@ class Crew:
         make: gives the arguments of `Worker`.
         size: how many.
         cpus: CPU slots of each; 0: they share what there is.
+        spread: over the nodes, as evenly as can be; False: as Ray likes it, which fills one node after the other.
     """
 
-    def __init__(self, make: Callable[[], tuple[Any, ...]], size: int, cpus: float = 0.0) -> None:
+    def __init__(
+        self, make: Callable[[], tuple[Any, ...]], size: int, cpus: float = 0.0, *, spread: bool = False
+    ) -> None:
         if size < 1:
             raise ValueError(f"Crew: size: expected a positive number; found {size}")
         # Workers need not find this package: it travels with them. So its modules import one another at the top only.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__package__])
-        self._class = ray.remote(Worker).options(num_cpus=cpus, max_restarts=0)
+        self._class = ray.remote(Worker).options(
+            num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD" if spread else "DEFAULT"
+        )
         self._make, self._size = make, size
         self._hands: dict[Any, Hand] = {}
         """What is awaited -> who owes it."""

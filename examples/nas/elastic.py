@@ -24,6 +24,8 @@ import psutil
 import ray
 from tensorvine.actors.engine import auth_token
 
+from ..online.starting import sigterm_kept
+
 MARK = "TENSORVINE_ELASTIC"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
 """Where the provider tells a raylet which node it is."""
@@ -106,7 +108,8 @@ class ElasticCluster:
         )
         if done.returncode:
             raise RuntimeError(f"ray start: expected exit status 0; found {done.returncode}:\n{done.stdout}")
-        ray.init(address=self.address, log_to_driver=False, configure_logging=False)
+        with sigterm_kept():
+            ray.init(address=self.address, log_to_driver=False, configure_logging=False)
 
     def workers(self) -> list[str]:
         """Return the ids of the nodes beside the head."""

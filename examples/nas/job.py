@@ -1,22 +1,23 @@
-"""The job itself: one search per mode, one after the other, each in a cluster of its own."""
+"""The job itself: one search per mode, one after the other, each in a cluster of its own or all in one that runs."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tensorvine.actors import Repository
-from tensorvine.clusters import LocalCluster
+import ray
+import typer
 
 from ..edge_consumer.server import Server
+from ..online.place import Place
 from .controller import Controller
 from .crew import Crew
 from .elastic import ElasticCluster
 from .evolution import Evolution
-from .journal import Journal
+from .journal import Journal, read
 from .picture import draw_searches
 from .plan import Mode, Plan
 from .report import NAMES, Report
@@ -25,19 +26,26 @@ from .space import size_of, validate
 from .store import Access, Keeper
 
 STORE_BYTES = 1 << 30
-REPOSITORY = "nas"
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
     """What searches run on."""
 
+    place: Place = field(default_factory=lambda: Place("nas"))
+    """The Ray, and the repository of the search that goes through one."""
     workers: int = 2
+    """0: one for each CPU slot of the cluster that is joined."""
     elastic: bool = False
-    """On nodes that the autoscaler makes."""
+    """On nodes that the autoscaler makes: that of the Ray which is joined, or one on this machine."""
     memory: bool = False
-    """The repository keeps nothing on disk: its search cannot be resumed."""
+    """A repository that is started keeps nothing on disk: its search cannot be resumed."""
     resume: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether they run on a cluster that runs already."""
+        return self.place.address is not None
 
 
 def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Results]:
@@ -49,6 +57,9 @@ def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Resu
     report.title(f"Space {space.name}, {plan.data}")
     report.say(f"{size_of(space):.2g} candidates in {len(space.decisions)} decisions; {plan.candidates} are evaluated")
     report.say(f"{len(data.train[1])} samples to train on, {len(data.test[1])} to judge by; {data.features} features")
+    if means.joins:
+        with means.place.ray():
+            report.say(fitting(modes))
     searches: list[Results] = []
     for mode in modes:
         report.title(f"Search: {NAMES[mode]}")
@@ -64,7 +75,8 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
     """Run one search, or the rest of one."""
     trainer = plan.trainer()
     with ExitStack() as stack:
-        journal = stack.enter_context(Journal(out / "journal.jsonl", plan, resume=means.resume))
+        journal = stack.enter_context(opened(out / "journal.jsonl", plan, means))
+        plan = journal.plan
         stack.enter_context(cluster(means))
         access = stack.enter_context(stored(plan, means, out))
         store = access.open()
@@ -72,7 +84,9 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
             stack.callback(store.close)
         keeper = Keeper(store, plan.name, None if plan.keep else plan.population)
         evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
-        crew = stack.enter_context(Crew(lambda: (trainer, access), means.workers, cpus=float(means.elastic)))
+        cpus = 1.0 if means.elastic or means.joins else 0.0
+        workers = means.workers or slots()
+        crew = stack.enter_context(Crew(lambda: (trainer, access), workers, cpus, spread=means.joins))
         show = stack.enter_context(report.search(plan))
         controller = Controller(plan, evolution, keeper, journal, lambda told: show(told, crew.ready))
         controller.replay()
@@ -80,14 +94,42 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
         return Results(plan, told, crew.deaths)
 
 
+def opened(path: Path, plan: Plan, means: Means) -> Journal:
+    """Open the journal. A search in a repository that others know has a name that no other one has, and keeps it."""
+    name = means.place.prefix.removesuffix("/") or plan.name
+    if means.resume and path.exists():
+        name = read(path)[0].name
+    return Journal(path, replace(plan, name=name), resume=means.resume)
+
+
+def fitting(modes: Sequence[Mode]) -> str:
+    """Describe the cluster that was joined.
+
+    Raises:
+        BadParameter: it does not fit the modes.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if Mode.HDF5 in modes and len(nodes) > 1:
+        raise typer.BadParameter(
+            f"hdf5: expected a cluster of one node, where its files and its Redis server are; found {len(nodes)} nodes",
+            param_hint="--mode",
+        )
+    return f"The cluster has {len(nodes)} nodes and {slots()} CPU slots"
+
+
+def slots() -> int:
+    """Return how many CPU slots the cluster has."""
+    return max(int(ray.cluster_resources().get("CPU", 0)), 1)
+
+
 @contextmanager
 def cluster(means: Means) -> Iterator[None]:
-    """Start the Ray that a search runs on."""
-    if means.elastic:
+    """Start the Ray that a search runs on, or join it."""
+    if means.elastic and not means.joins:
         with ElasticCluster(means.workers):
             yield
     else:
-        with LocalCluster(object_store_bytes=STORE_BYTES, cpus=means.workers):
+        with means.place.ray(STORE_BYTES, means.workers):
             yield
 
 
@@ -96,8 +138,9 @@ def stored(plan: Plan, means: Means, out: Path) -> Iterator[Access]:
     """Start what candidates are stored in."""
     if plan.mode is Mode.REPOSITORY:
         path = None if means.memory else out / "repository"
-        with Repository.start(REPOSITORY, shards=1, path=path):
-            yield Access(repository=REPOSITORY)
+        spread = means.joins and not means.elastic  # nodes that come and go are no place for what must stay
+        with means.place.open({"shards": None if spread else 1, "path": path}) as repository:
+            yield Access(repository=repository.name)
     elif plan.mode is Mode.HDF5:
         with Server() as server, tempfile.TemporaryDirectory(prefix="nas-") as folder:
             yield Access(redis=server.url, folder=Path(folder))

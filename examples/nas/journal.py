@@ -49,6 +49,7 @@ class Journal:
             raise FileExistsError(f"{path}: expected no journal of an earlier search; use --resume to go on with it")
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = list(_lines(path)) if path.exists() else []
+        self.plan = plan
         self.events: list[Asked | Told] = []
         """What an earlier life of the search wrote."""
         if lines:

@@ -13,6 +13,7 @@ How to run it, after `pip install '.[examples,interchange]'`
     python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
     python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
     python examples/nas/run.py --mode repository --elastic    on nodes that Ray's autoscaler makes and removes
+    python examples/nas/run.py --address auto                 on the cluster that runs: one worker for each CPU slot
 """
 
 import os
@@ -24,6 +25,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for what the examples share, in the driver only
 
+from examples.online.place import Address, Named, Place
 from examples.online.starting import interruptible
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -37,13 +39,43 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where journals and the picture go")] = Path(
         "out/nas"
     ),
-    mode: Annotated[str, typer.Option(help="all, or one of: none, hdf5, repository")] = "all",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="all, or one of: none, hdf5 (not on several nodes), repository. Without it all, or repository with "
+            "--address",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that is in DIR")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="how many evaluate candidates: 2, or 1 with --quick, unless given")
+        int | None,
+        typer.Option(
+            min=1,
+            help="how many evaluate candidates. Without it 2, or 1 with --quick; with --address one for each CPU slot "
+            "of the cluster, but 2 with --elastic",
+            show_default=False,
+        ),
     ] = None,
-    elastic: Annotated[bool, typer.Option("--elastic", help="on nodes that the autoscaler makes")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="keep the repository in memory: nothing to resume")] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="on nodes that the autoscaler makes: one on this machine, or that of the cluster of --address, whom "
+            "workers that wait for a CPU slot ask for nodes",
+        ),
+    ] = False,
+    memory: Annotated[
+        bool | None,
+        typer.Option(
+            "--memory/--disk",
+            help="keep a repository that is started here in memory alone (nothing to resume; so with --address), or in "
+            "DIR too, which all nodes must reach then (so without)",
+            show_default=False,
+        ),
+    ] = None,
+    address: Address = None,
+    repository: Named = None,
     keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
     candidates: Annotated[int | None, typer.Option(min=1, help="how many are evaluated")] = None,
     space: Annotated[str, typer.Option(help="attn, attn-6, attn-full or nt3")] = "attn",
@@ -56,14 +88,18 @@ def main(
         from examples.nas.job import Means, run
         from examples.nas.plan import Mode, Plan
 
+        joins = address is not None
+        mode = mode or ("repository" if joins else "all")
         if mode != "all" and mode not in list(Mode):
             raise typer.BadParameter(f"expected all or one of {', '.join(Mode)}; found {mode!r}", param_hint="--mode")
         given = {"candidates": candidates, "data": data}
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
         plan = Plan(space=space, seed=seed, keep=keep, **chosen)
         modes = tuple(Mode) if mode == "all" else (Mode(mode),)
-        means = Means(workers or (WORKERS_QUICK if quick else WORKERS), elastic, memory, resume)
-        run(plan, modes, means, out)
+        few = WORKERS_QUICK if quick else WORKERS
+        count = workers or (few if elastic or not joins else 0)
+        place = Place("nas", address, repository)
+        run(plan, modes, Means(place, count, elastic, joins if memory is None else memory, resume), out)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

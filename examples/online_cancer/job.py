@@ -14,11 +14,11 @@ import numpy as np
 from classifier import BATCH, Samples, build, load_samples
 from online.answering import Answering, bearable
 from online.picture import draw_runs
+from online.place import Place
 from online.recorded import Run
 from online.report import Report
 from online.watching import Watch
 from tensorvine.actors import CheckpointCallback, Consumer, Repository
-from tensorvine.clusters import LocalCluster
 from tensorvine.planner import PlanRequest
 
 SEED = 7
@@ -48,15 +48,15 @@ QUICK = Size(epochs=12, rate=0.01, period_s=0.01, consumers=1)
 FULL = Size(epochs=120, rate=0.002, period_s=0.01, consumers=2)
 
 
-def run(*, quick: bool, out: Path) -> None:
+def run(*, quick: bool, out: Path, place: Place) -> None:
     """Run the whole job and draw its picture into the directory `out`."""
     size = QUICK if quick else FULL
     train, test = load_samples(SEED)
     epoch = -(-len(train.features) // BATCH)
     report = Report()
-    report.title("Starting Ray and the repository on this machine")
-    with LocalCluster(object_store_bytes=1 << 30), Repository.start("cancer") as repo:
-        job = Job(repo, size, train, test, report)
+    report.title(place.title)
+    with place.ray(), place.open() as repo:
+        job = Job(repo, place.prefix, size, train, test, report)
         runs = [job.follow("planned", PlanRequest("optimal", warmup=WARMUP * epoch))]
         epochs = PlanRequest("epoch", warmup=WARMUP * epoch, epoch=epoch)
         runs.append(job.follow("epoch", epochs, runs[0].period_s / EACH))
@@ -67,8 +67,12 @@ def run(*, quick: bool, out: Path) -> None:
 class Job:
     """Trainings under one schedule or another, and those who answer meanwhile."""
 
-    def __init__(self, repo: Repository, size: Size, train: Samples, test: Samples, report: Report) -> None:
+    def __init__(
+        self, repo: Repository, prefix: str, size: Size, train: Samples, test: Samples, report: Report
+    ) -> None:
         self._repo = repo
+        self._prefix = prefix
+        """Of the names of models."""
         self._size = size
         self._train = train
         self._epoch = -(-len(train.features) // BATCH)
@@ -84,7 +88,7 @@ class Job:
             period_s: from one iteration to the next; None: as fast as all can follow.
         """
         self._report.title(f"{schedule.capitalize()} updates")
-        name, size, train = f"nt3-{schedule}", self._size, self._train
+        name, size, train = f"{self._prefix}nt3-{schedule}", self._size, self._train
         model = self._model()
         publish = CheckpointCallback(self._repo, name, request)
         with ExitStack() as opened:

@@ -25,6 +25,7 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the online examples share
 
+from online.place import Address, Named, Place
 from online.starting import interruptible, stderr_closed
 
 
@@ -33,12 +34,14 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/online_cancer"
     ),
+    address: Address = None,
+    repository: Named = None,
 ) -> None:
     """Classify tumours with a network that is being trained."""
     with interruptible():
         with stderr_closed():
             from job import run
-        run(quick=quick, out=out)
+        run(quick=quick, out=out, place=Place("online_cancer", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -15,16 +15,15 @@ import numpy as np
 from learner import Study, build, shutter, train
 from online.answering import Answering, bearable
 from online.picture import Reconstructions, draw_runs
+from online.place import Place
 from online.recorded import Run
 from online.report import Report, milliseconds
 from online.watching import Watch
 from scans import Instrument, Measured
 from tensorvine.actors import Consumer, Producer, Repository
-from tensorvine.clusters import LocalCluster
 from tensorvine.planner import PlanRequest
 
 SEED = 7
-REPOSITORY = "ptychography"
 CONSUMERS = 2
 BATCH, RATE = 16, 2e-3
 START_S, END_S = 120.0, 300.0
@@ -45,28 +44,28 @@ class Size:
     period_s: float
     """From one batch of patterns to the next, at least."""
 
-    def study(self) -> Study:
-        """Say what the training is."""
+    def study(self, repository: str) -> Study:
+        """Say what the training is that publishes in this repository."""
         instrument = Instrument(SEED, self.scans_per_sample)
         scan = instrument.scan // BATCH
-        return Study(REPOSITORY, instrument, self.width, BATCH, RATE, scan, scan * (1 + self.scans))
+        return Study(repository, instrument, self.width, BATCH, RATE, scan, scan * (1 + self.scans))
 
 
 QUICK = Size(width=8, scans=3, scans_per_sample=2, period_s=0.04)
 FULL = Size(width=16, scans=14, scans_per_sample=3, period_s=0.1)
 
 
-def run(*, quick: bool, out: Path) -> None:
+def run(*, quick: bool, out: Path, place: Place) -> None:
     """Run the whole job and draw its picture into the directory `out`."""
     size = QUICK if quick else FULL
-    study = size.study()
+    study = size.study(place.repository)
     known = {"warmup": study.warmup, "stop": study.iterations}
     report = Report()
-    report.title("Starting Ray and the repository on this machine")
-    with LocalCluster(object_store_bytes=1 << 30), Repository.start(REPOSITORY) as repo:
-        planned = Job(repo, study, "planned", PlanRequest("optimal", **known), report)
+    report.title(place.title)
+    with place.ray(), place.open() as repo:
+        planned = Job(repo, place.prefix, study, "planned", PlanRequest("optimal", **known), report)
         runs = [planned.follow(size.period_s)]
-        epochs = Job(repo, study, "epoch", PlanRequest("epoch", epoch=study.scan, **known), report)
+        epochs = Job(repo, place.prefix, study, "epoch", PlanRequest("epoch", epoch=study.scan, **known), report)
         runs.append(epochs.follow(runs[0].period_s, adapt=False))
     report.table(f"PtychoNN reconstructs {study.batch} patterns an answer, and learns meanwhile", runs)
     report.picture(draw_runs(runs, study.exchanges(), out / "runs.png", planned.images))
@@ -78,13 +77,15 @@ class Job:
     images: Reconstructions
     """Of the first and of the last version; there after `follow`."""
 
-    def __init__(self, repo: Repository, study: Study, schedule: str, request: PlanRequest, report: Report) -> None:
+    def __init__(
+        self, repo: Repository, prefix: str, study: Study, schedule: str, request: PlanRequest, report: Report
+    ) -> None:
         self._repo = repo
         self._study = study
         self._schedule = schedule
         self._request = request
         self._report = report
-        self._name = f"ptychonn-{schedule}"
+        self._name = f"{prefix}ptychonn-{schedule}"
         """A name of its own for each run: what the planner learned of one is not told to the other."""
 
     def follow(self, period_s: float, *, adapt: bool = True) -> Run:

@@ -26,6 +26,7 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the online examples share, in the driver only
 
+from online.place import Address, Named, Place
 from online.starting import interruptible
 
 
@@ -34,12 +35,14 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/online_ptychography"
     ),
+    address: Address = None,
+    repository: Named = None,
 ) -> None:
     """Reconstruct diffraction patterns with a network that learns while they come in."""
     with interruptible():
         from job import run
 
-        run(quick=quick, out=out)
+        run(quick=quick, out=out, place=Place("online_ptychography", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -24,7 +24,7 @@ from typing import Any
 
 from problem import QUANTILE, SEED, Problem, build, explore
 from recorded import Exploit, Interval, PopulationRun
-from tensorvine.actors import Trainers, fork, start_trainers
+from tensorvine.actors import Repository, Saved, Trainers, fork, start_trainers
 
 TIMEOUT_S = 120.0
 
@@ -53,10 +53,13 @@ class Population:
         problem: what they train.
         rates: their learning rates at the beginning.
         steps: how many each trains, those of its ancestors included.
+        repository: where `save` saves; None: nowhere.
     """
 
-    def __init__(self, problem: Problem, rates: Sequence[float], steps: int) -> None:
-        self._problem, self._rates, self._steps = problem, rates, steps
+    def __init__(
+        self, problem: Problem, rates: Sequence[float], steps: int, repository: Repository | None = None
+    ) -> None:
+        self._problem, self._rates, self._steps, self._repository = problem, rates, steps, repository
         self._random = random.Random(SEED)  # noqa: S311  for learning rates
         self._lock = threading.Lock()
         self._members: list[Member] = []
@@ -85,6 +88,11 @@ class Population:
             "Forks in memory", self._rates, seconds, self._intervals, self._exploits, (), self._held, processes
         )
 
+    def save(self, name: str) -> Saved:
+        """Save the member that is the best at the end."""
+        best = max(self._members, key=lambda member: member.accuracy or 0.0)
+        return best.trainers.save(name, best.accuracy, {"rate": best.rate})
+
     def close(self) -> None:
         """End all members."""
         self._opened.close()
@@ -99,7 +107,11 @@ class Population:
 
     def _start(self, number: int, rate: float) -> Member:
         trainers = start_trainers(
-            partial(build, self._problem), name=f"member-{number}", options={"rate": rate}, timeout=TIMEOUT_S
+            partial(build, self._problem),
+            name=f"member-{number}",
+            options={"rate": rate},
+            repository=self._repository,
+            timeout=TIMEOUT_S,
         )
         member = Member(number, self._opened.enter_context(trainers), rate)
         with self._lock:

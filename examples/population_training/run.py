@@ -23,6 +23,7 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
 
+from online.place import Address, Place
 from online.starting import interruptible
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -34,13 +35,23 @@ def main(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
         "out/population_training"
     ),
+    address: Address = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(
+            "--repository",
+            metavar="NAME",
+            help="save the best member of the forks there, as population_training-RUN/best: join this repository, or "
+            "start it under this name for as long as the example runs. Without it nothing is saved",
+        ),
+    ] = None,
 ) -> None:
     """Train a population by forks in memory, and by Ray Tune's checkpoints."""
     with interruptible():
         os.environ |= THREADS
         from job import run
 
-        run(quick=quick, out=out)
+        run(quick=quick, out=out, place=Place("population_training", address, repository))
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

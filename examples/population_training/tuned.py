@@ -3,6 +3,7 @@
 Rules
 - Tune is set as it advises itself: a member that is replaced or paused leaves its process to the next (`reuse_actors`).
 - Tune pauses whoever ends an interval while another member waits for a process.
+- Members stay on this node, where their files are.
 - A checkpoint is what `fork` moves: all tensors of the training, and its facts.
 - Times of steps are taken in the members' processes, and those of saving and restoring around all that Tune does there
   with a checkpoint: the member's files, and their copy to where Tune keeps them.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from problem import QUANTILE, SEED, Problem, build, explore
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
@@ -159,7 +161,10 @@ def train(problem: Problem, rates: Sequence[float], steps: int) -> PopulationRun
     with tempfile.TemporaryDirectory() as folder:
         saves = Path(folder, "saves")
         results = tune.Tuner(
-            tune.with_resources(tune.with_parameters(Tuned, problem=problem, saves=saves), {"cpu": 1}),
+            tune.with_resources(
+                tune.with_parameters(Tuned, problem=problem, saves=saves),
+                {"cpu": 1, f"node:{ray.util.get_node_ip_address()}": 1e-3},
+            ),
             param_space={"rate": tune.grid_search(list(rates))},
             tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
             run_config=tune.RunConfig(

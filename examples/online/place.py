@@ -1,0 +1,165 @@
+"""Where an example runs: a Ray, and a repository on it; its own, or ones that run already.
+
+Rules
+- What was started here is stopped at the end, after Ctrl-C and SIGTERM too. What was joined goes on, and of this run it
+  keeps the models.
+- In a repository that was asked for by name, models are called EXAMPLE-RUN/..., and RUN is another one each time: a
+  second run, or somebody else's, does not meet them.
+- Nobody's repository is joined unasked: one of the example's own is called EXAMPLE-RUN, for others may be on its Ray.
+- What is wrong with the address or the name is one line on standard error, and exit code 1.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .starting import sigterm_kept
+
+if TYPE_CHECKING:
+    from tensorvine.actors import Repository
+
+AUTO = "auto"
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="a Ray that runs; auto: the one that RAY_ADDRESS names, or `ray start` started on this machine. "
+        "Without it: one of its own, on this machine",
+        show_default=False,
+    ),
+]
+Named = Annotated[
+    str | None,
+    typer.Option(
+        "--repository",
+        metavar="NAME",
+        help="join this repository, or start it under this name if it does not run. What was joined goes on at the "
+        "end, and keeps the models; they are named EXAMPLE-RUN/..., so that no other run has the same names. "
+        "Without it: one of its own, which ends with the example",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an example runs."""
+
+    example: str
+    """Its name."""
+    address: str | None = None
+    """Of a Ray that runs, or "auto"; None: the example has its own."""
+    named: str | None = None
+    """The repository that was asked for; None: the example has its own."""
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+
+    @property
+    def repository(self) -> str:
+        """Name of the repository.
+
+        >>> Place("nas", run="3f9a").repository, Place("nas", named="models").repository
+        ('nas-3f9a', 'models')
+        """
+        return self.named or f"{self.example}-{self.run}"
+
+    @property
+    def prefix(self) -> str:
+        """What all names of models begin with.
+
+        >>> Place("nas", "auto").prefix, Place("nas", named="models", run="3f9a").prefix
+        ('', 'nas-3f9a/')
+        """
+        return "" if self.named is None else f"{self.example}-{self.run}/"
+
+    @property
+    def title(self) -> str:
+        """Say how the example begins."""
+        return "Starting Ray on this machine" if self.address is None else f"Joining Ray ({self.address})"
+
+    @contextmanager
+    def ray(self, object_store_bytes: int = 1 << 30, cpus: int | None = None) -> Iterator[None]:
+        """Join the Ray of the address, or have one within the block; arguments as of `LocalCluster`, for an own one."""
+        if self.address is not None:
+            with joined(self.address):
+                yield
+            return
+        from tensorvine.clusters import LocalCluster
+
+        with sigterm_kept():
+            cluster = LocalCluster(object_store_bytes=object_store_bytes, cpus=cpus)
+        with cluster:
+            yield
+
+    @contextmanager
+    def open(self, own: Mapping[str, Any] | None = None, **needed: Any) -> Iterator[Repository]:
+        """Connect to the repository, or have one within the block; a Ray must run.
+
+        Args:
+            own: arguments of `Repository.start` for one that is started.
+            needed: those that one which is joined must have been started with, too.
+        """
+        with _one_line():
+            repository, joined = self._open(own or {}, needed)
+        with repository:
+            if self.named is not None:
+                typer.echo(f"{'Joined' if joined else 'Started'} {self.named!r}; models are named {self.prefix}...")
+            yield repository
+
+    def _open(self, own: Mapping[str, Any], needed: Mapping[str, Any]) -> tuple[Repository, bool]:
+        from tensorvine.actors import Repository
+        from tensorvine.store.errors import RepositoryNotFoundError
+
+        if self.named is None:
+            return Repository.start(self.repository, **own, **needed), False
+        try:
+            found = Repository.connect(self.named)
+        except RepositoryNotFoundError:
+            return Repository.start(self.named, **own, **needed), False
+        if not needed:
+            return found, True
+        found.close()
+        return Repository.start(self.named, **needed), True
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be attached to the Ray at HOST:PORT, or to the one that "auto" finds, within the block."""
+    import ray
+    from tensorvine.actors.engine import embedded
+    from tensorvine.store.errors import RepositoryNotFoundError
+
+    attached = ray.is_initialized()
+    with _one_line(), sigterm_kept():
+        found = embedded.running() if address == AUTO else address
+        if found is None:
+            raise RepositoryNotFoundError(
+                "--address auto: expected a Ray that RAY_ADDRESS names or that `ray start` started on this machine; "
+                "found none"
+            )
+        if "://" in found or found == embedded.HERE:
+            raise ValueError(f"--address: expected auto, or HOST:PORT of a Ray that runs; found {found!r}")
+        embedded.attach(found)
+    try:
+        yield
+    finally:
+        if not attached:
+            embedded.stop()
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """End the example with one line that says why its Ray or its repository cannot be had."""
+    from tensorvine.store.errors import TensorVineError
+
+    try:
+        yield
+    except (TensorVineError, ValueError) as exc:
+        typer.echo(" ".join(str(exc).split()), err=True)
+        raise typer.Exit(1) from exc
