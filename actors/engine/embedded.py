@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -39,11 +40,13 @@ _joining = threading.RLock()
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
 
 
-def attach(address: str | None = None) -> None:
+def attach(address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
     """Use the Ray of this process, or another one that runs.
 
     Args:
         address: HOST:PORT of its control service; None: the one that RAY_ADDRESS names, or any on this machine.
+        runtime_env: what Ray is to give this process's actors, beside what its job has; not where this process has
+            a Ray already.
 
     Raises:
         RepositoryNotFoundError: no Ray runs there, or it refuses this process.
@@ -52,10 +55,10 @@ def attach(address: str | None = None) -> None:
     """
     with _joining:
         if not ray.is_initialized():
-            _attach(address)
+            _attach(address, runtime_env)
 
 
-def _attach(address: str | None) -> None:
+def _attach(address: str | None, runtime_env: Mapping[str, Any] | None) -> None:
     try:
         chosen = address or discovery.named() or discovery.find(embedded=True)
         if chosen is None:
@@ -64,7 +67,7 @@ def _attach(address: str | None) -> None:
             auth_token.guard()
         elif "://" not in chosen:  # Ray knows what the others are
             _introduce(chosen)
-        ray.init(address=chosen, **_QUIET)
+        ray.init(address=chosen, runtime_env=dict(runtime_env) if runtime_env is not None else None, **_QUIET)
     except ConnectionError as exc:
         raise RepositoryNotFoundError(f"expected a running Ray (`ray start --head`); {_reason(exc)}") from exc
 

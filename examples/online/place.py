@@ -6,12 +6,17 @@ Rules
 - In a repository that was asked for by name, models are called EXAMPLE-RUN/..., and RUN is another one each time: a
   second run, or somebody else's, does not meet them.
 - Nobody's repository is joined unasked: one of the example's own is called EXAMPLE-RUN, for others may be on its Ray.
+- In a job, workers import what lies beside the script as they do elsewhere: Ray gives them the job's `working_dir`, and
+  this the script's folder in it.
 - What is wrong with the address or the name is one line on standard error, and exit code 1.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
 AUTO = "auto"
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Where Ray tells a job's program what the job was submitted with."""
 Address = Annotated[
     str | None,
     typer.Option(
@@ -145,12 +152,21 @@ def joined(address: str) -> Iterator[None]:
             )
         if "://" in found or found == embedded.HERE:
             raise ValueError(f"--address: expected auto, or HOST:PORT of a Ray that runs; found {found!r}")
-        embedded.attach(found)
+        embedded.attach(found, _script_folder())
     try:
         yield
     finally:
         if not attached:
             embedded.stop()
+
+
+def _script_folder() -> dict[str, Any] | None:
+    """Return the runtime environment of a job's workers; None: this is no job with a `working_dir`."""
+    job = json.loads(os.environ.get(JOB, "{}"))
+    if "working_dir" not in job.get("runtime_env", {}):
+        return None
+    folder = os.path.relpath(os.path.dirname(os.path.realpath(sys.argv[0])))  # workers start in the `working_dir`, too
+    return {"env_vars": {"PYTHONPATH": folder}}
 
 
 @contextmanager
