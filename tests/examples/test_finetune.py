@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tensorvine.actors import Repository
 
-from tests.support.example_runs import await_line, check, interrupt, start
+from tests.support.example_runs import address, await_line, check, interrupt, start
 from tests.support.marked import names_of, outlive
 
 SAYS = (
@@ -19,12 +22,21 @@ SAYS = (
     r"Loaded again: all \d+ versions that are left predict the same, bit for bit",
 )
 """As regular expressions."""
+LEFT = {"?"}
+"""Models of `--quick` that do not retire."""
 
 
-@pytest.mark.own_cluster
 @pytest.mark.timeout(900)
-def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("finetune", SAYS, mark, tmp_path)
+def test_it_runs_in_a_repository_of_others_and_leaves_its_models_there(
+    repository: Repository, mark: str, tmp_path: Path
+) -> None:
+    theirs = repository.save("root", {"w": np.zeros(5)}).ref
+    check("finetune", SAYS, mark, tmp_path, "--address", address(), "--repository", repository.name)
+    ours = repository.models("finetune-")
+    assert {re.sub(r"^finetune-[0-9a-f]{8}/", "", ref.name) for ref in ours} == LEFT
+    assert repository.models() == [*ours, theirs]
+    assert repository.verify() == []
+    assert not sum(shard.pins for shard in repository.stats().shards)
 
 
 @pytest.mark.own_cluster

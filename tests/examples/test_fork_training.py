@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import ray.util
+from tensorvine.clusters import LocalCluster
 
-from tests.support.example_runs import check
+from tests.support.example_runs import address, check
 
 SAYS = (
     r"MB of state were there \d+\.\d s after the fork was ordered; the original was at step \d+ by then",
@@ -16,7 +18,10 @@ SAYS = (
 """As regular expressions."""
 
 
-@pytest.mark.own_cluster
 @pytest.mark.timeout(900)
-def test_it_runs_draws_its_picture_and_leaves_no_process(mark: str, tmp_path: Path) -> None:
-    check("fork_training", SAYS, mark, tmp_path, modules="torch")
+@pytest.mark.workers_import("torch")
+def test_it_runs_on_a_ray_of_others_draws_its_picture_and_leaves_nothing_there(
+    cluster: LocalCluster, mark: str, tmp_path: Path
+) -> None:
+    check("fork_training", SAYS, mark, tmp_path, "--address", address())
+    assert not [one for one in ray.util.list_named_actors(all_namespaces=True) if "fork_training" in one["name"]]

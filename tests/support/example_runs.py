@@ -10,11 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ray
+
 from tests.support.marked import MARK, outlive
 
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-u", "-m", "tests.support.warm.run")
 LIMIT_S = 880.0
+
+
+def address() -> str:
+    """Return HOST:PORT of the Ray of this process."""
+    return ray.get_runtime_context().gcs_address
 
 
 def start(example: str, mark: str, *options: str, modules: str = "-") -> subprocess.Popen[str]:
