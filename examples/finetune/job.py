@@ -167,11 +167,18 @@ class Job:
         self._save("scratch", model, self._high, "all layers; rate 0.001")
 
     def _fine_tune(self, branch: Branch, match: PrefixMatch) -> None:
-        """Transfer the tensors that match, freeze their layers, train the others, save what is new."""
+        """Transfer the tensors that match, freeze their layers, train the others, save what is new.
+
+        What was found for one branch serves others, too: of its layers, those that this branch has.
+        """
         model = branch.candidate()
-        stored = self._repo.load(match.ref, layers=list(match.layers.values()))
-        assign(model, {mine: stored[theirs] for mine, theirs in match.tensors.items()})
-        frozen = {mine: theirs for mine, theirs in match.layers.items() if mine not in branch.learns}
+        graph, found = graph_of(model), self._repo.graph(match.ref)
+        layers = {
+            m: theirs for m, theirs in match.layers.items() if graph.fingerprints.get(m) == found.fingerprints[theirs]
+        }
+        stored = self._repo.load(match.ref, layers=list(layers.values()))
+        assign(model, {name: stored[match.tensors[name]] for mine in layers for name in graph.by_name[mine].tensors})
+        frozen = {mine: theirs for mine, theirs in layers.items() if mine not in branch.learns}
         for layer in model.layers:
             layer.trainable = layer.name not in frozen
         self._train(branch.name, model, self._high, branch.rate, EPOCHS)

@@ -190,9 +190,10 @@ class Report:
         self._console.print(table)
         gone, name = retired[-1].info.ref, self._short(heir)
         self._console.print(
-            f"  {self._short(gone)} is retired; {name} still has {len(contributions.get(gone, ()))} tensors of it.\n"
-            f"  The lineage of {name} still names it: {', '.join(map(self._short, lineage))}."
+            f"  {self._short(gone)} is retired; {name} still has {len(contributions.get(gone, ()))} tensors of it."
         )
+        if gone in lineage:  # all may descend from what another run saved
+            self._console.print(f"  The lineage of {name} still names it: {', '.join(map(self._short, lineage))}.")
 
     def verified(self, versions: Sequence[Version]) -> None:
         """Say that all versions predict what they did when they were saved."""

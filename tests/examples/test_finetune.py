@@ -22,8 +22,8 @@ SAYS = (
     r"Loaded again: all \d+ versions that are left predict the same, bit for bit",
 )
 """As regular expressions."""
-LEFT = {"?"}
-"""Models of `--quick` that do not retire."""
+CANDIDATES = {"head", "extra", "features", "deeper", "scratch"}
+"""Models of `--quick` but the root; the two worst retire."""
 
 
 @pytest.mark.timeout(900)
@@ -33,7 +33,9 @@ def test_it_runs_in_a_repository_of_others_and_leaves_its_models_there(
     theirs = repository.save("root", {"w": np.zeros(5)}).ref
     check("finetune", SAYS, mark, tmp_path, "--address", address(), "--repository", repository.name)
     ours = repository.models("finetune-")
-    assert {re.sub(r"^finetune-[0-9a-f]{8}/", "", ref.name) for ref in ours} == LEFT
+    left = {re.sub(r"^finetune-[0-9a-f]{8}/", "", ref.name) for ref in ours}
+    assert left < CANDIDATES
+    assert len(left) == len(CANDIDATES) - 2
     assert repository.models() == [*ours, theirs]
     assert repository.verify() == []
     assert not sum(shard.pins for shard in repository.stats().shards)
