@@ -2,9 +2,10 @@
 
 Rules
 - A function reaches an actor by its name: `learner.train` is imported there. That works because Ray lets an actor's
-  process import what lies beside the script that the driver was started with. In a notebook, or where the actors'
-  machines do not have this directory, define the functions in the main script or inside another function (then they
-  travel as code), or name the directory in `ray.init(runtime_env={"working_dir": ...})`.
+  process import what lies beside the script that the driver was started with; in a job, `online.place` sees to that. In
+  a notebook, or where the actors' machines do not have this directory, define the functions in the main script or
+  inside another function (then they travel as code), or name the directory in
+  `ray.init(runtime_env={"working_dir": ...})`.
 - TensorFlow is imported within the functions: so by the actors, and not by the driver, which needs none of it.
 - TensorFlow computes with one thread per actor: here several actors share few cores.
 """
