@@ -85,7 +85,7 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
         keeper = Keeper(store, plan.name, None if plan.keep else plan.population)
         evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
         cpus = 1.0 if means.elastic or means.joins else 0.0
-        workers = means.workers or slots()
+        workers = means.workers or max(slots(), 1)
         crew = stack.enter_context(Crew(lambda: (trainer, access), workers, cpus, spread=means.joins))
         show = stack.enter_context(report.search(plan))
         controller = Controller(plan, evolution, keeper, journal, lambda told: show(told, crew.ready))
@@ -114,12 +114,12 @@ def fitting(modes: Sequence[Mode]) -> str:
             f"hdf5: expected a cluster of one node, where its files and its Redis server are; found {len(nodes)} nodes",
             param_hint="--mode",
         )
-    return f"The cluster has {len(nodes)} nodes and {slots()} CPU slots"
+    return f"Nodes of the cluster: {len(nodes)}; CPU slots: {slots()}"
 
 
 def slots() -> int:
     """Return how many CPU slots the cluster has."""
-    return max(int(ray.cluster_resources().get("CPU", 0)), 1)
+    return int(ray.cluster_resources().get("CPU", 0))
 
 
 @contextmanager

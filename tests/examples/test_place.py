@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from tensorvine.planner.owner import Owner
 from tensorvine.store.errors import RepositoryNotFoundError
 
 from examples.nas.journal import Told, read
+from examples.online import place
 from examples.online.place import AUTO, Place
 from examples.online.starting import TERMINATED
 from tests.support import example_runs
@@ -51,16 +53,39 @@ class TestNames:
         assert own.prefix == other.prefix == ""
         assert own.repository != other.repository
 
+    def test_examples_in_docstrings_run(self) -> None:
+        assert doctest.testmod(place) == (0, 2)
+
+
+class TestJob:
+    """What Ray tells a program that `ray job submit --working-dir .` runs."""
+
+    @pytest.fixture(autouse=True)
+    def script(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["examples/fork_training/run.py"])
+
+    def test_workers_import_what_lies_beside_the_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(place.JOB, '{"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip", "env_vars": {}}}')
+        assert place._script_folder() == {"env_vars": {"PYTHONPATH": "examples/fork_training"}}
+
+    @pytest.mark.parametrize("job", [None, "{}", '{"runtime_env": {"env_vars": {}}}'])
+    def test_elsewhere_ray_sees_to_that(self, job: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(place.JOB, raising=False)
+        if job is not None:
+            monkeypatch.setenv(place.JOB, job)
+        assert place._script_folder() is None
+
 
 class TestRepository:
     def test_one_that_runs_is_joined_and_keeps_what_was_saved(
         self, repository: Repository, capsys: pytest.CaptureFixture[str]
     ) -> None:
         repository.save("theirs", WEIGHTS)
-        place = Place("finetune", address(), repository.name)
-        with place.ray(), place.open({"shards": 7}) as joined:
-            saved = joined.save(f"{place.prefix}m", WEIGHTS).ref
-        assert capsys.readouterr().out == f"Joined {repository.name!r}; models are named {place.prefix}...\n"
+        here = Place("finetune", address(), repository.name)
+        with here.ray(), here.open({"shards": 7}) as joined:
+            saved = joined.save(f"{here.prefix}m", WEIGHTS).ref
+        assert capsys.readouterr().out == f"Joined {repository.name!r}; models are named {here.prefix}...\n"
         assert ray.is_initialized()  # this process had it before
         assert [str(ref) for ref in repository.models()] == [str(saved), "theirs@1"]
         np.testing.assert_array_equal(repository.load(saved)["w"], WEIGHTS["w"])
@@ -69,13 +94,13 @@ class TestRepository:
     def test_one_that_does_not_run_is_started_and_stopped(
         self, named: str | None, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        place = Place("finetune", address(), named)
-        with place.ray(), place.open(OWN) as started:
-            assert (started.name, len(started.shards)) == (place.repository, 1)
-        says = "" if named is None else f"Started {named!r}; models are named {place.prefix}...\n"
+        here = Place("finetune", address(), named)
+        with here.ray(), here.open(OWN) as started:
+            assert (started.name, len(started.shards)) == (here.repository, 1)
+        says = "" if named is None else f"Started {named!r}; models are named {here.prefix}...\n"
         assert capsys.readouterr().out == says
         with pytest.raises(RepositoryNotFoundError):
-            Repository.connect(place.repository)
+            Repository.connect(here.repository)
 
     def test_one_that_runs_without_what_is_needed_is_one_line(
         self, repository: Repository, capsys: pytest.CaptureFixture[str]
@@ -100,9 +125,9 @@ class TestRepository:
             with Place("finetune").open(OWN) as own:
                 own.save("m", WEIGHTS)
             assert theirs.models() == []
-            place = Place("finetune", named="finetune")
-            with place.open(OWN) as joined:
-                saved = joined.save(f"{place.prefix}m", WEIGHTS).ref
+            here = Place("finetune", named="finetune")
+            with here.open(OWN) as joined:
+                saved = joined.save(f"{here.prefix}m", WEIGHTS).ref
             assert theirs.models() == [saved]
         assert "Joined 'finetune'" in capsys.readouterr().out
 
