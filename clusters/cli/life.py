@@ -12,7 +12,7 @@ import typer
 from ...store.errors import OptionError, TensorVineError
 from .. import words
 from ..client import Address, AsJson, Name, attach, connected, console, print_json
-from .options import bytes_from, keep_from, redis_from, scaling_from
+from .options import bytes_from, keep_from, nodes_from, redis_from, scaling_from
 
 if TYPE_CHECKING:
     from ...actors.client.repository import Repository
@@ -28,7 +28,16 @@ NODES_S = 300.0
 def up(
     name: Name = None,
     shards: Annotated[
-        int | None, typer.Option(help="How many shards. Without it: one per node.", show_default=False)
+        int | None,
+        typer.Option(help="How many shards. Without it: one on each node, now and later.", show_default=False),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUE,...",
+            help="What a node must have to hold a shard: resources with amounts and labels with values, such as "
+            "'tensorvine=1'. Without it: every node may.",
+        ),
     ] = None,
     path: Annotated[
         str | None,
@@ -60,7 +69,7 @@ def up(
         str | None,
         typer.Option(
             help="When shards join and drain by themselves, such as 'least=1,most=8,full=0.75'; also requests_per_s, "
-            "join_after_s, drain_after_s. Without it: only by `tensorvine scale`."
+            "join_after_s, drain_after_s. Without it: as --shards says."
         ),
     ] = None,
     redis: Annotated[
@@ -96,6 +105,7 @@ def up(
         "store_bytes": bytes_from(store_bytes, "--store-bytes", 1) if store_bytes is not None else None,
         "preallocate_bytes": bytes_from(preallocate, "--preallocate") if preallocate is not None else None,
         "redis": redis_from(redis) if redis is not None else None,
+        "nodes": nodes_from(nodes) if nodes is not None else None,
     }
     progress = console(stderr=True)
     running = address or embedded.running()

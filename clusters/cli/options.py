@@ -91,6 +91,52 @@ def keep_from(text: str) -> Retention:
     return reduce(lambda one, other: one | other, found)
 
 
+def nodes_from(text: str) -> dict[str, float | str]:
+    """Read what a node must have to hold a shard, such as "tensorvine=1,zone=a".
+
+    A number is an amount of a resource, all else the value of a label.
+
+    Raises:
+        typer.BadParameter: it is no such list.
+
+    >>> nodes_from("tensorvine=1, ray.io/market-type=on-demand")
+    {'tensorvine': 1.0, 'ray.io/market-type': 'on-demand'}
+    """
+    from ...planner.membership import check_rule
+
+    rule: dict[str, float | str] = {}
+    for part in text.split(","):
+        name, sign, value = (word.strip() for word in part.partition("="))
+        if not sign or name in rule:
+            message = "expected RESOURCE=AMOUNT or LABEL=VALUE, each once, joined by ','; found "
+            hint = f"; --wait-nodes {name} waits for so many nodes" if name.isdigit() else ""
+            raise typer.BadParameter(f"{message}{part!r:.100}{hint}", param_hint="--nodes")
+        try:
+            rule[name] = float(value)
+        except ValueError:
+            rule[name] = value
+    try:
+        return check_rule(rule)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--nodes") from exc
+
+
+def count_from(text: str) -> int | None:
+    """Read how many shards there are to be; None: one on each node.
+
+    Raises:
+        typer.BadParameter: it is no number from 1, and not "per-node".
+
+    >>> count_from("3"), count_from("per-node")
+    (3, None)
+    """
+    if text == "per-node":
+        return None
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise typer.BadParameter(f"expected a number from 1, or per-node; found {text!r:.100}", param_hint="N")
+    return int(text)
+
+
 def redis_from(url: str) -> str:
     """Look whether this is the URL of a Redis server, and give it back; the message shows no password.
 

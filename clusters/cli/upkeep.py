@@ -9,14 +9,19 @@ import typer
 
 from .. import words
 from ..client import Address, AsJson, Name, connected, console, print_json
-from .options import Timeout
+from .options import Timeout, count_from
 
 SCALE_S = 120.0
 FLUSH_S = 600.0
 
 
 def scale(
-    shards: Annotated[int, typer.Argument(metavar="N", help="How many there are to be.", min=1, show_default=False)],
+    shards: Annotated[
+        str,
+        typer.Argument(
+            metavar="N", help="How many there are to be; per-node: one on each, now and later.", show_default=False
+        ),
+    ],
     timeout: Timeout = SCALE_S,
     name: Name = None,
     address: Address = None,
@@ -26,9 +31,10 @@ def scale(
 
     A change that cannot begin in time is undone; one that is decided goes on after the command has given up.
     """
+    count = count_from(shards)
     with connected(name, address) as repository:
         with console(stderr=True).status("moving names and tensors"):
-            report = repository.scale(shards, timeout)
+            report = repository.scale(count, timeout)
         known = repository.name
     if as_json:
         print_json({"repository": known, **asdict(report)})

@@ -176,7 +176,7 @@ class TestUpkeep:
         code, out, err = on(repo, "scale", "2", "--timeout", "0")
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert err.startswith("tensorvine: ")
-        assert told(repo, "scale", "1")["shards_after"] == 1
+        assert told(repo, "scale", "per-node")["shards_after"] == 1
 
     def test_verify_as_json(self, repo: Repository) -> None:
         repo.save("checked", {"w": np.ones(9)})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from tensorvine.clusters.cli.main import application
-from tensorvine.clusters.cli.options import keep_from, scaling_from
+from tensorvine.clusters.cli.options import count_from, keep_from, nodes_from, scaling_from
 from tensorvine.planner.scaling import ScalePolicy
 from tensorvine.store.versions.retention import KeepBest, KeepBytes, KeepEvery, KeepLast
 from typer.testing import CliRunner, Result
@@ -55,6 +55,23 @@ class TestTexts:
         assert KEEP in str(refused.value)
         assert text in str(refused.value)
 
+    def test_nodes_that_hold_shards(self) -> None:
+        assert nodes_from("tensorvine=1,zone=eu a, GPU=0.5") == {"tensorvine": 1.0, "zone": "eu a", "GPU": 0.5}
+
+    @pytest.mark.parametrize("text", ["", "tensorvine", "=1", "tensorvine=", "a=1,a=2", "a=0", "a=-1", "a=nan", "a=1,"])
+    def test_what_selects_no_nodes_is_refused(self, text: str) -> None:
+        with pytest.raises(typer.BadParameter, match="expected"):
+            nodes_from(text)
+
+    def test_the_former_meaning_is_told(self) -> None:
+        with pytest.raises(typer.BadParameter, match="--wait-nodes 4 waits for so many nodes"):
+            nodes_from("4")
+
+    @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5", "pernode", "²"])
+    def test_what_is_no_number_of_shards_is_refused(self, text: str) -> None:
+        with pytest.raises(typer.BadParameter, match="expected a number from 1, or per-node"):
+            count_from(text)
+
     def test_when_shards_join_and_drain(self) -> None:
         text = "least=2, most=8,full=0.5,requests_per_s=100,join_after_s=1,drain_after_s=inf"
         assert scaling_from(text) == ScalePolicy(2, 8, 0.5, 100.0, 1.0, float("inf"))
@@ -83,10 +100,10 @@ class TestTexts:
         (["up", "--scaling", "least=x"], f"--scaling: {SCALING}"),
         (["up", "--wait-nodes", "0"], "--wait-nodes"),
         (["up", "--redis", "server:6379"], "--redis: up: redis: expected a URL such as 'redis://host:6379/0'"),
-        (["up", "--nodes", "1"], "No such option"),
+        (["up", "--nodes", "1"], "--wait-nodes 1 waits for so many nodes"),
         (["scale"], "Missing argument 'N'"),
-        (["scale", "0"], "'N'"),
-        (["scale", "two"], "'N'"),
+        (["scale", "0"], "expected a number from 1, or per-node; found '0'"),
+        (["scale", "two"], "expected a number from 1, or per-node; found 'two'"),
         (["scale", "2", "--timeout", "nan"], "--timeout': expected seconds from 0; found nan"),
         (["retire"], "Missing argument 'MODEL...'"),
         (["export", "m"], "Missing argument"),

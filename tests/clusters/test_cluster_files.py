@@ -68,8 +68,16 @@ class TestRayUp:
     def test_the_head_starts_the_repository_on_a_path_that_all_nodes_reach(self, path: Path) -> None:
         (config,) = read(path)
         up = config["head_start_ray_commands"][-1]
-        assert up.startswith("tensorvine up --path ")
+        assert up.startswith("tensorvine up --")
+        assert " --path " in up
         assert {"hosts": "/shared/", "aws": "s3://", "gcp": "gs://"}[path.stem] in up
+
+    @pytest.mark.parametrize("kind", ["aws", "gcp"])
+    def test_workers_that_go_when_they_are_idle_hold_no_shards(self, kind: str) -> None:
+        (config,) = read(FILES / "ray_up" / f"{kind}.yaml")
+        assert "--nodes tensorvine=1 " in config["head_start_ray_commands"][-1]
+        holding = [name for name, node in config["available_node_types"].items() if "tensorvine" in node["resources"]]
+        assert holding == [config["head_node_type"]]
 
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_its_ray_start_commands_have_only_options_that_ray_knows(self, path: Path) -> None:
@@ -173,6 +181,8 @@ class TestKubeRay:
         assert kinds[config["head_node_type"]]["resources"]["CPU"] == 8
         assert "GPU" not in {k for k, v in kinds[config["head_node_type"]]["resources"].items() if v}
         assert kinds["gpu"]["resources"]["GPU"] == 1
+        assert [name for name, kind in kinds.items() if "tensorvine" in kind["resources"]] == [config["head_node_type"]]
+        assert "tensorvine up --nodes tensorvine=1 " in (FILES / "kuberay" / "raycluster.yaml").read_text()
         assert (kinds["gpu"]["min_workers"], kinds["gpu"]["max_workers"]) == (0, 8)
 
     def test_it_has_what_the_operator_needs(self, manifest: dict[str, Any]) -> None:
