@@ -143,7 +143,7 @@ def retire_all(repo: Repository) -> None:
 
 @contextmanager
 def repository(name: str, **options: Any) -> Iterator[Repository]:
-    options = {"replicas": 2, "preallocate_bytes": 0, "store_bytes": STORE, **options}
+    options = {"shards": 3, "replicas": 2, "preallocate_bytes": 0, "store_bytes": STORE, **options}
     with Repository.start(name, **options) as repo:
         yield repo
 
