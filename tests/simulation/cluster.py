@@ -98,6 +98,8 @@ class Cluster:
     def __init__(self, w: World, nodes: Sequence[str], weather: Weather) -> None:
         self.world = w
         self.node_names = list(nodes)
+        self.leaving: set[str] = set()
+        """Nodes that were told to drain."""
         self.weather = weather
         self.actors: dict[int, Hosted] = {}
         self.names: dict[str, Actor] = {}
@@ -265,7 +267,7 @@ class SimulatedEngine:
     def nodes(self) -> list[Node]:
         here = self.this_node()
         names = sorted(_cluster().node_names, key=lambda name: (name != here, name))
-        return [Node(name, STORE_BYTES) for name in names]
+        return [Node(name, STORE_BYTES, leaving=name in _cluster().leaving) for name in names]
 
     def this_node(self) -> str:
         return _process().node

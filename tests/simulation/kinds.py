@@ -13,7 +13,7 @@ SIZES = (4, 40, 200, 400)
 """Elements of 8 bytes: inline, and one to several parts of memory."""
 OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause", "check", "flush")
 THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "replica", "starter", "clients", "compact")
-BY_NAME = ("cluster", "change", "replicated")
+BY_NAME = ("cluster", "change", "replicated", "nodes")
 """Themes of worlds that are made only when they are asked for."""
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
@@ -57,6 +57,8 @@ class Kind:
     """The whole cluster dies in the middle, and another one starts on its path."""
     cross: float = 0.2
     """The chance that a model may derive from one of another name."""
+    follows: bool = False
+    """There is one shard on each node, whichever nodes there are; else as many as `shards`."""
 
     @classmethod
     def drawn(cls, random: Any, wanted: str | None = None) -> Kind:
@@ -96,6 +98,19 @@ class Kind:
             else:
                 kind.path = random.random() < 0.3
                 kind.weights |= {"save": 6, "retire": 6, "load": 1, "load version": 1, "some": 0, "flush": 0}
+        elif theme == "nodes":
+            kind.follows, kind.nodes, kind.replicas, kind.path = (
+                True,
+                random.choice((1, 2, 3)),
+                1,
+                random.random() < 0.5,
+            )
+            kind.faults, kind.fault_count = ("node joins", "node joins", "node leaves", "node leaves", "node lost"), 8
+            kind.clients, kind.operations, kind.names, kind.capacity = 3, 40, 6, 256 << 10
+            kind.stalls = (random.choice((0.02, 0.05)), (0.001, 0.05, 0.3))
+            kind.sizes, kind.cross, kind.slowness_s = (40, 200), 0.6, 0.0
+            kind.weights |= {"load": 2, "load version": 2, "save": 4, "retire": 2, "pause": 6, "flush": 0}
+            kind.delays = (0.3, 1.0, 3.0)
         elif theme == "disk":
             kind.path, kind.faults, kind.fault_count, kind.operations = True, ("disk",), random.choice((1, 2)), 16
             kind.weights |= {"flush": 3, "save": 5, "pause": 3, "retire": 1}
@@ -121,6 +136,8 @@ class Kind:
             kind.faults, kind.fault_count = ("crash shard", "scale", "kill client"), random.choice((0, 1, 2))
             kind.weights |= {"save": 6, "retire": 3}
         kind.operations = max(3, round(kind.operations * random.choice(LENGTHS)))
+        if theme == "nodes":  # the planner looks once a second
+            kind.operations = 40
         return kind
 
     @classmethod

@@ -67,6 +67,8 @@ class Scenario(Setting):
             while self.at_work:
                 w.sleep(0.5)
             self._troubles.heal()
+            if kind.follows:
+                self._troubles.await_places()
             w.sleep(SETTLE_S if self.troubled else CALM_S)
             self._judge()
         except Exception as exc:  # noqa: BLE001
@@ -79,7 +81,7 @@ class Scenario(Setting):
         kind = self.kind
         return Repository.start(
             NAME,
-            shards=kind.shards,
+            shards=None if kind.follows else kind.shards,
             path=disks.URI if kind.path else None,
             replicas=kind.replicas,
             store_bytes=kind.capacity,

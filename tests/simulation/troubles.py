@@ -16,6 +16,8 @@ from .cluster import Hosted, told
 from .scheduler import START_S, Process
 from .setting import Setting
 
+PLACED_S = 120.0
+"""By when each node has one shard, after the last trouble."""
 TOLD_S = 10.0
 """How long without a crash it takes until all know what one of them knew."""
 
@@ -102,6 +104,9 @@ class Troubles:
         elif fault == "disk":
             self._setting.troubled = True
             self._disk_trouble(shards)
+        else:
+            self._setting.troubled = True
+            self._befall_nodes(fault)
 
     def _crash_one(self) -> None:
         """Have a shard die, or the planner, whatever the others do just then."""
@@ -124,6 +129,46 @@ class Troubles:
             raise
         except Exception as exc:  # noqa: BLE001
             self._oracle.fail("R6", f"scale: {told(exc)}")
+
+    def _befall_nodes(self, fault: str) -> None:
+        """Have a node join, be told to leave, or be lost with what runs there; one that has drained goes."""
+        cluster, w = self._cluster, self._world
+        occupied = {h.node for h in cluster.actors.values() if not h.gone}
+        cluster.node_names = [n for n in cluster.node_names if n not in cluster.leaving or n in occupied]
+        staying = [name for name in cluster.node_names if name not in cluster.leaving]
+        if fault == "node joins":
+            cluster.node_names.append(f"late-{w.number()}")
+        elif fault == "node leaves" and len(staying) > 1:
+            cluster.leaving.add(w.random.choice(staying))
+        elif fault == "node lost":
+            empty = [name for name in cluster.node_names if name.startswith("late-")]
+            if empty and len(staying) > 1:
+                self._lose(w.random.choice(empty))
+        w.note(f"nodes {cluster.node_names}, leaving {sorted(cluster.leaving)}")
+
+    def _lose(self, node: str) -> None:
+        """End a node that no client is on; what ran there starts again elsewhere."""
+        cluster = self._cluster
+        there = [h for h in cluster.actors.values() if h.node == node and not h.gone]
+        left = [name for name in cluster.node_names if name != node and name not in cluster.leaving]
+        if not left or not all(map(self._may_crash, there)):
+            return
+        cluster.node_names.remove(node)
+        for hosted in there:
+            hosted.node = self._world.random.choice(left)
+            self._crash(hosted)
+
+    def await_places(self) -> None:
+        """Wait until each node that stays has one shard, and no other has any."""
+        cluster, w = self._cluster, self._world
+        end = w.now + PLACED_S
+        staying = sorted(name for name in cluster.node_names if name not in cluster.leaving)
+        while sorted(h.node for h in self._setting.shards()) != staying:
+            if w.now > end:
+                found = {h.ref.name: h.node for h in self._setting.shards()}
+                self._oracle.fail("R8", f"expected one shard on each of {staying}; found {found}")
+                return
+            w.sleep(0.5)
 
     def _disk_trouble(self, shards: list[Hosted]) -> None:
         w = self._world
