@@ -37,6 +37,8 @@ OWN_CLUSTER = "own_cluster"
 LONGEST = (
     "test_a_second.py",
     "test_given_up.py",
+    "test_growth.py",
+    "test_nodes.py",
     "test_replicas.py",
     "test_autoscaler.py",
     "test_cluster_files.py",

@@ -11,13 +11,17 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine import embedded
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store.errors import TensorVineError
 
 from tests.hosts import content, gates
@@ -31,6 +35,7 @@ class Operations:
         self._repositories: dict[str, Repository] = {}
         self._runs: dict[str, Run] = {}
         self._lock = threading.Lock()
+        self._enough = threading.Event()
 
     def start(self, repository: str, options: dict[str, Any]) -> None:
         """Start a repository."""
@@ -82,6 +87,37 @@ class Operations:
         """Tell the node that each shard runs on."""
         session = self._at(repository)._session
         return {shard: session.connection(shard).hello.node for shard in session.shards}
+
+    def placed(self, repository: str) -> list[str]:
+        """Name the node of each shard, as the shards say themselves."""
+        repo = self._at(repository)
+        return [repo._session.call(shard, ShardCalls.node()) for shard in repo.shards]
+
+    def warn(self, node: str) -> None:
+        """Tell a node to drain, as an autoscaler does before it takes a machine away."""
+        kind = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        client = GcsClient(address=ray.get_runtime_context().gcs_address)
+        accepted, why = client.drain_node(node, kind, "a test", time.time_ns() // 1_000_000 + 600_000)
+        if not accepted:
+            raise RuntimeError(why)
+
+    def read(self, repository: str, seeds: dict[str, int]) -> dict[str, Any]:
+        """Load models in turn until `enough` is called; give how many loads, the slowest, and what was wrong."""
+        loads, slowest, wrong = 0, 0.0, list[str]()
+        while not self._enough.is_set():
+            for name, seed in seeds.items():
+                began = time.monotonic()
+                try:
+                    if self.load(repository, name, 60.0) != seed:
+                        wrong.append(f"{name}: other bytes")
+                except TensorVineError as exc:
+                    wrong.append(f"{name}: {exc!r}")
+                loads, slowest = loads + 1, max(slowest, time.monotonic() - began)
+        return {"loads": loads, "slowest": slowest, "wrong": wrong}
+
+    def enough(self) -> None:
+        """End `read`."""
+        self._enough.set()
 
     def home(self, repository: str, name: str) -> int:
         """Tell the shard that is home to a name."""

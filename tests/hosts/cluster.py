@@ -108,9 +108,10 @@ class Hosts:
     Args:
         network: joins them.
         folder: for all that is written, which all hosts share.
+        joined: how many have a node from the start.
     """
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, joined: int) -> None:
         self.network = network
         self.folder = folder
         self.gates = folder / "gates"
@@ -121,10 +122,8 @@ class Hosts:
         self._nodes: dict[int, subprocess.Popen[str]] = {}
         self._clients: dict[int, Client] = {}
         try:
-            self.join(1)
-            for host in network.hosts:
-                if host != 1:
-                    self.join(host)
+            for host in network.hosts[:joined]:
+                self.join(host)
         except BaseException:
             self.close()
             raise
@@ -212,11 +211,11 @@ class Hosts:
 
 
 @contextmanager
-def hosts(number: int) -> Iterator[Hosts]:
-    """Give so many hosts, in a folder that is removed afterwards."""
+def hosts(number: int, joined: int | None = None) -> Iterator[Hosts]:
+    """Give so many hosts, all of them or the first few with a node, in a folder that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="tv-hosts-"))
     try:
-        with Network(number) as network, Hosts(network, folder) as started:
+        with Network(number) as network, Hosts(network, folder, joined or number) as started:
             yield started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
