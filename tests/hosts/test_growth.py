@@ -1,4 +1,4 @@
-"""A repository starts on one host and follows its cluster: hosts join, one is told to leave, one is cut off for a while."""
+"""A repository starts on one host and follows four: they join, one is told to leave, one is cut off for a while."""
 
 from __future__ import annotations
 
