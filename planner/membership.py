@@ -78,6 +78,16 @@ class Move:
         """Whether there is anything to do."""
         return bool(self.join or self.drain)
 
+    def __str__(self) -> str:
+        """Say it in a log.
+
+        >>> str(Move(join=("a", "b"))), str(Move(drain=(1, 3)))
+        ('a shard joins on each of a, b', 'one of the shards 1, 3 drains')
+        """
+        if self.join:
+            return f"a shard joins on each of {', '.join(self.join)}"
+        return f"one of the shards {', '.join(map(str, self.drain))} drains" if self.drain else "nothing"
+
 
 @dataclass(slots=True)
 class _Pause:
@@ -137,12 +147,14 @@ class Membership:
             return Move(join=self._spread(now_s, nodes, on_node, least - len(staying)))
         return Move(drain=self._ready(now_s, self._surplus(now_s - settle_s, staying, count)))
 
-    def failed(self, now_s: float, move: Move) -> None:
-        """Take note that a change failed: what it was about waits for a while."""
+    def failed(self, now_s: float, move: Move) -> bool:
+        """Take note that a change failed: what it was about waits for a while. Tells whether it failed before."""
+        again = any(about in self._pauses for about in (*move.join, *move.drain))
         for about in (*move.join, *move.drain):
             known = self._pauses.get(about)
             seconds = min(2 * known.seconds, LONGEST_PAUSE_S) if known is not None else PAUSE_S
             self._pauses[about] = _Pause(now_s + seconds, seconds)
+        return again
 
     def succeeded(self, move: Move) -> None:
         """Take note that a change was made."""

@@ -5,6 +5,7 @@ Rules
   or `planner.scaling`; a change is made by `resizing`.
 - One change at a time, whoever wants it. Who asks for a number gets it; that number outlives the planner.
 - What fails is logged, once for as long as it lasts, and tried again: a repository works with any number of shards.
+  While a shard starts, nothing is changed; that is said when it takes long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...planner.membership import SETTLE_S, Membership, Move, selects
 from ...planner.scaling import ScalePolicy, Scaler, ShardLoad
 from ...planner.topology import Topology
 from ...store.errors import OperationTimeoutError, TensorVineError
-from ...store.waiting import Backoff, Deadline
+from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine, Node
 from ..rpc.messages import PEER_TIMEOUT_S
 from ..rpc.registry import Registry
@@ -35,6 +36,8 @@ JOIN_S = 60.0
 """How long shards that join may take to start."""
 DRAIN_S = 3600.0
 """How long the bytes of a shard that drains may take to be copied."""
+LATE_S = 15.0
+"""How long it may not be known where shards are before that is said."""
 PLACES_S = 15.0
 """How long it is believed where shards are, while no node comes or goes."""
 
@@ -80,7 +83,8 @@ class Following:
         self._turn = threading.Lock()
         self._known: tuple[object, float, dict[int, str]] = (None, 0.0, {})
         """What the places of the shards depend on, when they were asked for, and the places."""
-        self._trouble = ""
+        self._blind = Deadline.after(LATE_S)
+        """By when the shards should have said where they are."""
         threading.Thread(target=self._follow, name="tensorvine-follow", daemon=True).start()
 
     def scale(self, shards: int | None, timeout: float) -> ScaleReport:
@@ -148,22 +152,32 @@ class Following:
                 continue  # somebody scales it
             try:
                 self._once()
-                self._trouble = ""
-            except TensorVineError as exc:  # a shard is not there yet, or not any more
-                if type(exc).__name__ != self._trouble:
-                    log.warning("the shards stay as they are for now: %s", exc)
-                self._trouble = type(exc).__name__
             except Exception:
                 log.exception("following the nodes failed; it goes on in %s s", TICK_S)
             finally:
                 self._turn.release()
 
     def _once(self) -> None:
-        move = self._next(SETTLE_S)
-        if move:
+        try:
+            move = self._next(SETTLE_S)
+        except TensorVineError as exc:  # a shard is not there yet, or is being restarted
+            late, self._blind = self._blind.passed, NEVER if self._blind.passed else self._blind
+            log.log(logging.WARNING if late else logging.DEBUG, "the shards stay as they are for now: %s", exc)
+            return
+        self._blind = Deadline.after(LATE_S)
+        if not move:
+            return
+        try:
             report = self._make(move, JOIN_S if move.join else DRAIN_S)
-            if report is not None:
-                log.info("repository %r: %s; %s", self._topology().repository, move, report)
+        except TensorVineError as exc:
+            again = self._membership.failed(time.monotonic(), move)
+            log.log(logging.DEBUG if again else logging.WARNING, "%s: it is tried again: %s", move, exc)
+            return
+        except Exception:
+            self._membership.failed(time.monotonic(), move)
+            raise
+        if report is not None:
+            log.info("repository %r: %s; %s", self._topology().repository, move, report)
 
     def _next(self, settle_s: float) -> Move:
         """Return what is to change, as things stand."""
@@ -175,11 +189,7 @@ class Following:
         return self._membership.observe(time.monotonic(), able, places, self._count, settle_s)
 
     def _make(self, move: Move, timeout: float) -> ScaleReport | None:
-        try:
-            report = self._resizing.make(move, self._topology().version, timeout)
-        except BaseException:
-            self._membership.failed(time.monotonic(), move)
-            raise
+        report = self._resizing.make(move, self._topology().version, timeout)
         self._membership.succeeded(move)
         return report
 

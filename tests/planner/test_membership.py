@@ -125,11 +125,11 @@ def test_what_failed_waits_longer_each_time_and_alone() -> None:
     at = {0: "a"}
     move = membership.observe(0.0, ["a", "b", "c"], at, None)
     assert move == Move(join=("b", "c"))
-    membership.failed(0.0, move)
+    assert not membership.failed(0.0, move)
     assert membership.observe(PAUSE_S / 2, ["a", "b", "c", "d"], at, None) == Move(join=("d",)), "nobody waits for them"
     move = membership.observe(PAUSE_S, ["a", "b", "c"], at, None)
     assert move == Move(join=("b",)), "one that failed is tried alone"
-    membership.failed(PAUSE_S, move)
+    assert membership.failed(PAUSE_S, move)
     assert membership.observe(PAUSE_S, ["a", "b", "c"], at, None) == Move(join=("c",))
     now = PAUSE_S
     for _ in range(20):
