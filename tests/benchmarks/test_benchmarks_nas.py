@@ -94,7 +94,7 @@ def test_a_search_that_does_not_end_well_is_an_error_with_what_it_wrote(tmp_path
 def test_the_example_knows_the_options_of_each_search(mode: str) -> None:
     given = typer.main.get_command(app).make_context("run.py", [*OPTIONS[mode]]).params
     assert given["mode"] in list(Mode)
-    assert (given["memory"], given["keep"]) == (mode in (REPOSITORY, KEPT), mode == KEPT)
+    assert (bool(given["memory"]), given["keep"]) == (mode in (REPOSITORY, KEPT), mode == KEPT)
 
 
 @pytest.mark.own_cluster
