@@ -67,11 +67,11 @@ class TestPulse:
         assert rates == [None, 10.0, 2.0, None, None]  # it began anew, and was silent
 
     def test_memory_in_use_is_what_autoscaling_counts(self) -> None:
-        (beat,) = Shards({0: stats(0, bytes_staged=100, bytes_mirrored=30)}, NOTHING).pulse.look()
+        (beat,) = Shards({0: stats(0, bytes_staged=100, bytes_mirrored=30)}).pulse.look()
         assert beat.bytes_used == 64 + 100 + 30
 
     def test_a_silent_shard_hides_none_of_the_others(self) -> None:
-        first, second = Shards({1: SILENT, 0: stats(0)}, NOTHING).pulse.look()
+        first, second = Shards({1: SILENT, 0: stats(0)}).pulse.look()
         assert (first.shard, first.node, first.stats) == (0, "10.0.0.1", stats(0))
         assert (second.shard, second.node, second.stats, second.trouble) == (1, "10.0.0.2", None, str(SILENT))
         told = second.as_dict()
@@ -79,7 +79,7 @@ class TestPulse:
 
     def test_where_shards_are_is_asked_when_one_is_new_or_silent(self) -> None:
         one, two = {0: stats(0)}, {0: stats(0), 1: stats(1)}
-        shards = Shards(one, one, two, two, {0: stats(0), 1: SILENT}, NOTHING)
+        shards = Shards(one, one, two, two, {0: stats(0), 1: SILENT})
         shards.pulse.look()
         shards.pulse.look()
         shards.pulse.look()
@@ -90,7 +90,7 @@ class TestPulse:
 
     def test_when_no_shard_answers_it_looks_whether_the_repository_is_gone(self) -> None:
         dead = {0: ShardUnavailableError("default/shard-0: it died or is being restarted")}
-        shards = Shards(dead, dead, NOTHING)
+        shards = Shards(dead, dead)
         assert shards.pulse.look()[0].stats is None
         shards.gone = True
         with pytest.raises(RepositoryNotFoundError, match="it was stopped"):
@@ -99,7 +99,7 @@ class TestPulse:
 
 class TestDrawn:
     def text(self, told: Told, before: Told | None = None) -> list[str]:
-        pulse = Shards(*([before] if before is not None else []), told, NOTHING).pulse
+        pulse = Shards(*([before] if before is not None else []), told).pulse
         if before is not None:
             pulse.look()
         out = Console(file=io.StringIO(), width=80)
