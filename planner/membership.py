@@ -5,8 +5,8 @@ Rules
 - A shard whose node leaves, or may hold none, drains. Where too few others would stay, another one joins first.
 - A node that has several, since a lost node's shard started again there, keeps one of them.
 - There are never fewer shards than replicas, though they share nodes.
-- What failed is tried again after a pause, each time a longer one, and a node that could not be joined alone: it keeps
-  nobody else waiting.
+- What failed is tried again after a pause, each time a longer one, and then alone: a node that cannot be joined, or a
+  shard that cannot drain, keeps no other one waiting. A node whose shard started elsewhere could not be joined.
 - Nothing here knows a clock or an actor: who observes says when.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -25,6 +25,8 @@ NodeRule: TypeAlias = Mapping[str, "float | str"]
 
 SETTLE_S = 10.0
 """How long a node has several shards before one of them drains: the node of another one may be back soon."""
+JOIN_MOST = 16
+"""Shards that join in one change: who finds a change unfinished looks for as many."""
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """Before what failed is tried again."""
 
@@ -114,6 +116,8 @@ class Membership:
         """Node that has several shards -> since when."""
         self._pauses: dict[str | int, _Pause] = {}
         """Node that could not be joined, or shard that could not drain."""
+        self._joined: tuple[str, ...] = ()
+        """Nodes on which shards joined in the last change."""
 
     def observe(
         self,
@@ -132,60 +136,78 @@ class Membership:
             count: how many shards there are to be; None: one on each node.
             settle_s: how long a node has several before one of them drains.
         """
-        staying = {shard: node for shard, node in at.items() if node in nodes}
-        leaving = tuple(sorted(at.keys() - staying.keys()))
+        able = set(nodes)
+        staying = {shard: node for shard, node in at.items() if node in able}
         on_node = Counter(staying.values())
         self._note_crowds(now_s, on_node)
+        self._note_strays(now_s, able, on_node)
         least = max(count, self._least) if count is not None else self._least
-        drain = self._ready(now_s, leaving)
+        drain = self._drainable(now_s, sorted(at.keys() - staying.keys()))
         if drain and len(staying) >= least:
             return Move(drain=drain)
         bare = [node for node in nodes if not on_node[node]] if count is None else []
         if bare and (join := self._joinable(now_s, bare)):
             return Move(join=join)
         if len(staying) < least and nodes:
-            return Move(join=self._spread(now_s, nodes, on_node, least - len(staying)))
-        return Move(drain=self._ready(now_s, self._surplus(now_s - settle_s, staying, count)))
+            return Move(join=self._spread(now_s, nodes, on_node, min(least - len(staying), JOIN_MOST)))
+        return Move(drain=self._surplus(now_s, settle_s, staying, count))
 
     def failed(self, now_s: float, move: Move) -> bool:
         """Take note that a change failed: what it was about waits for a while. Tells whether it failed before."""
         again = any(about in self._pauses for about in (*move.join, *move.drain))
         for about in (*move.join, *move.drain):
-            known = self._pauses.get(about)
-            seconds = min(2 * known.seconds, LONGEST_PAUSE_S) if known is not None else PAUSE_S
-            self._pauses[about] = _Pause(now_s + seconds, seconds)
+            self._pause(now_s, about)
         return again
 
     def succeeded(self, move: Move) -> None:
         """Take note that a change was made."""
-        for about in (*move.join, *move.drain):
-            self._pauses.pop(about, None)
+        self._joined = move.join
+        for shard in move.drain:
+            self._pauses.pop(shard, None)
 
     # ---- within -----------------------------------------------------------------------------------------
 
     def _note_crowds(self, now_s: float, on_node: Counter[str]) -> None:
         self._crowded = {node: self._crowded.get(node, now_s) for node, count in on_node.items() if count > 1}
 
-    def _surplus(self, before_s: float, staying: Mapping[int, str], count: int | None) -> tuple[int, ...]:
-        """Return the shards one of which is too many: of a node, where that has had several since `before_s`."""
-        if count is not None:
-            return tuple(sorted(staying)) if len(staying) > max(count, self._least) else ()
-        crowded = next((node for node, since in self._crowded.items() if since <= before_s), None)
-        if crowded is None or len(staying) <= self._least:
-            return ()
-        return tuple(sorted(shard for shard, node in staying.items() if node == crowded))
+    def _note_strays(self, now_s: float, able: Set[str], on_node: Counter[str]) -> None:
+        """See whether shards that joined are where they should be."""
+        for node in self._joined:
+            if node in able and not on_node[node]:
+                self._pause(now_s, node)
+            else:
+                self._pauses.pop(node, None)
+        self._joined = ()
+
+    def _pause(self, now_s: float, about: str | int) -> None:
+        known = self._pauses.get(about)
+        seconds = min(2 * known.seconds, LONGEST_PAUSE_S) if known is not None else PAUSE_S
+        self._pauses[about] = _Pause(now_s + seconds, seconds)
 
     def _waits(self, now_s: float, about: str | int) -> bool:
         return about in self._pauses and now_s < self._pauses[about].until
 
-    def _ready(self, now_s: float, shards: Sequence[int]) -> tuple[int, ...]:
-        return tuple(shard for shard in shards if not self._waits(now_s, shard))
+    def _surplus(self, now_s: float, settle_s: float, staying: Mapping[int, str], count: int | None) -> tuple[int, ...]:
+        """Return the shards one of which is too many: of a node, where that has had several for so long."""
+        if len(staying) <= max(count or 1, self._least):
+            return ()
+        if count is not None:
+            return self._drainable(now_s, sorted(staying))
+        for node, since in self._crowded.items():
+            there = self._drainable(now_s, sorted(shard for shard, at in staying.items() if at == node))
+            if now_s - since >= settle_s and there:
+                return there
+        return ()
+
+    def _drainable(self, now_s: float, shards: Sequence[int]) -> tuple[int, ...]:
+        """Return the shards of which the emptiest may drain: those that never failed to, or one that did."""
+        fresh = tuple(shard for shard in shards if shard not in self._pauses)
+        return fresh or tuple(shard for shard in shards if not self._waits(now_s, shard))[:1]
 
     def _joinable(self, now_s: float, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes that may be joined at once: those that never failed, or one that did."""
         fresh = tuple(node for node in nodes if node not in self._pauses)
-        again = tuple(node for node in nodes if node in self._pauses and not self._waits(now_s, node))
-        return fresh or again[:1]
+        return fresh[:JOIN_MOST] or tuple(node for node in nodes if not self._waits(now_s, node))[:1]
 
     def _spread(self, now_s: float, nodes: Sequence[str], on_node: Counter[str], missing: int) -> tuple[str, ...]:
         """Choose nodes for so many shards: those that have the fewest."""
@@ -193,7 +215,7 @@ class Membership:
         load = Counter(on_node)
         chosen: list[str] = []
         for _ in range(missing if able else 0):
-            node = min(able, key=lambda node: (load[node], nodes.index(node)))
+            node = min(able, key=lambda node: load[node])  # of several, the first
             load[node] += 1
             chosen.append(node)
         return tuple(chosen)

@@ -217,7 +217,7 @@ class Deployment:
 
         Where the planner does not answer, as far as this client knows.
         """
-        self._session.refresh()
+        self._session.refresh(self._session.topology.version)
         return self._session.topology.alive
 
     def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...planner.membership import NodeRule, check_rule, selects
+from ...planner.membership import JOIN_MOST, NodeRule, check_rule, selects
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
@@ -27,6 +28,7 @@ from ..planner.planner import Planner
 from ..rpc import redis_connection
 from ..rpc.channel import Channel
 from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
+from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from ..shard.shard import Shard
@@ -74,7 +76,7 @@ class Launched:
         if planner not in names:
             return names
         try:
-            topology = self._rested(Channel(self.engine, planner))
+            topology, others = self._rested(Channel(self.engine, planner))
         except TensorVineError as exc:
             log.warning(
                 "repository %r: the planner does not name its shards, those of the start are stopped: %s",
@@ -85,16 +87,28 @@ class Launched:
         if topology.started_by != self.started_by:
             log.warning("repository %r: it was stopped before; another one of this name goes on", self.repository)
             return []
-        joined = [name for shard in topology.alive if (name := actor_name(self.repository, shard)) not in names]
+        shards = dict.fromkeys([*topology.alive, *others])
+        joined = [name for shard in shards if (name := actor_name(self.repository, shard)) not in names]
         return [*joined, *names]
 
-    def _rested(self, planner: Channel) -> Topology:
-        """Return the topology when no shard joins or drains any more."""
+    def _rested(self, planner: Channel) -> tuple[Topology, Sequence[int]]:
+        """Return the topology when no shard joins or drains any more, and numbers that other shards may have.
+
+        There are none, unless a change does not end in time, or the planner does not answer.
+        """
         try:
-            return planner.call(PlannerCalls.rest(self.started_by, STOP_TIMEOUT_S), 2 * STOP_TIMEOUT_S)
-        except OperationTimeoutError as exc:
-            log.warning("repository %r is stopped in the middle of a change of its shards: %s", self.repository, exc)
-            return planner.call(PlannerCalls.topology(), STOP_TIMEOUT_S)
+            return planner.call(PlannerCalls.rest(self.started_by, STOP_TIMEOUT_S), 2 * STOP_TIMEOUT_S), ()
+        except TensorVineError as exc:
+            recorded = Registry(self.engine, self.repository, self.started_by).topology()
+            if recorded is None:
+                raise
+            log.warning(
+                "repository %r: the planner does not say that its shards stay as they are; all that there may be are "
+                "stopped: %s",
+                self.repository,
+                exc,
+            )
+            return recorded, (*recorded.gone, *range(recorded.next, recorded.next + JOIN_MOST))
 
 
 def launch(
@@ -149,9 +163,10 @@ def launch(
         else:
             if not asked:
                 check_own(repository, found.owner, Owner.here())
-            _check_joined(found, wanted, shards, nodes)
+            count = Registry(engine, repository, found.started_by).wanted()
+            _check_joined(found, wanted, shards if shards != count else None, nodes)
             log.info("joined the running repository %r", repository)
-        _await_shards(engine, found)
+        _await_shards(engine, found, planner)
         if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
             raise OptionError(f"repository {repository!r} runs already without the Redis server of redis=")
     except BaseException:
@@ -251,8 +266,11 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
         launched.names.insert(0, name)
 
 
-def _await_shards(engine: Engine, topology: Topology) -> None:
-    """Wait until all shards answer; whoever joins may be here before the starter has named them all."""
+def _await_shards(engine: Engine, topology: Topology, planner: Channel) -> None:
+    """Wait until all shards answer; whoever joins may be here before the starter has named them all.
+
+    One that has drained meanwhile is not waited for.
+    """
     deadline, pauses = Deadline.after(START_TIMEOUT_S), Backoff(0.05, 0.05)
     shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
     for index in topology.shards:
@@ -261,6 +279,8 @@ def _await_shards(engine: Engine, topology: Topology) -> None:
                 shards[index].call(ShardCalls.stats(), deadline.left())
                 break
             except RepositoryNotFoundError as exc:
+                if index not in planner.call(PlannerCalls.topology(), START_TIMEOUT_S).alive:
+                    break
                 if not pauses.wait(deadline):
                     name = actor_name(topology.repository, index)
                     raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc

@@ -20,7 +20,7 @@ from dataclasses import replace
 from ...planner.membership import SETTLE_S, Membership, Move, selects
 from ...planner.scaling import ScalePolicy, Scaler, ShardLoad
 from ...planner.topology import Topology
-from ...store.errors import OperationTimeoutError, TensorVineError
+from ...store.errors import OperationTimeoutError, OptionError, TensorVineError
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine, Node
 from ..rpc.messages import PEER_TIMEOUT_S
@@ -91,11 +91,14 @@ class Following:
         """Have so many shards from now on; None: one on each node.
 
         Raises:
-            OptionError: less than one is asked for, or fewer than the repository has replicas.
+            OptionError: less than one is asked for, or fewer than the repository has replicas; None where the load
+                decides.
             OperationTimeoutError: it took longer: nothing has changed.
         """
         if shards is not None:
             self._resizing.check(shards)
+        elif self._scaler is not None:
+            raise OptionError("scale: shards: expected a number in a repository with scaling=; found None")
         deadline = Deadline.after(timeout)
         if not self._turn.acquire(timeout=deadline.left()):
             raise OperationTimeoutError(f"scale: another change is under way for longer than {timeout} s")
@@ -109,27 +112,30 @@ class Following:
 
     @contextmanager
     def _wanting(self, count: int | None) -> Generator[None]:
-        """Keep the number that is asked for; where that fails, the one that was, or that there is by then."""
-        former, before = self._count, len(self._topology().shards)
-        self._want(count)
+        """Keep the number that is asked for; where that fails, the one that was."""
+        former = self._count
+        self._registry.want(count)  # a planner that dies meanwhile goes on to it in its next life
+        self._count = count
         try:
             yield
         except BaseException:
-            after = len(self._topology().shards)
-            self._want(former if after == before else after)
+            self._count = former
+            try:
+                self._registry.want(former)
+            except TensorVineError as exc:
+                log.error("scale failed; a planner that starts again would go on with it: %s", exc)
             raise
-
-    def _want(self, count: int | None) -> None:
-        self._registry.want(count)  # a planner that dies meanwhile goes on to it in its next life
-        self._count = count
 
     def _spread_out(self, deadline: Deadline) -> ScaleReport:
         """Have one shard on each node now."""
         before = len(self._topology().shards)
         done = ScaleReport(before, before, 0, 0, 0, 0, 0.0)
         began, pauses = time.monotonic(), Backoff(0.1, 1.0)
-        while move := self._next(settle_s=0.0):
-            report = self._make(move, deadline.left())
+        while True:
+            move, version = self._next(settle_s=0.0)
+            if not move:
+                break
+            report = self._make(move, version, deadline.left())
             if report is None and not pauses.wait(deadline):
                 raise OperationTimeoutError("scale: other changes of the shards came between for too long")
             if report is not None:
@@ -159,7 +165,7 @@ class Following:
 
     def _once(self) -> None:
         try:
-            move = self._next(SETTLE_S)
+            move, version = self._next(SETTLE_S)
         except TensorVineError as exc:  # a shard is not there yet, or is being restarted
             late, self._blind = self._blind.passed, NEVER if self._blind.passed else self._blind
             log.log(logging.WARNING if late else logging.DEBUG, "the shards stay as they are for now: %s", exc)
@@ -168,7 +174,7 @@ class Following:
         if not move:
             return
         try:
-            report = self._make(move, JOIN_S if move.join else DRAIN_S)
+            report = self._make(move, version, JOIN_S if move.join else DRAIN_S)
         except TensorVineError as exc:
             again = self._membership.failed(time.monotonic(), move)
             log.log(logging.DEBUG if again else logging.WARNING, "%s: it is tried again: %s", move, exc)
@@ -179,18 +185,19 @@ class Following:
         if report is not None:
             log.info("repository %r: %s; %s", self._topology().repository, move, report)
 
-    def _next(self, settle_s: float) -> Move:
-        """Return what is to change, as things stand."""
+    def _next(self, settle_s: float) -> tuple[Move, int]:
+        """Return what is to change, as things stand, and the version of the topology by which they do."""
         topology, nodes = self._topology(), able_nodes(self._engine, self._topology())
         able = [node.id for node in nodes]
         places = self._places(topology, able)
         if self._scaler is not None and able and set(places.values()) <= set(able):  # else shards are about to drain
             self._count = self._scaler.observe(time.monotonic(), len(able), self._loads(topology))
-        return self._membership.observe(time.monotonic(), able, places, self._count, settle_s)
+        return self._membership.observe(time.monotonic(), able, places, self._count, settle_s), topology.version
 
-    def _make(self, move: Move, timeout: float) -> ScaleReport | None:
-        report = self._resizing.make(move, self._topology().version, timeout)
-        self._membership.succeeded(move)
+    def _make(self, move: Move, version: int, timeout: float) -> ScaleReport | None:
+        report = self._resizing.make(move, version, timeout)
+        if report is not None:
+            self._membership.succeeded(move)
         return report
 
     def _places(self, topology: Topology, able: list[str]) -> dict[int, str]:
@@ -204,9 +211,9 @@ class Following:
 
     def _loads(self, topology: Topology) -> dict[int, ShardLoad]:
         asked = {shard: self._shards[shard].send(ShardCalls.stats()) for shard in topology.shards}
-        loads: dict[int, ShardLoad] = {}
+        deadline, loads = Deadline.after(PEER_TIMEOUT_S), dict[int, ShardLoad]()
         for shard, answer in asked.items():
-            stats = answer.result(PEER_TIMEOUT_S)
+            stats = answer.result(deadline.left())
             held = stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored
             loads[shard] = ShardLoad(held, stats.capacity, stats.requests)
         return loads

@@ -119,8 +119,8 @@ class Planner:
         else:
             self._registry.clear()
             self._tenure = self._enter()
-            self._record(topology)
             self._registry.want(count)
+            self._record(topology)
             self._begin()
 
     @answers(PlannerCalls.socket_address)

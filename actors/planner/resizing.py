@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...planner.membership import Move
+from ...planner.membership import JOIN_MOST, Move
 from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import (
     OperationTimeoutError,
@@ -46,8 +46,10 @@ LONG_S = 3600.0
 """How long one call may hand over names, or copy segments: it is called again after that."""
 RESUME_S = 120.0
 """How long the copying of a drain may take that the planner's next incarnation goes on with."""
-STRAYS = 16
-"""Shards of a change that was never decided on are looked for among so many numbers."""
+START_S = 2.0
+"""How long one call waits for a shard that starts, before it is looked whether it is wanted still."""
+REST_S = 60.0
+"""How long no change begins, where whoever was about to stop the repository does not."""
 LINGER_S = 30.0
 """How long a drained shard stays for saves that began there."""
 
@@ -126,8 +128,8 @@ class Resizing:
         self._resumed = threading.Event()
         """No change of an earlier incarnation of the planner is to be finished first."""
         self._resumed.set()
-        self._resting = False
-        """The repository is being stopped: no change begins any more."""
+        self._rest = Deadline(0.0)
+        """Until when no change begins: the repository is being stopped."""
 
     def check(self, shards: int) -> None:
         """Refuse a number that there cannot be.
@@ -149,7 +151,8 @@ class Resizing:
             return self._changed(lambda done: self._scale(shards, deadline, done), deadline)
 
     def make(self, move: Move, version: int, timeout: float) -> ScaleReport | None:
-        """Make one change of `membership`, after one that is under way; None where that has changed how things stand.
+        """Make one change of `membership`, after one that is under way; None where that has changed how things stand,
+        or a shard does not answer just now: nothing has been done then.
 
         Args:
             move: the change.
@@ -159,15 +162,20 @@ class Resizing:
         with self._in_turn(f"{move}", timeout) as deadline:
             if self._topology().version != version:
                 return None
+            try:
+                self._stats(self._topology(), deadline)
+            except TensorVineError as exc:
+                log.debug("%s: not now: %s", move, exc)
+                return None
             return self._changed(lambda done: self._make(move, deadline, done), deadline)
 
     def rest(self, timeout: float) -> None:
-        """Let no change begin any more, and wait for the one that is under way.
+        """Let no change begin for now, and wait for the one that is under way.
 
         Raises:
             OperationTimeoutError: it has not ended by then.
         """
-        self._resting = True
+        self._rest = Deadline.after(REST_S)
         if not self._turn.acquire(timeout=timeout):
             raise OperationTimeoutError(f"a change of the shards: expected it to end within {timeout} s; it did not")
         self._turn.release()
@@ -183,7 +191,7 @@ class Resizing:
                 topology = self._topology()
                 self._tell(topology.alive, ShardCalls.learn(topology))  # it was recorded, and perhaps not told to all
                 self._finish()
-                for shard in {*self._topology().gone, *range(topology.next, topology.next + STRAYS)}:
+                for shard in {*self._topology().gone, *range(topology.next, topology.next + JOIN_MOST)}:
                     self._end(shard)  # it had drained, or was about to join
         finally:
             self._resumed.set()
@@ -207,12 +215,15 @@ class Resizing:
         if not self._resumed.wait(deadline.left()) or not self._turn.acquire(timeout=deadline.left()):
             raise OperationTimeoutError(f"{what}: another change is under way for longer than {timeout} s")
         try:
-            if self._resting:
-                raise ShardUnavailableError(f"{what}: expected a repository that goes on; it is being stopped")
+            self._check_wanted(what)
             self._finish()
             yield deadline
         finally:
             self._turn.release()
+
+    def _check_wanted(self, what: str) -> None:
+        if not self._rest.passed:
+            raise ShardUnavailableError(f"{what}: expected a repository that goes on; it is being stopped")
 
     def _changed(self, change: Callable[[_Done], None], deadline: Deadline) -> ScaleReport:
         """Make a change, and say what it did."""
@@ -226,7 +237,7 @@ class Resizing:
     def _scale(self, shards: int, deadline: Deadline, done: _Done) -> None:
         while (present := len(self._topology().shards)) != shards:
             if shards > present:
-                self._join(self._spread(shards - present, deadline), deadline)
+                self._join(self._spread(min(shards - present, JOIN_MOST), deadline), deadline)
             else:
                 done.tensors += self._drain(self._emptiest(self._dispensable(deadline), deadline), deadline)
             done.count(self._complete())
@@ -278,7 +289,7 @@ class Resizing:
         on_node = Counter(self.places(deadline).values())
         chosen: list[Node] = []
         for _ in range(count):
-            chosen.append(min(nodes, key=lambda node: (on_node[node.id], nodes.index(node))))
+            chosen.append(min(nodes, key=lambda node: on_node[node.id]))  # of several, the first
             on_node[chosen[-1].id] += 1
         return chosen
 
@@ -291,7 +302,18 @@ class Resizing:
             name = actor_name(topology.repository, shard)
             self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
         for shard in chosen:
-            self._shards[shard].call(ShardCalls.stats(), deadline.left())
+            self._await_start(shard, deadline)
+
+    def _await_start(self, shard: int, deadline: Deadline) -> None:
+        """Wait until a shard answers, in steps: the repository may be stopped meanwhile."""
+        while True:
+            self._check_wanted(f"shard {shard} joins")
+            try:
+                self._shards[shard].call(ShardCalls.stats(), deadline.left(START_S))
+                return
+            except OperationTimeoutError:
+                if deadline.passed:
+                    raise
 
     def places(self, deadline: Deadline) -> dict[int, str]:
         """Return the node of each shard.
@@ -347,7 +369,7 @@ class Resizing:
         deadline, pauses = Deadline.after(LINGER_S), Backoff(RETRY_S, RETRY_S)
         try:
             while self._shards[shard].call(ShardCalls.is_needed(), PEER_TIMEOUT_S) and pauses.wait(deadline):
-                pass
+                self._check_wanted(f"shard {shard} drains")
         except TensorVineError as exc:
             log.warning("drained shard %d does not answer: %s", shard, exc)
         self._end(shard)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorvine.planner.membership import LONGEST_PAUSE_S, PAUSE_S, SETTLE_S, Membership, Move, check_rule, selects
+from tensorvine.planner.membership import (
+    JOIN_MOST,
+    LONGEST_PAUSE_S,
+    PAUSE_S,
+    SETTLE_S,
+    Membership,
+    Move,
+    check_rule,
+    selects,
+)
 from tensorvine.store.errors import OptionError
 
 
@@ -144,6 +153,44 @@ def test_a_shard_that_cannot_drain_keeps_no_node_waiting() -> None:
     membership.failed(0.0, Move(drain=(1,)))
     assert membership.observe(1.0, ["a", "c"], {0: "a", 1: "b"}, None) == Move(join=("c",))
     assert membership.observe(PAUSE_S, ["a", "c"], {0: "a", 1: "b", 2: "c"}, None) == Move(drain=(1,))
+
+
+def test_of_shards_that_cannot_drain_each_is_tried() -> None:
+    membership, at = Membership(1), {0: "x", 1: "y", 2: "a"}
+    assert membership.observe(0.0, ["a"], at, None) == Move(drain=(0, 1))
+    membership.failed(0.0, Move(drain=(0, 1)))
+    assert membership.observe(PAUSE_S, ["a"], at, None) == Move(drain=(0,)), "alone, now"
+    membership.failed(PAUSE_S, Move(drain=(0,)))
+    assert membership.observe(PAUSE_S, ["a"], at, None) == Move(drain=(1,))
+
+
+def test_a_crowd_that_cannot_be_thinned_keeps_no_other_waiting() -> None:
+    membership, at = Membership(1), {0: "a", 1: "a", 2: "b", 3: "b"}
+    membership.observe(0.0, ["a", "b"], at, None)
+    assert membership.observe(SETTLE_S, ["a", "b"], at, None) == Move(drain=(0, 1))
+    membership.failed(SETTLE_S, Move(drain=(0, 1)))
+    assert membership.observe(SETTLE_S, ["a", "b"], at, None) == Move(drain=(2, 3))
+
+
+def test_a_node_whose_shards_start_elsewhere_is_one_that_failed() -> None:
+    """Ray may put an actor on another node than the one that was asked for."""
+    membership, at, made = Membership(1), {0: "a"}, 0
+    for second in range(600):
+        move = membership.observe(float(second), ["a", "b"], at, None)
+        for _ in move.join:
+            made += 1
+            at[made] = "a"
+        if move.drain:
+            del at[move.drain[-1]]
+        membership.succeeded(move)
+        assert len(at) <= 4
+    assert 5 < made < 20
+
+
+@pytest.mark.parametrize("count", [None, 100])
+def test_not_all_of_many_join_at_once(count: int | None) -> None:
+    move = Membership(1).observe(0.0, [f"n{i}" for i in range(100)], {0: "n0"}, count)
+    assert len(move.join) == JOIN_MOST
 
 
 def test_fewer_shards_than_replicas_there_never_are() -> None:

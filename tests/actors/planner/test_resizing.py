@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tensorvine.actors.engine.engine import Node
 from tensorvine.actors.planner.resizing import Resizing
 from tensorvine.actors.rpc.messages import Moved
 from tensorvine.actors.rpc.shard_channels import ShardChannels
 from tensorvine.planner.topology import Topology
-from tensorvine.store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError
+from tensorvine.store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.versions.ledger import Told
 
 ANSWERS: dict[str, Any] = {
@@ -38,13 +40,16 @@ class Shards:
     def this_node(self) -> str:
         return "here"
 
-    def call(self, actor: str, method: str, *arguments: Any) -> str:
+    def spawn(self, cls: type, name: str, arguments: Any, node: str) -> str:
+        return name
+
+    def call(self, actor: str, method: str, *arguments: Any) -> tuple[str, str]:
         if method != "socket_address":  # there is none: it has no answer
             self.asked.append((actor, method))
-        return method
+        return actor, method
 
-    def result(self, future: str, timeout: float, who: str) -> Any:
-        answer = self.answers.get(future)
+    def result(self, future: tuple[str, str], timeout: float, who: str) -> Any:
+        answer = self.answers.get(" ".join(future), self.answers.get(future[1]))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -56,15 +61,15 @@ class Shards:
 class Planner:
     """What a planner knows that has just started again."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, plan: Any = None) -> None:
         self.topology = topology
         self.shards = Shards()
         engine = cast("Any", self.shards)
         self.resizing = Resizing(
             engine,
             ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
-            plan=None,
-            nodes=list,
+            plan=plan,
+            nodes=lambda: [Node("here", 1 << 20)],
             topology=lambda: self.topology,
             record=lambda topology: None,
             decide=self.decide,
@@ -103,6 +108,22 @@ def test_a_drain_that_was_not_decided_yet_is_done_before_another_change() -> Non
         "hand_over",
     ]
     assert planner.topology.shards == (0, 1)
+
+
+def test_a_shard_that_is_about_to_join_is_ended_when_the_repository_is_stopped() -> None:
+    planner = Planner(Topology("resizing", (0,), "starter"), plan=SimpleNamespace(config=lambda *_: None))
+    planner.shards.answers["resizing/shard-1 stats"] = OperationTimeoutError("it does not answer yet")
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(planner.resizing.scale, 2, 60.0)
+        while ("resizing/shard-1", "stats") not in planner.shards.asked:
+            assert not joining.done()
+        planner.resizing.rest(60.0)
+        with pytest.raises(ShardUnavailableError, match="it is being stopped"):
+            joining.result(60.0)
+    assert planner.shards.killed == ["resizing/shard-1"]
+    assert planner.topology.shards == (0,)
+    with pytest.raises(ShardUnavailableError, match="it is being stopped"):
+        planner.resizing.scale(2, 1.0)
 
 
 def test_who_asks_before_the_planner_has_resumed_waits(planner: Planner) -> None:
