@@ -51,7 +51,8 @@ def holder_of(segment: tuple[int, int], gone: Mapping[int, Sequence[int]]) -> in
 
     Args:
         segment: its id.
-        gone: shard that drained -> those that took its segments over.
+        gone: shard that drained -> those that took its segments over; none of them had drained before it. Whoever
+            reads such a table from elsewhere checks that.
 
     >>> holder_of((3, 255), {}), holder_of((3, 255), {3: [1], 1: [0]})
     (3, 0)

@@ -17,7 +17,7 @@ from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ..rpc.redis_connection import Command, RedisConnection, Subscription
-from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest, read_successors
+from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_gone, read_manifest
 
 GRAPHS = 16
 """Architectures that are kept."""
@@ -92,8 +92,7 @@ class RedisReader:
             raise ModelNotFoundError(f"Redis at {self._redis.where}: expected a live model; found no {ref}")
         where = f"Redis at {self._redis.where}: shard"
         addresses = {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
-        successors = {_number(shard, where): read_successors(heirs) for shard, heirs in gone.items()}
-        return read_manifest(text, ref), Places(addresses, successors)
+        return read_manifest(text, ref), Places(addresses, read_gone(gone))
 
     def graph(self, posted: Posted) -> ModelGraph:
         """Return a version's architecture; errors as in `posted`."""

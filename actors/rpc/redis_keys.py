@@ -9,7 +9,9 @@ Rules
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple, cast
 
 from ...store.bounds import jsontext
@@ -17,6 +19,9 @@ from ...store.errors import CorruptDataError
 from ...store.refs import ModelRef
 from ...store.segments.segment import SEGMENT_SLOTS
 from ...store.versions.manifest import Header, TensorEntry, check_nbytes, decode_body
+
+SHARDS_MOST = 1 << 32
+"""Numbers of shards are below that: hashing takes 4 bytes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +123,50 @@ class Posted:
     entries: dict[str, TensorEntry]
 
 
+def read_gone(table: Mapping[bytes, bytes]) -> dict[int, tuple[int, ...]]:
+    """Read what stands under `StartKeys.gone`.
+
+    Raises:
+        CorruptDataError: it does not say where segments are: a number is none of a shard, or shards took over from each
+            other in a circle.
+
+    >>> read_gone({b"1": b"[0, 2]"})
+    {1: (0, 2)}
+    """
+    gone = {_shard_of(shard): read_successors(heirs) for shard, heirs in table.items()}
+    try:
+        TopologicalSorter(gone).prepare()
+    except CycleError as exc:
+        circle = str(exc.args[1])
+        raise CorruptDataError(
+            f"Redis: expected successors that drained later; found a circle: {circle:.100}"
+        ) from None
+    return gone
+
+
 def read_successors(text: bytes) -> tuple[int, ...]:
     """Read what stands under `StartKeys.gone` for one shard.
 
     Raises:
-        CorruptDataError: it is no list of numbers.
+        CorruptDataError: it is no list of numbers of shards.
 
     >>> read_successors(b"[0, 2]")
     (0, 2)
     """
     try:
         found = cast("list[object]", json.loads(text))
-        shards = tuple(shard for shard in found if type(shard) is int)
+        shards = tuple(shard for shard in found if type(shard) is int and 0 <= shard < SHARDS_MOST)
         if shards and len(shards) == len(found):
             return shards
     except (RecursionError, TypeError, ValueError):
         pass
     raise CorruptDataError(f"Redis: expected the successors of a shard; found {text!r:.100}")
+
+
+def _shard_of(text: bytes) -> int:
+    if not text.isdigit() or len(text) > len(str(SHARDS_MOST)) or int(text) >= SHARDS_MOST:
+        raise CorruptDataError(f"Redis: expected the number of a shard that drained; found {text!r:.100}")
+    return int(text)
 
 
 def manifest_text(header: Header, body: bytes, home: int) -> bytes:
