@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,8 @@ TIMEOUT_S = 5.0
 """How long Redis may take to connect, and for an answer."""
 BATCH = 500
 """Keys in one message."""
+SCANNED = 2000
+"""Keys of the database that are looked at in one message."""
 
 Command = tuple[str | bytes | int, ...]
 
@@ -169,12 +172,12 @@ def enter_start(url: str, repository: str, start: str) -> None:
         before, _ = connection.run([("GET", keys.start), ("SET", keys.start, start)])
         if before is None or before.decode() == start:
             return
-        left = keys.of(before.decode())
-        names, shards = connection.run([("HKEYS", left.newest), ("HKEYS", left.shards)])
-        doomed = [left.model(name.decode()) for name in names]
-        doomed += [left.newest, left.shards, *(left.graphs(int(shard)) for shard in shards)]
-        for begin in range(0, len(doomed), BATCH):
-            connection.run([("DEL", *doomed[begin : begin + BATCH])])
+        left = re.sub(r"([\\*?\[\]])", r"\\\1", keys.of(before.decode()).prefix) + ":*"
+        cursor = -1
+        while cursor:
+            ((cursor, doomed),) = connection.run([("SCAN", max(cursor, 0), "MATCH", left, "COUNT", SCANNED)])
+            if doomed:
+                connection.run([("DEL", *doomed)])
 
 
 def present_start(url: str, repository: str) -> str | None:
