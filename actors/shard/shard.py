@@ -77,7 +77,7 @@ class Shard:
 
         strays = Strays(context, calm)
         restored = take_back(context, history)
-        redis_index = _open_redis_index(context, config.redis) if config.redis is not None else None
+        redis_index = open_redis_index(context, config.redis)
         if redis_index is not None and context.tcp_address is not None:
             redis_index.shard_at(*context.tcp_address)
         rendezvous = LocalRendezvous()
@@ -186,16 +186,16 @@ def _open_block_server(context: ShardContext) -> BlockServer | None:
         return None
 
 
-def _open_redis_index(context: ShardContext, redis: str) -> RedisIndex:
-    """Post what lives here in Redis, from now on."""
-    state = context.state
+def open_redis_index(context: ShardContext, redis: str | None) -> RedisIndex | None:
+    """Post what lives here in Redis, from now on; a shard that drained and starts again has nothing to post."""
+    state, recovery_info = context.state, context.recovery_info
+    if redis is None or (recovery_info is not None and context.index in recovery_info.topology.gone):
+        return None
 
     def graph_of(key: bytes) -> str:
         with context.lock:
             return state.graphs.architecture(key)[0]
 
-    redis_index = RedisIndex(redis, context.config, graph_of, lambda name: context.peers.topology.home(name))
     records = [state.record(ref.name, ref.version, "") for ref in state.models()]
-    redis_index.announce((record.header, record.body) for record in records)
-    redis_index.left(context.peers.topology.gone)
-    return redis_index
+    versions = [(record.header, record.body) for record in records]
+    return RedisIndex(redis, context.config, graph_of, context.peers.topology, versions)

@@ -206,7 +206,7 @@ class NameHandoff:
             self._state.changes += 1
             self._revision += 1
             if self._redis_index is not None:
-                self._redis_index.left(topology.gone)
+                self._redis_index.learn(topology)
 
     async def hand_over(self) -> Moved:
         """Hand all names over that are at home elsewhere now; called again, it goes on where it was."""

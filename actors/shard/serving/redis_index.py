@@ -8,8 +8,13 @@ Rules
 - After each connecting the thread looks what Redis has, and corrects the difference: whether Redis was away, lost its
   data or came back with old data makes no difference. So nothing queues but the names and numbers of what changed.
 - A message is a hint. What counts is the number under the name.
-- Names that came from another shard are looked at and posted once more after a while: by then nothing is under way any
-  more that the other one was posting. What a shard that drained had stands there as long.
+- What Redis has of a name and this shard does not is taken down only where no other shard can have it: of names that
+  are known here, and, while nothing moves, of all that are at home here. A shard that joins knows none yet.
+- Names that came from another shard are posted over what is there, and once more after a while: by then nothing is
+  under way any more that the other one was posting. A shard that starts again does not know which those are: where the
+  topology ever changed, all are.
+- Architectures of names that left stand there as long. What a shard that drained had stays as long after all names have
+  arrived; itself, it says no more where it is.
 """
 
 from __future__ import annotations
@@ -18,9 +23,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ....planner.placement import home_of
+from ....planner.topology import Topology
 from ....store.errors import ModelNotFoundError, StorageError
 from ....store.refs import ModelRef
 from ....store.versions.manifest import Header
@@ -48,7 +53,8 @@ class RedisIndex:
         url: of the Redis server.
         config: the shard's.
         graph_of: key of an architecture -> its JSON text; raises ModelNotFoundError when its last version is retired.
-        home: name -> the shard that is its home; None: as `config` has it.
+        topology: by which the shard goes; None: as `config` has it.
+        versions: that exist already: header and table of tensors of each.
 
     Raises:
         ValueError: `url` is none.
@@ -56,12 +62,16 @@ class RedisIndex:
     """
 
     def __init__(
-        self, url: str, config: ShardConfig, graph_of: Callable[[bytes], str], home: Callable[[str], int] | None = None
+        self,
+        url: str,
+        config: ShardConfig,
+        graph_of: Callable[[bytes], str],
+        topology: Topology | None = None,
+        versions: Iterable[tuple[Header, bytes]] = (),
     ) -> None:
         self._redis = RedisConnection(url, f"shard {config.index}")
         self._config = config
         self._graph_of = graph_of
-        self._home_of: Callable[[str], int] = home if home is not None else lambda name: home_of(name, config.shards)
         self._channel = Keys(config.repository)
         self._keys = self._channel.of(config.start)
         self._changed = threading.Condition()
@@ -74,17 +84,29 @@ class RedisIndex:
         """Names that are another shard's to post."""
         self._arrived: dict[str, float] = {}
         """Name that came from another shard -> when it is posted once more, by `time.monotonic`."""
+        self._lent: dict[bytes, float] = {}
+        """Key of an architecture of a name that left -> until when it stays, by `time.monotonic`."""
         self._address: Address | None = None
-        self._gone: dict[int, tuple[int, ...]] = {}
-        self._gone_since: dict[int, float] = {}
+        self._topology = topology or config.topology or Topology(config.repository, config.shards, config.start)
+        self._swept: set[int] = set()
+        """Shards that drained, of which nothing stands in Redis any more, but for those in `_sweeping`."""
+        self._sweeping: dict[int, float] = {}
         """Shard that drained, of which something stands in Redis -> when that goes."""
+        self._partly = False
+        """When Redis was looked at, names were on their way: not all that are at home here were compared."""
         self._place_posted = True
         """Where this shard is, and which have gone, stands there."""
         self._closing = threading.Event()
         self._there: dict[str, set[int]] = {}
         """What Redis has; the thread's own, like what follows."""
+        self._again: set[ModelRef] = set()
+        """What is posted although Redis has it: another shard may have posted that."""
         self._graphs_there: set[bytes] = set()
         self._away = False
+        self.announce(versions)
+        if self._topology.version:
+            self.arrived(self._live)
+        self.learn(self._topology)
         self._thread = threading.Thread(target=self._work, name="tensorvine-redis", daemon=True)
         self._thread.start()
 
@@ -115,9 +137,7 @@ class RedisIndex:
             header, _ = self._live[ref.name].pop(ref.version)
             if not self._live[ref.name]:
                 del self._live[ref.name]
-            self._users[header.graph_key] -= 1
-            if not self._users[header.graph_key]:
-                del self._users[header.graph_key]
+            self._drop_user(header.graph_key)
             self._pending[ref] = None
             self._changed.notify_all()
 
@@ -126,9 +146,8 @@ class RedisIndex:
         with self._changed:
             for name in names:
                 for header, _ in self._live.pop(name, {}).values():
-                    self._users[header.graph_key] -= 1
-                    if not self._users[header.graph_key]:
-                        del self._users[header.graph_key]
+                    self._drop_user(header.graph_key)
+                    self._lent[header.graph_key] = time.monotonic() + LATE_S
                 self._moved.add(name)
                 self._arrived.pop(name, None)
             self._pending = {ref: None for ref in self._pending if ref.name not in self._moved}
@@ -140,15 +159,16 @@ class RedisIndex:
             self._address, self._place_posted = Address(host, port, token), False
             self._changed.notify_all()
 
-    def left(self, gone: Mapping[int, tuple[int, ...]]) -> None:
-        """Post which shards have drained, and who took their segments over."""
+    def learn(self, topology: Topology) -> None:
+        """Go by a topology: post which shards have drained, and who took their segments over."""
         with self._changed:
-            fresh = gone.keys() - self._gone.keys()
-            if fresh:
-                self._gone |= gone
-                self._gone_since |= dict.fromkeys(fresh, time.monotonic() + LATE_S)
-                self._place_posted = False
-                self._changed.notify_all()
+            self._place_posted = self._place_posted and topology.gone.keys() <= self._topology.gone.keys()
+            self._topology = topology
+            if not topology.former:
+                fresh = topology.gone.keys() - self._swept
+                self._swept |= fresh
+                self._sweeping |= dict.fromkeys(fresh, time.monotonic() + LATE_S)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread and disconnect. What is posted stays."""
@@ -182,9 +202,14 @@ class RedisIndex:
         _, named, graphs = self._redis.run([enter, ("HKEYS", self._keys.newest), ("HKEYS", self._keys.graphs(index))])
         self._incarnation = self._redis.connected
         with self._changed:
-            moved = set(self._moved)
-        mine = (name for name in map(bytes.decode, named) if self._home_of(name) == index)
-        names = [name for name in mine if name not in moved]
+            topology, moved, known = self._topology, set(self._moved), {*self._live, *self._arrived}
+            self._partly = bool(topology.former)
+        calm = not topology.former
+
+        def is_own(name: str) -> bool:
+            return name in known or (calm and name not in moved and topology.home(name) == index)
+
+        names = [name for name in map(bytes.decode, named) if is_own(name)]
         self._graphs_there = {bytes.fromhex(key.decode()) for key in graphs}
         self._there = {}
         for begin in range(0, len(names), BATCH):
@@ -192,47 +217,56 @@ class RedisIndex:
             found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
             self._there |= {name: set(map(int, versions)) for name, versions in zip(part, found, strict=True)}
         with self._changed:
-            self._place_posted = self._address is None and not self._gone
+            self._place_posted = self._address is None and not self._topology.gone
             live = {ModelRef(name, version) for name, versions in self._live.items() for version in versions}
             there = {ModelRef(name, version) for name, versions in self._there.items() for version in versions}
-            self._pending = dict.fromkeys(sorted(live ^ there))
+            self._again = {ref for ref in live if ref.name in self._arrived}
+            self._pending = dict.fromkeys(sorted((live ^ there) | self._again))
 
     def _keep_up(self) -> None:
-        """Post each change, until the connection is another one: then Redis may have other data."""
+        """Post each change, until Redis has to be looked at again: the connection is another one, so it may have other
+        data, or all names have arrived."""
         while not self._closing.is_set():
             with self._changed:
-                if not self._pending and self._place_posted and not self._away:
+                if not (self._pending or self._away or self._is_to_compare) and self._place_posted:
                     self._changed.wait(PING_S)
                 place: list[Command] = [] if self._place_posted else self._place()
                 self._place_posted = True
                 now = time.monotonic()
                 late = {name: when for name, when in self._arrived.items() if when <= now}
-                over = [shard for shard, when in self._gone_since.items() if when <= now]
+                over = [shard for shard, when in self._sweeping.items() if when <= now]
             self._look_again(list(late))
             with self._changed:
                 refs, self._pending = list(self._pending), {}
-            for shard in over:
-                place += [("HDEL", self._keys.shards, shard), ("DEL", self._keys.graphs(shard))]
             if place or not refs:
                 self._redis.run([*place, ("PING",)])
             for begin in range(0, len(refs), VERSIONS):
                 self._redis.run(self._commands(refs[begin : begin + VERSIONS]))
+            for shard in over:  # only now: what was posted just now may have named it
+                self._redis.run([("HDEL", self._keys.shards, shard), ("DEL", self._keys.graphs(shard))])
             with self._changed:
                 self._arrived = dict(self._arrived.items() - late.items())
                 for shard in over:
-                    del self._gone_since[shard]
-            if self._redis.connected != self._incarnation:
+                    del self._sweeping[shard]
+                anew = self._redis.connected != self._incarnation or self._is_to_compare
+            if anew:
                 return
             if self._away:
                 self._away = False
                 log.warning("Redis at %s answers again; all live versions are posted there", self._redis.where)
 
+    @property
+    def _is_to_compare(self) -> bool:
+        """Whether names that were on their way when Redis was looked at have arrived since."""
+        return self._partly and not self._topology.former
+
     def _place(self) -> list[Command]:
-        """Return what says where this shard is, and which have gone."""
+        """Return what says where this shard is, unless it has drained, and which have."""
         here: list[Command] = []
-        if self._address is not None:
+        gone = self._topology.gone
+        if self._address is not None and self._config.index not in gone:
             here.append(("HSET", self._keys.shards, self._config.index, self._address.to_json()))
-        return here + [("HSET", self._keys.gone, shard, json.dumps(heirs)) for shard, heirs in self._gone.items()]
+        return here + [("HSET", self._keys.gone, shard, json.dumps(heirs)) for shard, heirs in gone.items()]
 
     def _look_again(self, names: Sequence[str]) -> None:
         """Note that all of these names is to be posted, and what Redis has besides is to go."""
@@ -243,9 +277,10 @@ class RedisIndex:
                 with self._changed:
                     if name in self._moved:
                         continue
-                    live = self._live.get(name, {}).keys()
-                    self._there[name] = set(map(int, versions)) - live
-                    self._pending |= {ModelRef(name, version): None for version in sorted(live | self._there[name])}
+                    live, there = self._live.get(name, {}).keys(), set(map(int, versions))
+                    self._there[name] = there
+                    self._again |= {ModelRef(name, version) for version in live}
+                    self._pending |= {ModelRef(name, version): None for version in sorted(live | there)}
 
     def _commands(self, refs: Iterable[ModelRef]) -> list[Command]:
         """Return what brings Redis in line as to these versions."""
@@ -253,6 +288,8 @@ class RedisIndex:
         entered: dict[str, None] = {}
         left: dict[str, None] = {}
         for ref in refs:
+            again = ref in self._again
+            self._again.discard(ref)
             with self._changed:
                 if ref.name in self._moved:
                     self._there.pop(ref.name, None)
@@ -260,7 +297,7 @@ class RedisIndex:
             there = self._there.setdefault(ref.name, set())
             with self._changed:
                 live = self._live.get(ref.name, {}).get(ref.version)
-            if live is not None and ref.version not in there:
+            if live is not None and (again or ref.version not in there):
                 try:
                     commands += self._entry(*live)
                 except ModelNotFoundError:
@@ -290,7 +327,14 @@ class RedisIndex:
 
     def _unused_graphs(self) -> list[Command]:
         with self._changed:
-            unused = self._graphs_there - self._users.keys()
+            now = time.monotonic()
+            self._lent = {key: until for key, until in self._lent.items() if until > now}
+            unused = self._graphs_there - self._users.keys() - self._lent.keys()
         self._graphs_there -= unused
         index = self._config.index
         return [("HDEL", self._keys.graphs(index), *(key.hex() for key in unused))] if unused else []
+
+    def _drop_user(self, graph_key: bytes) -> None:
+        self._users[graph_key] -= 1
+        if not self._users[graph_key]:
+            del self._users[graph_key]

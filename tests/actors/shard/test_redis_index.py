@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from hypothesis import strategies as st
 from tensorvine.actors import Repository
 from tensorvine.actors.edge.reader import Newest, RedisReader
 from tensorvine.actors.rpc import redis_connection
-from tensorvine.actors.rpc.messages import ShardConfig
+from tensorvine.actors.rpc.messages import RecoveryInfo, ShardConfig
 from tensorvine.actors.rpc.redis_connection import RedisConnection, enter_start, present_start, where_is
-from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest, read_successors
+from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_gone, read_manifest, read_successors
 from tensorvine.actors.shard.serving import redis_index as redis_index_module
 from tensorvine.actors.shard.serving.redis_index import RedisIndex
+from tensorvine.actors.shard.shard import open_redis_index
 from tensorvine.planner.placement import home_of
+from tensorvine.planner.topology import Topology
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     CodecUnavailableError,
@@ -32,8 +35,11 @@ from tensorvine.store.errors import (
     RepositoryNotFoundError,
     StorageError,
 )
+from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.ledger import Told
 from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
 
+from tests.support.contexts import context_of
 from tests.support.redis_server import PASSWORD, RedisServer
 
 PATIENCE_S = 30.0
@@ -79,7 +85,14 @@ def graph_of(key: bytes) -> str:
     return GRAPHS[key].to_json()
 
 
-def redis_index(server: RedisServer, index: int = 0, shards: int = 1, start: str = "s1") -> RedisIndex:
+def redis_index(
+    server: RedisServer,
+    index: int = 0,
+    shards: int = 1,
+    start: str = "s1",
+    topology: Topology | None = None,
+    versions: Iterable[tuple[Header, bytes]] = (),
+) -> RedisIndex:
     config = ShardConfig(
         repository="repo",
         index=index,
@@ -89,7 +102,7 @@ def redis_index(server: RedisServer, index: int = 0, shards: int = 1, start: str
         session_s=60.0,
         start=start,
     )
-    return RedisIndex(server.url, config, graph_of)
+    return RedisIndex(server.url, config, graph_of, topology, versions)
 
 
 @pytest.fixture
@@ -314,7 +327,30 @@ def let_time_pass(index: RedisIndex) -> None:
     """Nothing comes any more of what another shard was posting."""
     with index._changed:
         index._arrived = dict.fromkeys(index._arrived, 0.0)
-        index._gone_since = dict.fromkeys(index._gone_since, 0.0)
+        index._sweeping = dict.fromkeys(index._sweeping, 0.0)
+        index._lent = dict.fromkeys(index._lent, 0.0)
+
+
+def cut_off(server: RedisServer) -> None:
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def names_at(shard: int, count: int) -> list[str]:
+    """Return names whose home is `shard`, of two."""
+    return [name for i in range(1000) if home_of(name := f"at{shard}-{i}", (0, 1)) == shard][:count]
+
+
+@contextmanager
+def redis_served(server: RedisServer, versions: list[tuple[Header, bytes]]) -> Generator[RedisReader]:
+    """Read what one shard has posted."""
+    made, link = redis_index(server, versions=versions), RedisConnection(server.url, "test")
+    try:
+        eventually(lambda: len(newest(server)) == len({head.ref.name for head, _ in versions}), "all names")
+        yield RedisReader(link, "repo")
+    finally:
+        made.close()
+        link.close()
 
 
 class TestMoves:
@@ -356,11 +392,18 @@ class TestMoves:
         link = RedisConnection(server.url, "test")
         try:
             one.shard_at("10.0.0.1", 77, "token")
-            one.left({1: (0,)})
+            shrunk = Topology("repo", (0, 1), "s1").shrunk([1])
+            one.learn(shrunk)
             one.announce([(header(ModelRef("m", 1)), BODY)])
             one.arrived(["m"])
             reader = RedisReader(link, "repo")
             eventually(lambda: reader.posted(ModelRef("m", 1))[1].gone == {1: (0,)}, "the successors")
+            let_time_pass(one)
+            eventually(lambda: posted(server, "m")[1]["home"] == 0, "it again")
+            assert set(reader.posted(ModelRef("m", 1))[1].addresses) == {0, 1}, "names may be there still"
+            one.learn(shrunk.settled())
+            one.announce([(header(ModelRef("m", 2)), BODY)])
+            eventually(lambda: newest(server) == {"m": "2"}, "the next version")
             assert set(reader.posted(ModelRef("m", 1))[1].addresses) == {0, 1}, "it may be asked for a while"
             let_time_pass(one)
             eventually(lambda: set(reader.posted(ModelRef("m", 1))[1].addresses) == {0}, "its address to go")
@@ -372,10 +415,110 @@ class TestMoves:
             one.close()
             link.close()
 
-    @pytest.mark.parametrize("text", [b"", b"[]", b"7", b'["0"]', b"[true]", b"[" * 100_000, b"\xff"])
+    def test_a_shard_that_joins_takes_nothing_down_until_all_names_have_arrived(self, server: RedisServer) -> None:
+        grown = Topology("repo", (0,), "s1").grown([7])
+        name, stale = names_at(1, 2)
+        other, joins = redis_index(server), None
+        try:
+            other.announce([(header(ModelRef(n, 1)), BODY) for n in (name, stale)])
+            eventually(lambda: set(newest(server)) == {name, stale}, "what the other one posts")
+            joins = redis_index(server, 1, 2, topology=grown)
+            other.learn(grown)
+            for version in (1, 2):
+                joins.announce([(header(ModelRef("new", version)), BODY)])
+                eventually(lambda version=version: newest(server).get("new") == f"{version}", "what it has itself")
+                assert {name, stale} <= newest(server).keys()
+                assert set(posted(server, name)) == {1}
+                cut_off(server)
+            other.moved_away([name, stale])
+            joins.announce([(header(ModelRef(name, 1)), BODY)])
+            joins.arrived([name])
+            joins.learn(grown.settled())
+            eventually(lambda: newest(server) == {name: "1", "new": "2"}, "what nobody has to go")
+        finally:
+            other.close()
+            if joins is not None:
+                joins.close()
+
+    @pytest.mark.parametrize("settled", [False, True])
+    def test_who_starts_again_after_names_came_posts_them_as_its_own(self, server: RedisServer, settled: bool) -> None:
+        shrunk = Topology("repo", (0, 1), "s1").shrunk([1])
+        versions = [(header(ModelRef("m", version)), BODY) for version in (1, 2)]
+        other = redis_index(server, 1, 2, versions=[*versions, (header(ModelRef("m", 3)), BODY)])
+        eventually(lambda: newest(server) == {"m": "3"}, "what the other one posts")
+        other.close()
+        topology = shrunk.settled() if settled else shrunk
+        again = redis_index(server, 0, 2, topology=topology, versions=versions)
+        try:
+            eventually(
+                lambda: {v: fields["home"] for v, fields in posted(server, "m").items()} == {1: 0, 2: 0},
+                "this home, and not what it lost",
+            )
+            eventually(lambda: newest(server) == {"m": "2"}, "the number")
+        finally:
+            again.close()
+
+    def test_an_architecture_stays_for_a_while_where_its_name_left(self, server: RedisServer, one: RedisIndex) -> None:
+        stays, goes = b"k" * 16, b"l" * 16
+
+        def retire(number: int) -> set[str]:
+            one.announce([(header(ModelRef("n", number), goes), BODY)])
+            eventually(lambda: newest(server).get("n") == f"{number}", "a version")
+            one.retired(ModelRef("n", number))
+            eventually(lambda: "n" not in newest(server), "it to go")
+            with server.client() as client:
+                return set(client.hkeys("tensorvine:repo:s1:graphs:0"))
+
+        one.announce([(header(ModelRef("m", 1), stays), BODY)])
+        eventually(lambda: newest(server) == {"m": "1"}, "what leaves then")
+        one.moved_away(["m"])
+        assert retire(1) == {stays.hex()}, "the new home may not have posted it yet"
+        let_time_pass(one)
+        assert retire(2) == set()
+
+    def test_a_shard_that_drained_says_no_more_where_it_is(self, server: RedisServer) -> None:
+        drains = redis_index(server, 1, 2)
+        try:
+            drains.shard_at("10.0.0.2", 78, "token")
+            eventually(lambda: "tensorvine:repo:s1:shards" in all_keys(server), "its address")
+            drains.learn(Topology("repo", (0, 1), "s1").shrunk([1]))
+            for _ in range(2):
+                eventually(lambda: "tensorvine:repo:s1:gone" in all_keys(server), "that it drained")
+                with server.client() as client:
+                    client.delete("tensorvine:repo:s1:gone", "tensorvine:repo:s1:shards")
+                cut_off(server)
+            eventually(lambda: "tensorvine:repo:s1:gone" in all_keys(server), "that it drained, again")
+            assert "tensorvine:repo:s1:shards" not in all_keys(server)
+        finally:
+            drains.close()
+
+    def test_a_shard_that_drained_and_starts_again_posts_nothing(self, server: RedisServer) -> None:
+        topology = Topology("alone", (0, 1), "s1").shrunk([1])
+        for drained in (topology, topology.settled()):
+            info = RecoveryInfo(drained, (), Told({}), {})
+            assert open_redis_index(context_of(ShardState(1, drained.home), recovery_info=info), server.url) is None
+
+    @pytest.mark.parametrize(
+        "text", [b"", b"[]", b"7", b'["0"]', b"[true]", b"[" * 100_000, b"\xff", b"[-1]", b"[4294967296]"]
+    )
     def test_what_are_no_successors_is_refused(self, text: bytes) -> None:
         with pytest.raises(CorruptDataError, match="expected the successors of a shard"):
             read_successors(text)
+
+    @pytest.mark.parametrize("shard", [b"", b"x", b"-1", b"4294967296", b"9" * 5000, b"\xff"])
+    def test_what_is_no_number_of_a_shard_is_refused(self, shard: bytes) -> None:
+        with pytest.raises(CorruptDataError, match="expected the number of a shard"):
+            read_gone({shard: b"[0]"})
+
+    @pytest.mark.parametrize("table", [{1: [1]}, {1: [0, 2], 2: [3], 3: [1, 4]}], ids=str)
+    def test_successors_in_a_circle_are_refused(self, server: RedisServer, table: dict[int, list[int]]) -> None:
+        with (
+            redis_served(server, [(header(ModelRef("m", 1)), BODY)]) as reader,
+            server.client() as client,
+        ):
+            client.hset("tensorvine:repo:s1:gone", mapping={s: json.dumps(heirs) for s, heirs in table.items()})
+            with pytest.raises(CorruptDataError, match="found a circle: "):
+                reader.posted(ModelRef("m", 1))
 
 
 class TestTrouble:
@@ -460,10 +603,14 @@ class TestTrouble:
         old.announce([(header(ModelRef("m", 7)), BODY)])
         eventually(lambda: "tensorvine:repo:s0:newest" in all_keys(server), "the old start")
         old.close()
+        others = {"tensorvine:repo/a:s0:newest", "tensorvine:repo:s00:newest", "tensorvine:other:start"}
         with server.client() as client:
-            client.set("tensorvine:other:start", "x")
+            client.mset(dict.fromkeys(others, "x"))
+            client.hset("tensorvine:repo:s0:gone", "1", "[0]")
+            for shard in (1, 2):
+                client.hset(f"tensorvine:repo:s0:graphs:{shard}", "6b", "{}")
         enter_start(server.url, "repo", "s1")
-        assert all_keys(server) == {"tensorvine:repo:start", "tensorvine:other:start"}
+        assert all_keys(server) == {"tensorvine:repo:start", *others}
         assert present_start(server.url, "repo") == "s1"
         assert present_start(server.url, "none") is None
 
