@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -95,8 +96,18 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, and nothing else."""
-    typer.echo(json.dumps(value, indent=2))
+    """Print a value as JSON, and nothing else; a number that JSON does not have is null."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in cast("dict[str, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in cast("list[object]", value)]
+    return value
 
 
 def say_error(error: Exception) -> None:

@@ -84,13 +84,13 @@ class Pulse:
             RepositoryNotFoundError: the repository is gone.
             EngineStoppedError: the Ray beneath them is not.
         """
+        now, self.when = self._clock(), datetime.now(UTC)
         told = self._ask()
         errors = [found for found in told.values() if isinstance(found, TensorVineError)]
         if len(errors) == len(told):
             self._check()
-        elif errors or told.keys() - self._nodes.keys():
+        if errors or told.keys() - self._nodes.keys():
             self._nodes = self._where()
-        now, self.when = self._clock(), datetime.now(UTC)
         seconds = now - self._looked if self._looked is not None else None
         beats = [self._beat(shard, found, seconds) for shard, found in sorted(told.items())]
         self._before = {beat.shard: beat.stats for beat in beats if beat.stats is not None}

@@ -65,7 +65,7 @@ class ShardStats:
     files_orphaned: int = 0
     """Files of this shard's segments that nobody was found to need at the last look; they are removed."""
     waiting_for_memory: int = 0
-    """Saves, and copies of what other shards have, that wait for memory now."""
+    """Requests for memory that wait now: of saves, of loads from the path, of copies of what other shards have."""
     waiting_for_disk: int = 0
     """Saves that wait now, as too much waits to be written to disk."""
 

@@ -22,7 +22,7 @@ PAGES = ("README.md", "docs/guide.md")
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PRINTED = re.compile(r"\nIt prints\n\n```\n(.*?)```", re.DOTALL)
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)$", re.MULTILINE)
-UNREACHABLE = re.compile(r"Retry\(total=0.* after (connection broken by .*)")
+UNREACHABLE = re.compile(r"(connection broken by .*|ReadTimeoutError.*|IncompleteRead.*|HTTP error 5\d\d.*)")
 """What pip says when an index did not answer for the last time."""
 WRONG = """
 from tensorvine.actors import Repository
@@ -62,7 +62,12 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     constraints = str(wheel.parent / "constraints.txt")
     arguments = ["--no-compile", "--retries", "1", "--timeout", "15", "--constraint", constraints, str(wheel)]
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
-    ended = subprocess.run([*command, "install", *arguments], capture_output=True, text=True, timeout=180, check=False)
+    try:
+        ended = subprocess.run(
+            [*command, "install", *arguments], capture_output=True, text=True, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("no package index gives all that is needed within 300 s")
     if ended.returncode != 0 and (silent := UNREACHABLE.search(ended.stderr)):
         pytest.skip(f"no package index can be reached: {silent[1]}")
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -207,6 +207,11 @@ class Deployment:
         return self._session.engine
 
     @property
+    def started_here(self) -> bool:
+        """Whether `start` started it; False: it ran already."""
+        return self._launched is not None and bool(self._launched.names)
+
+    @property
     def has_path(self) -> bool:
         """Whether a history is kept on disk."""
         return self._session.path is not None

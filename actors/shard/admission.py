@@ -50,7 +50,7 @@ class Admission:
 
     @property
     def waiting_for_memory(self) -> int:
-        """How many saves and copies of others' segments wait for memory."""
+        """How many requests for memory wait: of saves, of loads from the path, of copies of others' segments."""
         return self._asking.count
 
     @property

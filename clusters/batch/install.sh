@@ -12,6 +12,7 @@
 #   TENSORVINE_VENVS      folder of the environments, else ~/.tensorvine; every node of a batch job must reach it
 #   TENSORVINE_INSTALL_S  seconds that another's installation may take, 1800 unless set
 set -euo pipefail
+unset PYTHONPATH PYTHONHOME # pip would take what lies there for installed
 
 fail() {
     echo "install.sh on $(hostname): $*" >&2
@@ -34,11 +35,13 @@ wheel=${1:-} extras=${2:-}
 wheel=$(cd "$(dirname "$wheel")" && pwd)/$(basename "$wheel")
 constraints=$(dirname "$wheel")/constraints.txt
 [ -f "$constraints" ] || fail "expected constraints.txt beside $wheel; found none: scripts/wheel makes both"
-for python in ${TENSORVINE_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+candidates=(python3.11 python3.12 python3.13 python3)
+[ -z "${TENSORVINE_PYTHON:-}" ] || candidates=("$TENSORVINE_PYTHON")
+for python in "${candidates[@]}"; do
     if new_enough "$python"; then break; fi
     python=
 done
-[ -n "$python" ] || fail "expected Python 3.11 or newer; found none: set TENSORVINE_PYTHON"
+[ -n "$python" ] || fail "expected Python 3.11 or newer; found none in ${candidates[*]}: set TENSORVINE_PYTHON"
 
 python=$("$python" -c 'import sys; print(sys.executable)')
 version=$("$python" -c 'import platform, sys; print(platform.machine(), sys.version)')

@@ -75,15 +75,22 @@ end() {
 # Find the environment of all nodes; that of a wheel is made where there is none. The launcher hands PATH on.
 choose_environment() {
     if [ -z "${TENSORVINE_VENV:-}" ] && [ -n "${TENSORVINE_WHEEL:-}" ]; then
+        local told=
+        trap 'told=yes' INT TERM # until it is known what is to be ended
         exec 3< <(exec bash "$BATCH/install.sh" "$TENSORVINE_WHEEL" "${TENSORVINE_EXTRAS:-}")
         program=$!
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        [ -z "$told" ] || exit 143
         read -r TENSORVINE_VENV <&3 || fail "expected an environment of $TENSORVINE_WHEEL; install.sh made none"
         exec 3<&-
         program=
     fi
+    [ -z "${TENSORVINE_VENV:-}" ] || { [ -x "$TENSORVINE_VENV/bin/ray" ] && [ -x "$TENSORVINE_VENV/bin/tensorvine" ]; } ||
+        fail "expected ray and tensorvine in $TENSORVINE_VENV/bin; found not both"
     [ -z "${TENSORVINE_VENV:-}" ] || export VIRTUAL_ENV=$TENSORVINE_VENV PATH=$TENSORVINE_VENV/bin:$PATH
     command -v ray >/dev/null && command -v tensorvine >/dev/null ||
-        fail "expected ray and tensorvine in ${TENSORVINE_VENV:-PATH}: set TENSORVINE_WHEEL or TENSORVINE_VENV"
+        fail "expected ray and tensorvine in PATH: set TENSORVINE_WHEEL or TENSORVINE_VENV"
 }
 
 run_job() {

@@ -6,12 +6,16 @@ Rules
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+from ...store.errors import OptionError, StorageError
+
+POWERSHELLS = ("powershell", "pwsh")
+SHELLS = ("bash", "zsh", "fish", *POWERSHELLS)
 _SHOW, _INSTALL = "--show-completion", "--install-completion"
 
 
@@ -38,5 +42,10 @@ def _complete(option: str, shell: str, program: str) -> None:
         variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
         typer.echo(get_completion_script(prog_name=program, complete_var=variable, shell=shell))
         return
-    _, path = install(shell=shell, prog_name=program)
+    if shell in POWERSHELLS:  # typer would have it run scripts of anybody
+        raise OptionError(f"{_INSTALL} {shell}: expected another shell; add what {_SHOW} {shell} prints to $PROFILE")
+    try:
+        _, path = install(shell=shell, prog_name=program)
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise StorageError(f"{_INSTALL} {shell}: expected to write the script; {exc}") from exc
     typer.echo(f"{shell} completes {program} from its next start on: {path}")

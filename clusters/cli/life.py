@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 6379
 FLUSH_S = 600.0
+_OF_A_START = ("codec", "keep", "scaling", "store_bytes", "preallocate_bytes")
+"""Options that a repository which runs already is not compared with."""
 NODES_S = 300.0
 """How long `up` waits for nodes."""
 
@@ -29,7 +31,7 @@ def up(
     name: Name = None,
     shards: Annotated[
         int | None,
-        typer.Option(help="How many shards. Without it: one on each node, now and later.", show_default=False),
+        typer.Option(help="How many shards. Without it: one on each node, now and later.", show_default=False, min=1),
     ] = None,
     nodes: Annotated[
         str | None,
@@ -53,7 +55,7 @@ def up(
             "last(N), best(N), every(N) and bytes(SIZE); needs --path. Without it: all, until room is needed."
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Nodes that must hold a version.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Nodes that must hold a version.", min=1)] = 1,
     store_bytes: Annotated[
         str | None,
         typer.Option(
@@ -107,6 +109,9 @@ def up(
         "redis": redis_from(redis) if redis is not None else None,
         "nodes": nodes_from(nodes) if nodes is not None else None,
     }
+    if path is None and (codec is not None or keep is not None):
+        option = "--codec" if codec is not None else "--keep"
+        raise typer.BadParameter("expected --path beside it", param_hint=option)
     progress = console(stderr=True)
     running = address or embedded.running()
     with _head(running, port) as started:
@@ -120,10 +125,14 @@ def up(
             options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
             repository = Repository.start(name, **options)
     stats = repository.stats()
+    joined = not repository.started_here
     repository.leave()
     embedded.stop()
+    if joined and (ignored := [name for name in _OF_A_START if policies[name] is not None]):
+        options = ", ".join(f"--{name.removesuffix('_bytes').replace('_', '-')}" for name in ignored)
+        progress.print(f"it runs already, and stays as it was started: {options} changed nothing", soft_wrap=True)
     if as_json:
-        made = {"repository": repository.name, "address": running, "ray_started": started is not None}
+        made = {"repository": repository.name, "address": running, "ray_started": started is not None, "joined": joined}
         print_json({**made, "shards": len(stats.shards), "models": stats.models})
         return
     console().print(
@@ -175,8 +184,8 @@ def down(
     if as_json:
         told = {"repository": repository.name, "unwritten": unwritten, "ray_ended": ended, "other_repositories": others}
         print_json(told)
-    elif said is not None:
-        console().print(said)
+    if said is not None:
+        console(stderr=as_json).print(said)
 
 
 def _end_ray(found: list[Machine], others: list[str]) -> tuple[bool, str | None]:

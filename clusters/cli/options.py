@@ -94,7 +94,8 @@ def keep_from(text: str) -> Retention:
 def nodes_from(text: str) -> dict[str, float | str]:
     """Read what a node must have to hold a shard, such as "tensorvine=1,zone=a".
 
-    A number is an amount of a resource, all else the value of a label.
+    A number is an amount of a resource, all else the value of a label; so no label can be asked for whose value is a
+    number.
 
     Raises:
         typer.BadParameter: it is no such list.
@@ -132,7 +133,7 @@ def count_from(text: str) -> int | None:
     """
     if text == "per-node":
         return None
-    if not text.isascii() or not text.isdigit() or not int(text):
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
         raise typer.BadParameter(f"expected a number from 1, or per-node; found {text!r:.100}", param_hint="N")
     return int(text)
 

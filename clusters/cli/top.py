@@ -67,6 +67,8 @@ def top(
             time.sleep(min(interval, LONGEST_S))
             beats = pulse.look()
     except KeyboardInterrupt:
+        if once:
+            raise  # the table that was asked for has not been printed
         return
     if as_json:
         shards = [beat.as_dict() for beat in beats]

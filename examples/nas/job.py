@@ -77,6 +77,8 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
     with ExitStack() as stack:
         journal = stack.enter_context(opened(out / "journal.jsonl", plan, means))
         plan = journal.plan
+        if means.place.named is not None and plan.name.startswith("nas-"):  # a search that goes on keeps its names
+            means = replace(means, place=replace(means.place, run=plan.name.removeprefix("nas-")))
         stack.enter_context(cluster(means))
         access = stack.enter_context(stored(plan, means, out))
         store = access.open()
@@ -97,7 +99,7 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
 def opened(path: Path, plan: Plan, means: Means) -> Journal:
     """Open the journal. A search in a repository that others know has a name that no other one has, and keeps it."""
     name = means.place.prefix.removesuffix("/") or plan.name
-    if means.resume and path.exists():
+    if means.resume and path.exists() and path.stat().st_size:
         name = read(path)[0].name
     return Journal(path, replace(plan, name=name), resume=means.resume)
 

@@ -182,7 +182,18 @@ class TestUpkeep:
         assert told(repo, "verify", "checked") == {"versions": 1, "problems": []}
 
 
+@pytest.fixture
+def one_again(repo: Repository) -> Iterator[None]:
+    """After the test there is one shard, as before."""
+    yield
+    repo.scale(1)
+
+
 class TestTop:
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cli_top, "ANSWER_S", 60.0)
+
     def test_one_table(self, repo: Repository) -> None:
         code, out, err = on(repo, "top", "--once", "--interval", "0.1")
         assert (code, err) == (0, "")
@@ -217,7 +228,7 @@ class TestTop:
         assert out.count("repository changed") == 2
 
     def test_a_shard_that_stands_still_is_shown_so_and_comes_back(
-        self, repo: Repository, monkeypatch: pytest.MonkeyPatch
+        self, repo: Repository, one_again: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cli_top, "ANSWER_S", 0.2)
         assert repo.scale(2).shards_after == 2
@@ -231,9 +242,8 @@ class TestTop:
         assert code == 0, err
         assert f"shard {still} does not answer: changed/shard-{still}: " in out
         eventually(lambda: all(isinstance(one, ShardStats) for one in repo.stats_by_shard().values()), "both answer")
-        repo.scale(1)
 
-    def test_shards_that_joined_are_seen_by_who_watches_already(self, repo: Repository) -> None:
+    def test_shards_that_joined_are_seen_by_who_watches_already(self, repo: Repository, one_again: None) -> None:
         with Repository.connect(repo.name) as watcher:
             assert len(watcher.stats_by_shard()) == 1
             repo.scale(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def wheel(tmp_path: Path) -> Path:
 
 def command(*words: str | Path) -> tuple[int, str, str]:
     done = CliRunner().invoke(application(), ["cluster-files", *map(str, words)])
-    return done.exit_code, done.stdout, done.stderr
+    return done.exit_code, done.stdout, re.sub(r"\x1b\[[0-9;]*m", "", done.stderr)
 
 
 def flags(kind: str, wheel: Path) -> list[str]:

@@ -25,7 +25,7 @@ def invoked(*words: str, **environment: str) -> Result:
 
 def flat(text: str) -> str:
     """Text without the frame and the breaks of lines that an error of usage has."""
-    return re.sub(r"[\s│]+", " ", text)
+    return re.sub(r"[\s│]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))
 
 
 class TestTexts:
@@ -101,6 +101,9 @@ class TestTexts:
         (["up", "--wait-nodes", "0"], "--wait-nodes"),
         (["up", "--redis", "server:6379"], "--redis: up: redis: expected a URL such as 'redis://host:6379/0'"),
         (["up", "--nodes", "1"], "--wait-nodes 1 waits for so many nodes"),
+        (["up", "--shards", "0"], "--shards"),
+        (["up", "--keep", "last(1)"], "--keep: expected --path beside it"),
+        (["scale", "9" * 5000], "expected a number from 1, or per-node"),
         (["scale"], "Missing argument 'N'"),
         (["scale", "0"], "expected a number from 1, or per-node; found '0'"),
         (["scale", "two"], "expected a number from 1, or per-node; found 'two'"),

@@ -313,6 +313,15 @@ class TestScripts:
         assert done.returncode == 1
         assert "expected ray and tensorvine in PATH: set TENSORVINE_WHEEL or TENSORVINE_VENV" in done.stderr
 
+    def test_an_environment_that_is_not_there_is_not_replaced_by_another(self, tmp_path: Path) -> None:
+        for name in ("ray", "tensorvine"):  # somebody's, in the PATH that a batch system hands on
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        settings = {**job_settings(tmp_path, tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = run_script([str(FILES / "batch" / "slurm.sh"), "true"], {**settings, "TENSORVINE_VENV": "/nowhere"})
+        assert done.returncode == 1
+        assert "expected ray and tensorvine in /nowhere/bin; found not both" in done.stderr
+
     def test_a_job_whose_wheel_cannot_be_installed_says_why_and_starts_nothing(self, tmp_path: Path) -> None:
         settings = {**job_settings(tmp_path, tmp_path), "TENSORVINE_WHEEL": str(tmp_path / "none.whl")}
         done = run_script([str(FILES / "batch" / "slurm.sh"), "true"], settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "clusters/batch/install.sh"
-WAIT_S = 120.0
+WAIT_S = 600.0
 
 
 @pytest.fixture

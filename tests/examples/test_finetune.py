@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorvine.actors import Repository
 
-from tests.support.example_runs import address, await_line, check, interrupt, start
+from tests.support.example_runs import address, await_line, await_no_pins, check, interrupt, start
 from tests.support.marked import names_of, outlive
 
 SAYS = (
@@ -38,7 +38,7 @@ def test_it_runs_in_a_repository_of_others_and_leaves_its_models_there(
     assert len(left) == len(CANDIDATES) - 2
     assert repository.models() == [*ours, theirs]
     assert repository.verify() == []
-    assert not sum(shard.pins for shard in repository.stats().shards)
+    await_no_pins(repository)
 
 
 @pytest.mark.own_cluster

@@ -33,7 +33,6 @@ from tests.support.marked import MARK, outlive
 
 OWN = {"shards": 1, "preallocate_bytes": 0}
 WEIGHTS = {"w": np.arange(5.0)}
-LIMIT_S = 120.0
 
 
 def refused(captured: pytest.CaptureFixture[str], error: pytest.ExceptionInfo[typer.Exit]) -> str:
@@ -150,7 +149,7 @@ class TestAddress:
             bound.bind(("127.0.0.1", 0))
             where = f"127.0.0.1:{bound.getsockname()[1]}"
             process = start(mark, where, "-")
-            output, _ = process.communicate(timeout=LIMIT_S)
+            output, _ = process.communicate(timeout=example_runs.LIMIT_S)
         assert process.returncode == 1
         (line,) = output.splitlines()
         assert f"nobody answers at {where}" in line
@@ -183,8 +182,11 @@ class TestSigterm:
         options = ("--address", address(), "--repository", repository.name, "--workers", "1", "--candidates", "1000")
         process = example_runs.start("nas", mark, "--out", str(tmp_path), *options, modules="torch")
         journal = tmp_path / "repository" / "journal.jsonl"
-        deadline = time.monotonic() + LIMIT_S
-        while not journal.exists() or sum(isinstance(event, Told) for event in read(journal)[1]) < 10:
+        deadline = time.monotonic() + example_runs.LIMIT_S
+        while (
+            not (journal.exists() and b"\n" in journal.read_bytes())
+            or sum(isinstance(event, Told) for event in read(journal)[1]) < 10
+        ):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -213,7 +215,7 @@ def start(mark: str, *arguments: str) -> subprocess.Popen[str]:
 def stop(process: subprocess.Popen[str]) -> None:
     """Send SIGTERM: the program says that it was stopped, and ends without a traceback."""
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=LIMIT_S)
+    rest, _ = process.communicate(timeout=example_runs.LIMIT_S)
     assert process.returncode == TERMINATED, rest
     assert "stopped by SIGTERM" in rest
     assert "Traceback" not in rest
@@ -227,10 +229,7 @@ def actors() -> list[str]:
 def assert_usable(repository: Repository) -> None:
     """See that a repository is whole, holds nothing for those who are gone, and takes and gives models."""
     assert repository.verify() == []
-    deadline = time.monotonic() + LIMIT_S
-    while sum(shard.pins for shard in repository.stats().shards):
-        assert time.monotonic() < deadline, "the pins of who is gone stay"
-        time.sleep(0.02)
+    example_runs.await_no_pins(repository)
     for ref in repository.models():
         assert repository.load(ref)
     saved = repository.save("after", WEIGHTS).ref

@@ -8,9 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import ray
+from tensorvine.actors import Repository
 
 from tests.support.marked import MARK, outlive
 
@@ -93,3 +96,11 @@ def interrupt(process: subprocess.Popen[str], *, group: bool = True) -> None:
     assert process.returncode == 130, rest
     assert "stopped by Ctrl-C" in rest
     assert "Traceback" not in rest
+
+
+def await_no_pins(repository: Repository) -> None:
+    """Wait until nothing is held for those who are gone."""
+    deadline = time.monotonic() + LIMIT_S
+    while sum(shard.pins for shard in repository.stats().shards):
+        assert time.monotonic() < deadline, "the pins of who is gone stay"
+        threading.Event().wait(0.02)

@@ -214,6 +214,7 @@ class TestEachWay:
         self, repo: Repository, far: Repository, name: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         by(way, monkeypatch)
+        repo._session.connection(0)  # the shard grants to clients that it watches
         other, client = Save(repo._session.client, next(SERIALS)), repo._session.client
         granted = repo._session.call(0, ShardCalls.grant(client, other, [CAPACITY - (8 << 20)], WAIT_S))
         assert len(granted) == 1
