@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 6379
 FLUSH_S = 600.0
-_OF_A_START = ("codec", "keep", "scaling", "store_bytes", "preallocate_bytes")
+_OF_A_START = {
+    "codec": "--codec",
+    "keep": "--keep",
+    "scaling": "--scaling",
+    "store_bytes": "--store-bytes",
+    "preallocate_bytes": "--preallocate",
+}
 """Options that a repository which runs already is not compared with."""
 NODES_S = 300.0
 """How long `up` waits for nodes."""
@@ -128,9 +134,9 @@ def up(
     joined = not repository.started_here
     repository.leave()
     embedded.stop()
-    if joined and (ignored := [name for name in _OF_A_START if policies[name] is not None]):
-        options = ", ".join(f"--{name.removesuffix('_bytes').replace('_', '-')}" for name in ignored)
-        progress.print(f"it runs already, and stays as it was started: {options} changed nothing", soft_wrap=True)
+    if joined and (ignored := [option for name, option in _OF_A_START.items() if policies[name] is not None]):
+        left = ", ".join(ignored)
+        progress.print(f"it runs already, and stays as it was started: {left} changed nothing", soft_wrap=True)
     if as_json:
         made = {"repository": repository.name, "address": running, "ray_started": started is not None, "joined": joined}
         print_json({**made, "shards": len(stats.shards), "models": stats.models})

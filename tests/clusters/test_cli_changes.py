@@ -258,6 +258,12 @@ class TestTop:
 
 
 class TestUpAndDown:
+    def test_what_a_repository_that_runs_already_does_not_take_is_said(self, repo: Repository) -> None:
+        code, out, err = on(repo, "up", "--store-bytes", "1GB", "--preallocate", "0")
+        assert code == 0
+        assert "it runs already, and stays as it was started: --store-bytes, --preallocate changed nothing" in err
+        assert "1 shard" in out
+
     def test_options_reach_the_repository(
         self, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
