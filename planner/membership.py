@@ -67,6 +67,19 @@ def selects(rule: NodeRule, resources: Mapping[str, float], labels: Mapping[str,
     )
 
 
+def spread(nodes: Sequence[str], on_node: Mapping[str, int], count: int) -> tuple[str, ...]:
+    """Choose nodes for so many shards: those that have the fewest, of several the first.
+
+    >>> spread(["a", "b"], {"a": 2}, 3)
+    ('b', 'b', 'a')
+    """
+    load, chosen = Counter(on_node), list[str]()
+    for _ in range(count):
+        chosen.append(min(nodes, key=lambda node: load[node]))
+        load[chosen[-1]] += 1
+    return tuple(chosen)
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """The next change of the shards; at most one of both."""
@@ -212,10 +225,4 @@ class Membership:
     def _spread(self, now_s: float, nodes: Sequence[str], on_node: Counter[str], missing: int) -> tuple[str, ...]:
         """Choose nodes for so many shards: those that have the fewest."""
         able = [node for node in nodes if not self._waits(now_s, node)]
-        load = Counter(on_node)
-        chosen: list[str] = []
-        for _ in range(missing if able else 0):
-            node = min(able, key=lambda node: load[node])  # of several, the first
-            load[node] += 1
-            chosen.append(node)
-        return tuple(chosen)
+        return spread(able, on_node, missing if able else 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...planner.membership import JOIN_MOST, NodeRule, check_rule, selects
+from ...planner.membership import JOIN_MOST, NodeRule, check_rule
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
@@ -24,6 +24,7 @@ from ..engine import embedded
 from ..engine.engine import Engine, Node
 from ..engine.ray import RayEngine
 from ..planner.calls import PlannerCalls
+from ..planner.following import able_nodes
 from ..planner.planner import Planner
 from ..rpc import redis_connection
 from ..rpc.channel import Channel
@@ -209,7 +210,7 @@ def check_count(what: str, number: object) -> None:
 
 def _able(living: list[Node], rule: NodeRule) -> list[Node]:
     """Return the nodes that may hold shards."""
-    able = [node for node in living if not node.leaving and selects(rule, node.resources, node.labels)]
+    able = able_nodes(living, rule)
     if not able:
         raise OptionError(
             f"nodes: expected a living node that has {dict(rule)}, and stays; found none of {len(living)}"

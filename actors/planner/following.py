@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ...planner.membership import SETTLE_S, Membership, Move, selects
+from ...planner.membership import SETTLE_S, Membership, Move, NodeRule, selects
 from ...planner.scaling import ScalePolicy, Scaler, ShardLoad
 from ...planner.topology import Topology
 from ...store.errors import OperationTimeoutError, OptionError, TensorVineError
@@ -42,11 +42,9 @@ PLACES_S = 15.0
 """How long it is believed where shards are, while no node comes or goes."""
 
 
-def able_nodes(engine: Engine, topology: Topology) -> list[Node]:
-    """List the nodes that may hold a shard of a repository, and stay; this process's first."""
-    return [
-        node for node in engine.nodes() if not node.leaving and selects(topology.nodes, node.resources, node.labels)
-    ]
+def able_nodes(living: Sequence[Node], rule: NodeRule) -> list[Node]:
+    """Return the nodes that may hold a shard, and stay."""
+    return [node for node in living if not node.leaving and selects(rule, node.resources, node.labels)]
 
 
 class Following:
@@ -187,8 +185,8 @@ class Following:
 
     def _next(self, settle_s: float) -> tuple[Move, int]:
         """Return what is to change, as things stand, and the version of the topology by which they do."""
-        topology, nodes = self._topology(), able_nodes(self._engine, self._topology())
-        able = [node.id for node in nodes]
+        topology = self._topology()
+        able = [node.id for node in able_nodes(self._engine.nodes(), topology.nodes)]
         places = self._places(topology, able)
         if self._scaler is not None and able and set(places.values()) <= set(able):  # else shards are about to drain
             self._count = self._scaler.observe(time.monotonic(), len(able), self._loads(topology))

@@ -94,7 +94,7 @@ class Planner:
             engine,
             self._shards,
             plan=plan,
-            nodes=lambda: able_nodes(self._engine, self._topology),
+            nodes=lambda: able_nodes(self._engine.nodes(), self._topology.nodes),
             topology=lambda: self._topology,
             record=self._record,
             decide=self._decide,

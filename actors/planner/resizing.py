@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...planner.membership import JOIN_MOST, Move
+from ...planner.membership import JOIN_MOST, Move, spread
 from ...planner.topology import TAG_BITS, Topology
 from ...store.errors import (
     OperationTimeoutError,
@@ -283,15 +283,10 @@ class Resizing:
         Raises:
             ShardUnavailableError: there is no node where one may join.
         """
-        nodes = self._nodes()
-        if not nodes:
+        able = {node.id: node for node in self._nodes()}
+        if not able:
             raise ShardUnavailableError("scale: expected a node that may hold a shard, and stays; found none")
-        on_node = Counter(self.places(deadline).values())
-        chosen: list[Node] = []
-        for _ in range(count):
-            chosen.append(min(nodes, key=lambda node: on_node[node.id]))  # of several, the first
-            on_node[chosen[-1].id] += 1
-        return chosen
+        return [able[node] for node in spread(list(able), Counter(self.places(deadline).values()), count)]
 
     def _spawn(self, plan: ShardPlan, topology: Topology, chosen: Mapping[int, Node], deadline: Deadline) -> None:
         from ..shard.shard import Shard  # it imports what imports this

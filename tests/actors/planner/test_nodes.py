@@ -25,18 +25,12 @@ from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.planner import ScalePolicy
 from tensorvine.store.errors import ModelLostError, OptionError, TensorVineError
 
+from tests.hosts.node import PATIENCE
 from tests.support.warm import warm_workers
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(600)]
 
 STORE = 96 << 20
-SOON = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "3000",
-    "RAY_health_check_failure_threshold": "3",
-}
-"""A node that is lost is given up after some seconds."""
 WAIT_S = 120.0
 SIZES: dict[str, Any] = {"preallocate_bytes": 0, "store_bytes": 32 << 20}
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -84,7 +78,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Nodes]:
-    with mock.patch.dict(os.environ, SOON), warm_workers():
+    with mock.patch.dict(os.environ, PATIENCE), warm_workers():
         nodes = Nodes()
         try:
             yield nodes
