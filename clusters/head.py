@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import socket
@@ -24,6 +25,7 @@ from typing import IO
 import psutil
 
 from ..actors.engine import auth_token, discovery
+from ..actors.engine.room import MONITOR_OFF, available
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 from ..store.waiting import Backoff, Deadline
 
@@ -54,17 +56,26 @@ def start(port: int) -> Head:
     Raises:
         ShardUnavailableError: it ended at once: the port is taken, or a library is missing. Says what Ray said.
         OperationTimeoutError: it did not come up within START_S seconds.
+        StoreFullError: there is too little memory for a Ray.
         StorageError: this user's token cannot be made or read.
     """
     auth_token.guard()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
+    room = available()
+    room.check()
+    command += [f"--object-store-memory={room.store_bytes}", f"--memory={room.reservable_bytes}"]
     command += [f"--ray-client-server-port={free_port()}"]  # its default may be another Ray's: then this one ends
     mark = uuid.uuid4().hex[:12]
     command += [_argument(mark)]
     with tempfile.TemporaryFile("w+b") as output:
         process = subprocess.Popen(  # noqa: S603  our own words, and a number
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=dict([MONITOR_OFF]) | os.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             return Head(_await_address(process, output), mark)

@@ -17,7 +17,7 @@ class LocalCluster:
     """A Ray on this machine, as a context manager.
 
     Args:
-        object_store_bytes: capacity of the object store; None: Ray's default, 30% of the memory.
+        object_store_bytes: capacity of the object store; None: a tenth of the memory, at most 2 GiB.
         cpus: CPU slots; None: all cores.
 
     >>> with LocalCluster(object_store_bytes=1 << 30) as cluster:     # doctest: +SKIP

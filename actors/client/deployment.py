@@ -96,8 +96,9 @@ class Deployment:
             replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
                 one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
                 version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
-            store_bytes: capacity of each shard in bytes; None: as much as its node's object store has, shared among
-                the shards of the node. Memory is taken from the system as it is used.
+            store_bytes: capacity of each shard in bytes, which is reserved on its node; None: half of the memory that
+                nobody has reserved there, shared among the shards that start on it. Memory is taken from the system
+                as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
                 capacity where that is less. 0: none (DStore-OnDemand).
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
@@ -117,6 +118,7 @@ class Deployment:
             OptionError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, no
                 node has what `nodes` asks for, one of these, `path` or `redis` differs from the running repository's,
                 an option that only means something with `path` is given without, or `redis` is no such URL.
+            StoreFullError: a node has less memory that nobody has reserved than a shard is to fill.
             StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
             CorruptDataError: `path` holds a repository of a newer format.
             CodecUnavailableError: `codec` or `redis` needs a package that is not installed.

@@ -26,6 +26,7 @@ from ..engine.ray import RayEngine
 from ..planner.calls import PlannerCalls
 from ..planner.following import able_nodes
 from ..planner.planner import Planner
+from ..planner.reservations import Reservations
 from ..rpc import redis_connection
 from ..rpc.channel import Channel
 from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
@@ -62,11 +63,20 @@ class Launched:
     def stop(self) -> None:
         """Stop what was started; a second call does nothing."""
         names, self.names = self.names, []
-        for name in self._running(names):
+        running = self._running(names)
+        for name in running:
             self.engine.kill(name)
+        if running:
+            self._release()
         if self.owns_cluster:
             self.owns_cluster = False
             embedded.stop()
+
+    def _release(self) -> None:
+        try:
+            Reservations(self.engine, self.repository, self.started_by).release_all()
+        except TensorVineError as exc:
+            log.warning("repository %r: its memory stays reserved until this program ends: %s", self.repository, exc)
 
     def _running(self, names: list[str]) -> list[str]:
         """Name what is to be stopped, shards that joined since the start first.
@@ -160,7 +170,7 @@ def launch(
         if found.started_by == wanted.started_by:
             launched.names.append(planner_name(repository))
             _claim(planner, found, redis)
-            _start_shards(launched, found, able, plan)
+            _start_shards(launched, found, able, plan, planner)
         else:
             if not asked:
                 check_own(repository, found.owner, Owner.here())
@@ -256,14 +266,16 @@ def _check_joined(found: Topology, wanted: Topology, shards: int | None, nodes: 
         raise OptionError(f"{known} nodes={dict(found.nodes)}; found nodes={dict(wanted.nodes)}")
 
 
-def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], plan: ShardPlan) -> None:
+def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], plan: ShardPlan, planner: Channel) -> None:
     """Start the shards, spread over the nodes."""
-    for index in topology.shards:
-        node = nodes[index % len(nodes)]
-        neighbours = sum(nodes[other % len(nodes)] is node for other in topology.shards)
-        config = plan.config(topology, index, node, neighbours)
+    places = {index: nodes[index % len(nodes)].id for index in topology.shards}
+    rooms = planner.call(PlannerCalls.reserve(places), START_TIMEOUT_S)
+    if plan.store_bytes is None:
+        log.info("repository %r: its shards may fill %s bytes, half of what is left", topology.repository, rooms)
+    for index, node in places.items():
+        config = plan.config(topology, index, rooms[index])
         name = actor_name(topology.repository, index)
-        launched.engine.spawn(Shard, name, {"engine": launched.engine, "config": config}, node.id)
+        launched.engine.spawn(Shard, name, {"engine": launched.engine, "config": config}, node)
         launched.names.insert(0, name)
 
 

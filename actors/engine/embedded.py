@@ -8,8 +8,8 @@ Rules
   root on this machine that ask for one, and wherever RAY_AUTH_MODE=token says so. Of a Ray that asks for none, one
   warning is logged.
 - An embedded Ray ends with the process that started it, however that ends: its processes watch for that.
-- Its object store is sized like Ray's own default, 30% of the memory, unless told otherwise. It carries messages and
-  what goes to other nodes; models lie in the shards' own memory (`memory`), which is preallocated there.
+- Its object store is small unless told otherwise, and the rest of the memory may be reserved (`room`). It carries
+  messages and what goes to other nodes; models lie in the shards' own memory (`memory`).
 - Threads that want a Ray at one time initialise one: Ray itself does not see to that.
 - Its actors run at the priority of this process, which may train on all cores. At Ray's default, nice 15, a shard would
   get 3% of a core beside it, and a message of a microsecond's work would wait for hundreds of milliseconds.
@@ -29,6 +29,7 @@ from ...store.errors import RepositoryNotFoundError
 from . import auth_token, control_service, discovery
 from .engine import Engine
 from .ray import RayEngine
+from .room import MONITOR_OFF, available
 from .warned import warn_once
 
 log = logging.getLogger(__name__)
@@ -101,11 +102,12 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
     """Use the running Ray, or start one on this machine; True when it was started here.
 
     Args:
-        object_store_bytes: capacity of a new Ray's object store; None: Ray's default, 30% of the memory.
+        object_store_bytes: capacity of a new Ray's object store; None: a tenth of the memory, at most 2 GiB.
         cpus: CPU slots of a new Ray; None: all cores.
 
     Raises:
         RepositoryNotFoundError: the running Ray refuses this process.
+        StoreFullError: there is too little memory to start one.
         StorageError: this user's token cannot be made or read.
     """
     with _joining:
@@ -120,10 +122,15 @@ def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = No
 
 
 def _start(object_store_bytes: int | None, cpus: int | None) -> None:
+    room = available()
+    room.check()
+    store = object_store_bytes if object_store_bytes is not None else room.store_bytes
     auth_token.guard()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_bytes, include_dashboard=False, **_QUIET)
+    os.environ.setdefault(*MONITOR_OFF)
+    sizes = {"object_store_memory": store, "_memory": max(room.nbytes - store, 1)}
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **sizes, **_QUIET)
     log.info("started a Ray in this process")
 
 

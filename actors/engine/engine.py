@@ -40,8 +40,8 @@ class Node:
     """A machine of the cluster, as the engine sees it."""
 
     id: str
-    store_bytes: int
-    """Capacity of its object store."""
+    memory_free: int
+    """Bytes of its memory that nobody has reserved."""
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     """What it has of each resource, used or not."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -105,6 +105,31 @@ class Engine(Protocol):
 
     def kill(self, name: str) -> None:
         """End an actor for good; a missing one is no error."""
+        ...
+
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        """Set some of a node's memory aside under a name, so that nobody else is promised it.
+
+        It stays so until `unreserve`, and no longer than the actor, or the program, that reserved it. A name that is
+        taken is an error of the caller.
+
+        Args:
+            name: names it.
+            node: the node's id.
+            nbytes: bytes.
+            wait: what was just let go may take some seconds until it is known to be free: wait for it.
+
+        Returns:
+            False where the node has not so much that nobody has reserved.
+        """
+        ...
+
+    def unreserve(self, name: str) -> None:
+        """Let go of what was reserved under a name; nothing is no error."""
+        ...
+
+    def reserved(self, prefix: str) -> dict[str, str | None]:
+        """Return what is reserved under names that begin so -> the node; None: that node is no more."""
         ...
 
     def restarted(self) -> bool:

@@ -6,6 +6,8 @@ Rules (each measured or read in Ray's source, see docs/design/engine.md)
   their affinity.
 - Services are detached and restart for ever; others live as their `Lifetime` says. Calls are not retried: what may be
   repeated is the caller's to know.
+- Memory is reserved by a placement group that is bound to a node by its label: an actor that asked for it itself could
+  not be started again on a node that has less left. Ray removes a group when its creator has ended or starts again.
 - An object dies with the process that put it, so only shards put what lasts.
 - Errors that Ray wraps are unwrapped here; foreign ones are mapped to the one tree.
 """
@@ -24,6 +26,7 @@ import ray.exceptions
 import ray.util
 from ray._private.state import state  # as Ray Serve and Ray Data learn which nodes drain
 from ray.experimental import internal_kv
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ...store.errors import (
@@ -33,11 +36,16 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorVineError,
 )
+from ...store.waiting import Backoff, Deadline
 from .engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
 
 NAMESPACE = "tensorvine"
 
 _DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
+_FREED_S = 10
+"""How long it may take until memory that was let go is known to be free."""
+_SPARE_BYTES = 1 << 20
+"""Of a node's memory, left for actors that ask for a byte of it."""
 _LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
 
 
@@ -50,10 +58,11 @@ class RayEngine:
         with _head_asked("nodes"):
             known = cast("list[dict[str, Any]]", ray.nodes())
             draining = state.get_draining_nodes()
+            free = _available()
         alive = [
             Node(
                 row["NodeID"],
-                int(row["Resources"].get("object_store_memory", 0)),
+                int(free.get(row["NodeID"], {}).get("memory", 0)),
                 row["Resources"],
                 row.get("Labels", {}),
                 row["NodeID"] in draining,
@@ -111,6 +120,37 @@ class RayEngine:
         except ValueError:
             return
 
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        """Reserve memory by a placement group of one bundle."""
+        pauses, deadline = Backoff(0.05, 0.5), Deadline.after(_FREED_S if wait else 0.0)
+        with _head_asked(name):
+            if nbytes > state.total_resources_per_node().get(node, {}).get("memory", 0):
+                return False
+            while _memory_free(node) < nbytes + _SPARE_BYTES:
+                if not pauses.wait(deadline):
+                    return False
+            label = {"ray.io/node-id": node}
+            made = ray.util.placement_group([{"memory": max(nbytes, 1)}], name=name, bundle_label_selector=[label])
+            if made.wait(_FREED_S):
+                return True
+            ray.util.remove_placement_group(made)  # others were faster
+            return False
+
+    def unreserve(self, name: str) -> None:
+        """Remove a placement group."""
+        for group in _groups(name):
+            if group["name"] == name:
+                with _head_asked(name):
+                    made = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group["placement_group_id"])))
+                    ray.util.remove_placement_group(made)
+
+    def reserved(self, prefix: str) -> dict[str, str | None]:
+        """List placement groups, and where they are."""
+        return {
+            group["name"]: group["bundles_to_node_id"].get(0) if group["state"] == "CREATED" else None
+            for group in _groups(prefix)
+        }
+
     def restarted(self) -> bool:
         """Tell whether this actor was restarted."""
         return bool(cast(object, ray.get_runtime_context().was_current_actor_reconstructed))
@@ -164,6 +204,22 @@ class RayEngine:
             return ray.get(list(handles), timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
+
+
+def _groups(prefix: str) -> list[dict[str, Any]]:
+    """List the placement groups whose names begin so; Ray itself finds names of one namespace only."""
+    with _head_asked(prefix):
+        groups = cast("dict[str, dict[str, Any]]", ray.util.placement_group_table())
+    return [g for g in groups.values() if g["name"].startswith(prefix) and g["state"] != "REMOVED"]
+
+
+def _available() -> dict[str, dict[str, float]]:
+    """Return what nobody has reserved, by node."""
+    return cast("dict[str, dict[str, float]]", state.available_resources_per_node())
+
+
+def _memory_free(node: str) -> int:
+    return int(_available().get(node, {}).get("memory", 0))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...planner.topology import Topology
 from ..rpc.calls import remote
 from ..rpc.ledger_calls import LedgerCalls
@@ -23,6 +25,21 @@ class PlannerCalls(LedgerCalls):
 
         Raises:
             StorageError: another repository runs on it.
+        """
+        ...
+
+    @remote("ctl")
+    def reserve(self, places: Mapping[int, str]) -> dict[int, int]:
+        """Reserve memory for the shards of the start.
+
+        Args:
+            places: the shards, and the node of each.
+
+        Returns:
+            Bytes that each may fill.
+
+        Raises:
+            StoreFullError: a node has not so much left.
         """
         ...
 

@@ -27,6 +27,7 @@ from ..rpc.messages import PEER_TIMEOUT_S
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
+from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Following:
         engine: runs the shards.
         shards: channels to them.
         resizing: makes the changes.
+        reservations: of the shards' memory, which follow the shards.
         registry: keeps the number that was asked for.
         topology: gives the present one.
         count: how many shards there are to be; None: one on each node.
@@ -65,6 +67,7 @@ class Following:
         engine: Engine,
         shards: ShardChannels,
         resizing: Resizing,
+        reservations: Reservations,
         registry: Registry,
         topology: Callable[[], Topology],
         count: int | None,
@@ -73,6 +76,7 @@ class Following:
         self._engine = engine
         self._shards = shards
         self._resizing = resizing
+        self._reservations = reservations
         self._registry = registry
         self._topology = topology
         self._membership = Membership(topology().replicas)
@@ -204,8 +208,12 @@ class Following:
         known, asked, places = self._known
         if known != depends or now - asked > PLACES_S:
             places = self._resizing.places(Deadline.after(PEER_TIMEOUT_S))
+            self._reservations.follow(places, self._capacity)
             self._known = depends, now, places
         return places
+
+    def _capacity(self, shard: int) -> int:
+        return self._shards[shard].call(ShardCalls.stats(), PEER_TIMEOUT_S).capacity
 
     def _loads(self, topology: Topology) -> dict[int, ShardLoad]:
         asked = {shard: self._shards[shard].send(ShardCalls.stats()) for shard in topology.shards}

@@ -35,6 +35,7 @@ from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
+from ..engine.room import outlast_workers
 from ..rpc.calls import answers
 from ..rpc.channel import Answer
 from ..rpc.messages import Account, RecoveryInfo, ShardPlan
@@ -46,6 +47,7 @@ from ..shard.calls import ShardCalls
 from ..shard.tenure import Tenure
 from .calls import PlannerCalls
 from .following import Following, able_nodes
+from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
 from .streams import Advice, Delivered, Observed, Streams
 
@@ -75,6 +77,7 @@ class Planner:
         scaling: ScalePolicy | None = None,
         count: int | None = None,
     ) -> None:
+        outlast_workers()
         self._engine = engine
         self._topology = topology
         self._lock = threading.Lock()
@@ -90,9 +93,11 @@ class Planner:
         """Names that are at their new home in it."""
         self._registry = Registry(engine, topology.repository, topology.started_by)
         self._shards = ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError)
+        self._reservations = Reservations(engine, topology.repository, topology.started_by)
         self._resizing = Resizing(
             engine,
             self._shards,
+            self._reservations,
             plan=plan,
             nodes=lambda: able_nodes(self._engine.nodes(), self._topology.nodes),
             topology=lambda: self._topology,
@@ -141,6 +146,17 @@ class Planner:
             except StorageError:
                 if not await pauses.wait_async(deadline):  # the one that was stopped just now may not have ended yet
                     raise
+
+    @answers(PlannerCalls.reserve)
+    async def reserve(self, places: Mapping[int, str]) -> dict[int, int]:
+        return await asyncio.to_thread(self._reserve, places)
+
+    def _reserve(self, places: Mapping[int, str]) -> dict[int, int]:
+        known = {node.id: node for node in self._engine.nodes()}
+        chosen = {shard: known[node] for shard, node in places.items() if node in known}
+        if self._plan is None or chosen.keys() != places.keys():
+            raise ShardUnavailableError("reserve: expected living nodes, and a repository that can start shards there")
+        return self._reservations.take(chosen, self._plan.store_bytes)
 
     @answers(PlannerCalls.note)
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
@@ -247,6 +263,7 @@ class Planner:
                 self._engine,
                 self._shards,
                 self._resizing,
+                self._reservations,
                 self._registry,
                 lambda: self._topology,
                 self._count,

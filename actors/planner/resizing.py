@@ -38,6 +38,7 @@ from ..rpc.calls import Request
 from ..rpc.messages import PEER_TIMEOUT_S, Moved, ShardPlan, actor_name
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
+from .reservations import Reservations
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Resizing:
     Args:
         engine: runs the shards.
         shards: channels to them; a missing one is a `RepositoryNotFoundError`.
+        reservations: of their memory.
         plan: how a shard is started; None: this repository cannot start any.
         nodes: lists the nodes where one may join, the preferred first.
         topology: gives the present one.
@@ -106,6 +108,7 @@ class Resizing:
         self,
         engine: Engine,
         shards: ShardChannels,
+        reservations: Reservations,
         *,
         plan: ShardPlan | None,
         nodes: Callable[[], list[Node]],
@@ -117,6 +120,7 @@ class Resizing:
     ) -> None:
         self._engine = engine
         self._shards = shards
+        self._reservations = reservations
         self._plan = plan
         self._nodes = nodes
         self._topology = topology
@@ -291,9 +295,9 @@ class Resizing:
     def _spawn(self, plan: ShardPlan, topology: Topology, chosen: Mapping[int, Node], deadline: Deadline) -> None:
         from ..shard.shard import Shard  # it imports what imports this
 
-        on_node = Counter(self.places(deadline).values()) + Counter(node.id for node in chosen.values())
+        rooms = self._reservations.take(chosen, plan.store_bytes)
         for shard, node in chosen.items():
-            config = plan.config(topology, shard, node, on_node[node.id])
+            config = plan.config(topology, shard, rooms[shard])
             name = actor_name(topology.repository, shard)
             self._engine.spawn(Shard, name, {"engine": self._engine, "config": config}, node.id)
         for shard in chosen:
@@ -430,6 +434,7 @@ class Resizing:
     def _end(self, shard: int) -> None:
         """End a shard for good. One that was never decided on leaves its number to another."""
         self._engine.kill(actor_name(self._topology().repository, shard))
+        self._reservations.release(shard)
         self._shards.forget(shard)
 
     def _stats(self, topology: Topology, deadline: Deadline) -> list[ShardStats]:

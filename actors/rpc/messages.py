@@ -20,7 +20,6 @@ from ...store.versions.ledger import Told
 from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
-from ..engine.engine import Node
 from .redis_keys import Address
 from .sockets.framing import SocketAddress
 
@@ -75,7 +74,7 @@ class ShardPlan:
     """How the shards of a repository are started."""
 
     store_bytes: int | None
-    """Capacity of each; None: its share of what its node's object store has."""
+    """Capacity of each; None: its share of the memory that its node has left (`planner.reservations`)."""
     preallocate_bytes: int | None
     """How much of it each touches at the start; None: 256 MiB, or its capacity where that is less."""
     session_s: float
@@ -83,15 +82,14 @@ class ShardPlan:
     redis: str | None = field(repr=False)
     """As of `ShardConfig`."""
 
-    def config(self, topology: Topology, index: int, node: Node, neighbours: int) -> ShardConfig:
-        """Say how a shard is started on a node that has so many, itself included."""
-        room = self.store_bytes if self.store_bytes is not None else node.store_bytes // neighbours
-        touched = self.preallocate_bytes if self.preallocate_bytes is not None else min(room, PREALLOCATE_MOST)
+    def config(self, topology: Topology, index: int, capacity: int) -> ShardConfig:
+        """Say how a shard is started that may fill so many bytes."""
+        touched = self.preallocate_bytes if self.preallocate_bytes is not None else min(capacity, PREALLOCATE_MOST)
         return ShardConfig(
             repository=topology.repository,
             index=index,
             shards=topology.shards,
-            capacity=room,
+            capacity=capacity,
             preallocate_bytes=touched,
             session_s=self.session_s,
             disk=self.disk,

@@ -20,6 +20,7 @@ from typing import Any
 from ...store.errors import StorageError
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
+from ..engine.room import outlast_workers
 from ..rpc.calls import answers, composed
 from ..rpc.messages import Disk, ShardConfig, Tag
 from ..rpc.sockets.server import LazyServer
@@ -62,6 +63,7 @@ class Shard:
     """One shard of a repository, as an actor."""
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
+        outlast_workers()
         context = open_context(engine, config)
         block_server = _open_block_server(context)
         segment_handoff = SegmentHandoff(context)

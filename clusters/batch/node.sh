@@ -13,6 +13,7 @@ fi
 export RAY_AUTH_MODE=token
 unset RAY_ADDRESS # it is for the programs of the job
 ulimit -n "$(ulimit -H -n)"
+export RAY_memory_monitor_refresh_ms=0 # it would end shards before tasks
 
 if [ "$rank" = 0 ]; then
     exec ray start --head --block --node-ip-address="$TENSORVINE_HEAD" --port="$TENSORVINE_PORT" \

@@ -104,7 +104,7 @@ class TestRayUp:
         for kind in ("head", "worker"):
             (start,) = [line for line in config[f"{kind}_start_ray_commands"] if "ray start" in line]
             assert start.startswith("chmod 600 ~/.ray/auth_token; ")
-            assert "; RAY_AUTH_MODE=token ray start " in start
+            assert "; RAY_memory_monitor_refresh_ms=0 RAY_AUTH_MODE=token ray start " in start
 
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_every_node_gets_this_versions_wheel_and_installs_it_in_the_tests_versions(self, path: Path) -> None:

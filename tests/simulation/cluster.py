@@ -98,6 +98,8 @@ class Cluster:
     def __init__(self, w: World, nodes: Sequence[str], weather: Weather) -> None:
         self.world = w
         self.node_names = list(nodes)
+        self.reserved: dict[str, str] = {}
+        """What is reserved -> the node."""
         self.leaving: set[str] = set()
         """Nodes that were told to drain."""
         self.weather = weather
@@ -267,7 +269,7 @@ class SimulatedEngine:
     def nodes(self) -> list[Node]:
         here = self.this_node()
         names = sorted(_cluster().node_names, key=lambda name: (name != here, name))
-        return [Node(name, STORE_BYTES, leaving=name in _cluster().leaving) for name in names]
+        return [Node(name, 2 * STORE_BYTES, leaving=name in _cluster().leaving) for name in names]
 
     def this_node(self) -> str:
         return _process().node
@@ -292,6 +294,18 @@ class SimulatedEngine:
         actor = _cluster().names.get(name)
         if actor is not None:
             _cluster().end(_cluster().actors[actor.number])
+
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        assert name not in _cluster().reserved, name
+        _cluster().reserved[name] = node
+        return True
+
+    def unreserve(self, name: str) -> None:
+        _cluster().reserved.pop(name, None)
+
+    def reserved(self, prefix: str) -> dict[str, str | None]:
+        living = _cluster().node_names
+        return {n: node if node in living else None for n, node in _cluster().reserved.items() if n.startswith(prefix)}
 
     def restarted(self) -> bool:
         process = _process()

@@ -61,6 +61,14 @@ class DaskEngine:
         here = self.this_node()
         return sorted((Node(machine, size) for machine, size in room.items()), key=lambda n: (n.id != here, n.id))
 
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        return True  # Dask knows of no memory that is set aside
+
+    def unreserve(self, name: str) -> None: ...
+
+    def reserved(self, prefix: str) -> dict[str, str | None]:
+        return {}
+
     def this_node(self) -> str:
         return socket.gethostname()
 

@@ -86,7 +86,7 @@ class EngineContract:
     def test_this_node_is_the_first_of_the_nodes(self, engine):
         first, *_ = engine.nodes()
         assert first.id == engine.this_node()
-        assert first.store_bytes > 0
+        assert first.memory_free > 0
 
     def test_named_actors_are_found_with_what_they_were_started_with(self, engine, probe, other):
         assert [self.ask(engine, actor, "start") for actor in (probe, other)] == [0, 1]

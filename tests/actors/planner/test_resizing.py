@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tensorvine.actors.engine.engine import Node
+from tensorvine.actors.planner.reservations import Reservations
 from tensorvine.actors.planner.resizing import Resizing
 from tensorvine.actors.rpc.messages import Moved
 from tensorvine.actors.rpc.shard_channels import ShardChannels
@@ -57,6 +58,11 @@ class Shards:
     def kill(self, name: str) -> None:
         self.killed.append(name)
 
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        return True
+
+    def unreserve(self, name: str) -> None: ...
+
 
 class Planner:
     """What a planner knows that has just started again."""
@@ -68,6 +74,7 @@ class Planner:
         self.resizing = Resizing(
             engine,
             ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
+            Reservations(engine, topology.repository, topology.started_by),
             plan=plan,
             nodes=lambda: [Node("here", 1 << 20)],
             topology=lambda: self.topology,
@@ -111,7 +118,9 @@ def test_a_drain_that_was_not_decided_yet_is_done_before_another_change() -> Non
 
 
 def test_a_shard_that_is_about_to_join_is_ended_when_the_repository_is_stopped() -> None:
-    planner = Planner(Topology("resizing", (0,), "starter"), plan=SimpleNamespace(config=lambda *_: None))
+    planner = Planner(
+        Topology("resizing", (0,), "starter"), plan=SimpleNamespace(config=lambda *_: None, store_bytes=1 << 20)
+    )
     planner.shards.answers["resizing/shard-1 stats"] = OperationTimeoutError("it does not answer yet")
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(planner.resizing.scale, 2, 60.0)

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tensorvine.actors.engine.engine import Node
 from tensorvine.actors.rpc import messages
 from tensorvine.actors.rpc.messages import Disk, Hello, ShardPlan
 from tensorvine.actors.rpc.redis_keys import Address
@@ -33,7 +32,7 @@ MESSAGES = {
     "plan": PLAN,
     "topology": TOPOLOGY,
     "a later topology": TOPOLOGY.grown([7]).settled().shrunk([0]),
-    "config": PLAN.config(TOPOLOGY, 1, Node("node", 1 << 30), 1),
+    "config": PLAN.config(TOPOLOGY, 1, 1 << 20),
     "address": ADDRESS,
     "hello": Hello(0, "node", 17, 3, 1 << 20, ADDRESS),
     "offer": replicas.Offer({}, {}, ADDRESS),

@@ -1,0 +1,118 @@
+"""The memory that the shards of a repository have reserved on their nodes, so that nobody else is promised it.
+
+Rules (docs/design/memory.md)
+- What a shard may fill is reserved before it is started: where a node has not so much left, it is not started.
+- The planner reserves, as the shards themselves could not start again on another node while they ask for much of it.
+  What it reserved ends with it, at the latest; its next incarnation reserves anew.
+- A shard that was started again on another node takes its reservation along. Where that node has no room, it runs
+  without one, and the log says so.
+- Unless told how much, a shard takes half of what is left: the next repository finds room, and so do tasks that ask
+  for memory, and what no reservation knows of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from ...store.errors import ShardUnavailableError, StoreFullError
+from ..engine.engine import Engine, Node
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES = 64 << 20
+"""What a shard takes at least that was not told how much."""
+
+
+class Reservations:
+    """The reservations of one start of a repository.
+
+    Args:
+        engine: keeps them.
+        repository: its name.
+        start: the id of this start.
+    """
+
+    def __init__(self, engine: Engine, repository: str, start: str) -> None:
+        self._engine = engine
+        self._repository = repository
+        self._prefix = f"{repository}:{start}:"
+        self._missing: dict[int, str] = {}
+        """Shards that run without a reservation, which was said -> their node."""
+
+    def take(self, chosen: Mapping[int, Node], nbytes: int | None) -> dict[int, int]:
+        """Reserve memory for shards that are about to start; for all of them, or for none.
+
+        Args:
+            chosen: the shards, and the node of each.
+            nbytes: for each; None: they share half of what their node has left.
+
+        Returns:
+            Bytes for each shard.
+
+        Raises:
+            StoreFullError: a node has not so much left.
+        """
+        beside = Counter(node.id for node in chosen.values())
+        rooms = {
+            shard: nbytes if nbytes is not None else node.memory_free // 2 // beside[node.id]
+            for shard, node in chosen.items()
+        }
+        taken: list[int] = []
+        try:
+            for shard, node in chosen.items():
+                small = nbytes is None and rooms[shard] < LEAST_BYTES
+                if small or not self._engine.reserve(self._name(shard), node.id, rooms[shard]):
+                    raise self._full(shard, node.id, rooms[shard] if nbytes is not None else LEAST_BYTES)
+                taken.append(shard)
+        except BaseException:
+            for shard in taken:
+                self.release(shard)
+            raise
+        return rooms
+
+    def release(self, shard: int) -> None:
+        """Let go of what was reserved for a shard; nothing is no error."""
+        self._engine.unreserve(self._name(shard))
+
+    def release_all(self) -> None:
+        """Let go of all."""
+        for name in self._engine.reserved(self._prefix):
+            self._engine.unreserve(name)
+
+    def follow(self, places: Mapping[int, str], capacity: Callable[[int], int]) -> None:
+        """Have the reservations lie where the shards are.
+
+        Args:
+            places: the node of each shard that there is.
+            capacity: gives the bytes that one may fill.
+        """
+        found = self._engine.reserved(self._prefix)
+        for name, node in found.items():
+            if places.get(int(name.removeprefix(self._prefix))) != node:
+                self._engine.unreserve(name)
+        for shard, node in places.items():
+            if found.get(self._name(shard)) == node:
+                self._missing.pop(shard, None)
+            elif not self._engine.reserve(self._name(shard), node, capacity(shard), wait=False):
+                self._say_missing(shard, node)
+
+    def _say_missing(self, shard: int, node: str) -> None:
+        if self._missing.get(shard) != node:
+            self._missing[shard] = node
+            log.warning("%s; it runs without a reservation there", self._full(shard, node, None))
+
+    def _full(self, shard: int, node: str, needed: int | None) -> StoreFullError:
+        try:
+            left = next((known.memory_free for known in self._engine.nodes() if known.id == node), 0)
+        except ShardUnavailableError:
+            left = 0
+        wanted = f"{needed} bytes" if needed is not None else "its bytes"
+        return StoreFullError(
+            f"repository {self._repository!r}: shard {shard}: expected {wanted} of memory on node {node} that nobody "
+            f"has reserved; found {left}: give a smaller store_bytes, or end what has reserved the rest"
+        )
+
+    def _name(self, shard: int) -> str:
+        return f"{self._prefix}{shard}"
