@@ -48,6 +48,8 @@ class ShardStats:
     """Leases on versions."""
     bytes_staged: int = 0
     """Bytes of memory that savers are filling."""
+    bytes_resident: int = 0
+    """Bytes of the system's memory that it has taken: of what is kept, filled and free, as far as there are pages."""
     versions_behind: int = 0
     """Versions that wait to be written to disk."""
     bytes_behind: int = 0

@@ -17,6 +17,10 @@ Rules
   block is not what it was told of, or the shard sees the reader and leaves the block as it is. No answer about a place
   is believed: a wrong one is noticed here.
 - M5, M6. Readers' locks: see `locks`.
+- M10. Pages of memory that nobody has may go back to the system. The shard counts that on the version page before it
+  does, and what it grants, it grants afterwards: a client that finds another count makes its pages anew. Beside the
+  count stands where the next grants will come from, as far as pages are there: a client maps those ahead. What stands
+  there stays for a second after it is taken away.
 - M7. Readers map the memory without write permission: a write through a view is an error of the writer, not of all.
 """
 
@@ -30,13 +34,15 @@ import os
 import select
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
 from ...store.errors import ShardUnavailableError
 from ...store.segments.arena import Part
 from ...store.segments.blockheader import CLEARED, HEADER_BYTES
+from .holes import bytes_resident, data_in, punch
 from .locks import PAGE_BYTES, ReadLocks, is_locked
 from .pages import Pages
 
@@ -44,6 +50,13 @@ log = logging.getLogger(__name__)
 
 SMALLEST_BYTES = 64 << 10
 """Blocks of fewer bytes stay out of this memory, so that headers take less than a thousandth of it."""
+
+STEP_BYTES = 16 << 20
+"""Pages are mapped ahead, and given back, in steps of so many bytes: 1 to 2 ms, or 6 where they are made."""
+_EPOCH, _LEASE, _GONE, _AHEAD = range(4)
+"""Where on the version page stand the counters, in words of 8 bytes, and then how many spans are ahead, and which."""
+_MOST_SPANS = 16
+_WORDS = _AHEAD + 1 + 2 * _MOST_SPANS
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
@@ -84,7 +97,7 @@ class SharedMemory:
         self.file = _file_id(self.fd)
         self._map = mmap.mmap(self.fd, PAGE_BYTES + self.size)
         whole = np.frombuffer(self._map, np.uint8)
-        self._page = whole[:16].view(np.uint64)
+        self._page = whole[: 8 * _WORDS].view(np.uint64)
         self._blocks = whole[PAGE_BYTES:]
         self._pages = Pages(self.fd, self._blocks)
         self._pages.part(Part(0, min(touch, capacity)))
@@ -92,15 +105,60 @@ class SharedMemory:
 
     def publish(self, epoch: int) -> None:
         """Show the shard's counter to the clients of this node."""
-        self._page[0] = epoch
+        self._page[_EPOCH] = epoch
 
     def lease(self, ends: float) -> None:
         """Show them until when the counter holds, by this machine's `time.monotonic`."""
-        self._page[1] = int(ends * 1e9)
+        self._page[_LEASE] = int(ends * 1e9)
 
     def part(self, part: Part) -> np.ndarray:
         """Return a part's bytes."""
         return self._pages.part(part)
+
+    # ---- pages ----------------------------------------------------------------------------------------
+
+    @property
+    def bytes_resident(self) -> int:
+        """Bytes that the system has given pages to, the version page included."""
+        return bytes_resident(self.fd)
+
+    def unmade(self, start: int, end: int) -> bool:
+        """Tell whether this process has not mapped all pages between two offsets."""
+        return self._pages.unmade(start, end)
+
+    def make(self, start: int, end: int) -> None:
+        """Make and map pages ahead of need; what is in those that there are stays as it is.
+
+        Raises:
+            StoreFullError: the system has no memory for them.
+        """
+        self._pages.make(start, end)
+
+    def show_ahead(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Show where the next grants will come from, as far as there are pages."""
+        shown = spans[:_MOST_SPANS]
+        self._page[_AHEAD] = 0
+        self._page[_AHEAD + 1 : _AHEAD + 1 + 2 * len(shown)] = [at for span in shown for at in span]
+        self._page[_AHEAD] = len(shown)
+
+    def data_in(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return where, between two offsets, there are pages."""
+        return [(a - PAGE_BYTES, b - PAGE_BYTES) for a, b in data_in(self.fd, PAGE_BYTES + start, PAGE_BYTES + end)]
+
+    def count_gone(self, start: int, end: int) -> None:
+        """Have all know that these pages, whole chunks, are about to go. Nobody may have them before `punch`."""
+        self._page[_GONE] += np.uint64(1)
+        self._pages.forget(start, end)
+
+    def punch(self, start: int, end: int) -> None:
+        """Give pages back to the system, after `count_gone`.
+
+        Raises:
+            OSError: the system does not take them.
+        """
+        punch(self.fd, PAGE_BYTES + start, end - start)
+
+    # ---- blocks ---------------------------------------------------------------------------------------
 
     def label(self, part: Part, header: bytes) -> None:
         """Write the header of the block that lies in a part from now on."""
@@ -149,13 +207,14 @@ class MemoryView:
         own = _opened(pid, fd, file)
         weakref.finalize(self, os.close, own)
         is_locked(own, 0)  # else it would be found out in the middle of a read
-        length = PAGE_BYTES + size_for(capacity)
+        self._size = size_for(capacity)
+        length = PAGE_BYTES + self._size
         readable = mmap.mmap(own, length, prot=mmap.PROT_READ)
         self._readers = ReadLocks(own, readable)
         self._readable = memoryview(readable)
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
-        self._pages = Pages(own, writable[PAGE_BYTES:])
-        self._page = np.frombuffer(self._readable[:16], np.uint64)
+        self._page = page = np.frombuffer(self._readable[: 8 * _WORDS], np.uint64)
+        self._pages = Pages(own, writable[PAGE_BYTES:], lambda: int(page[_GONE]))
 
     @property
     def alive(self) -> bool:
@@ -164,12 +223,33 @@ class MemoryView:
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its process has ended, or may not answer for it (any more)."""
-        epoch, ends = self._page.tolist()
+        epoch, ends = self._page[: _LEASE + 1].tolist()
         return epoch if self._process_runs() and time.monotonic_ns() < ends else None
 
-    def part(self, part: Part) -> np.ndarray:
-        """Return a granted part, to write to."""
-        return self._pages.part(part)
+    def part(self, part: Part, helper: Executor | None = None) -> np.ndarray:
+        """Return a granted part, to write to; `helper` makes half of its pages, where they are many.
+
+        Raises:
+            StoreFullError: the system has no memory for it.
+        """
+        return self._pages.part(part, helper)
+
+    def map_ahead(self) -> bool:
+        """Map some of the pages that the next grants will come from; False: all are mapped that there are.
+
+        Raises:
+            StoreFullError: the system has no memory, not even to map them.
+        """
+        words = self._page.tolist()
+        count = min(words[_AHEAD], _MOST_SPANS)
+        spans = zip(words[_AHEAD + 1 :: 2], words[_AHEAD + 2 :: 2], strict=True)
+        for start, end in [*spans][:count]:
+            for at in range(start, min(end, self._size), STEP_BYTES):
+                stop = min(at + STEP_BYTES, end, self._size)
+                if self._pages.unmade(at, stop):
+                    self._pages.make(at, stop)
+                    return True
+        return False
 
     def read(self, part: Part, header: bytes) -> np.ndarray | None:
         """Return a block's bytes, read-only, locked in place for as long as the array or a view on it lives.

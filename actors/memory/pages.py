@@ -2,8 +2,10 @@
 
 Rules
 - They are made, many at once, where they are needed for the first time: page by page, when they are written to, it
-  takes several times as long. An old kernel makes them without mapping them.
+  takes several times as long. An old kernel makes them without mapping them. Two threads make many faster than one.
 - Memory that the system does not have is a `StoreFullError` here, and not a signal when it is written to.
+- Pages may go back to the system while nobody has the memory (M10). So what was made counts as made for as long as
+  the count of that is the one that was seen before it was made.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import functools
 import logging
 import mmap
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor, wait
 
 import numpy as np
 
@@ -29,22 +33,68 @@ _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 CHUNK_BYTES = 2 << 20
 
 
-class Pages:
-    """A writable mapping whose pages are made, many at once, where they are needed for the first time."""
+def _never_gone() -> int:
+    return 0
 
-    def __init__(self, fd: int, block: np.ndarray) -> None:
+
+class Pages:
+    """A writable mapping whose pages are made, many at once, where they are needed for the first time.
+
+    Args:
+        fd: of the memory.
+        block: where it is mapped, from after the version page on.
+        gone: counts how often pages went back to the system; one who calls `forget` needs no count.
+    """
+
+    def __init__(self, fd: int, block: np.ndarray, gone: Callable[[], int] = _never_gone) -> None:
         self._fd = fd
         self._block = block
-        self._made = np.zeros(-(-block.nbytes // CHUNK_BYTES), np.bool_)
+        self._gone = gone
+        self._made = np.zeros(-(-block.nbytes // CHUNK_BYTES), np.uint64)
+        """One more than the count that was seen before a chunk was made here; 0: it was not. No lock guards it, as
+        a process may fork in the middle of anything."""
 
-    def part(self, part: Part) -> np.ndarray:
-        """Return a part's bytes."""
-        first = max(part.offset - HEADER_BYTES, 0) // CHUNK_BYTES
-        last = -(-(part.offset + part.length) // CHUNK_BYTES)
-        if not self._made[first:last].all():
-            _populate(self._fd, first * CHUNK_BYTES, self._block[first * CHUNK_BYTES : last * CHUNK_BYTES])
-            self._made[first:last] = True
+    def part(self, part: Part, helper: Executor | None = None) -> np.ndarray:
+        """Return a part's bytes, their pages made; `helper` makes half of many."""
+        start, end = max(part.offset - HEADER_BYTES, 0), part.offset + part.length
+        if self.unmade(start, end):
+            self._make_both(start, end, helper)
         return self._block[part.offset : part.offset + part.length]
+
+    def unmade(self, start: int, end: int) -> bool:
+        """Tell whether pages between two offsets were not made here yet, or may have gone since."""
+        return not (self._made[_chunks(start, end)] == self._gone() + 1).all()
+
+    def make(self, start: int, end: int) -> None:
+        """Make the pages between two offsets now.
+
+        Raises:
+            StoreFullError: the system has no memory for them.
+        """
+        chunks, seen = _chunks(start, end), self._gone()
+        first = chunks.start * CHUNK_BYTES
+        _populate(self._fd, first, self._block[first : chunks.stop * CHUNK_BYTES])
+        self._made[chunks] = seen + 1
+
+    def forget(self, start: int, end: int) -> None:
+        """Take the pages between two offsets, which are whole chunks, for gone."""
+        self._made[_chunks(start, end)] = 0
+
+    def _make_both(self, start: int, end: int, helper: Executor | None) -> None:
+        middle = (start + end) // 2 // CHUNK_BYTES * CHUNK_BYTES
+        if helper is None or middle <= start:
+            self.make(start, end)
+            return
+        other = helper.submit(self.make, middle, end)
+        try:
+            self.make(start, middle)
+        finally:
+            wait([other])
+        other.result()
+
+
+def _chunks(start: int, end: int) -> slice:
+    return slice(start // CHUNK_BYTES, -(-end // CHUNK_BYTES))
 
 
 def _populate(fd: int, offset: int, block: np.ndarray) -> None:

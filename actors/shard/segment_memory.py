@@ -34,6 +34,7 @@ from ..memory.memory import SMALLEST_BYTES, SharedMemory
 from ..memory.workers import Workers
 from ..rpc.messages import Filled
 from .hashing import Hashing, digests_of
+from .page_care import PageCare
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class SegmentMemory:
         self._capacity = capacity
         self._arena = Arena(self.memory.size)
         """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
+        self.page_care = PageCare(self.memory, self._arena, lock, min(touch, capacity), f"shard {state.index}")
         self._base = secrets.randbits(62)
         """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
         self._ended = Ended()
@@ -105,9 +107,10 @@ class SegmentMemory:
         """
         if isinstance(owner, Save):
             self._ended.check(owner)
+        self.page_care.asked(owner, list(map(_arena_bytes, sizes)))
         offsets = self._granted(owner, sizes, least)
-        if not offsets and self._freed:
-            self._recycle()
+        if not offsets:
+            self._recycle_all()
             offsets = self._granted(owner, sizes, least)
         return offsets if offsets or not sizes else self._granted_of_others(owner, sizes, least)
 
@@ -126,7 +129,9 @@ class SegmentMemory:
 
     def _granted(self, owner: Owner, sizes: Sequence[int], least: int) -> list[int]:
         """Grant as many of `sizes` as fit now, each with room for a header in front of it."""
-        offsets = self._arena.grant(owner, list(map(_arena_bytes, sizes)), least)
+        needed = list(map(_arena_bytes, sizes))
+        offsets = self._arena.grant(owner, needed, least)
+        self.page_care.granted(list(zip(offsets, needed, strict=False)))
         return [offset + HEADER_BYTES for offset in offsets]
 
     def reserve(self, save: Save, sizes: Sequence[int]) -> list[int]:
@@ -138,7 +143,7 @@ class SegmentMemory:
             OperationTimeoutError: the owner is a save that has ended.
         """
         self._ended.check(save)
-        self._recycle()
+        self._recycle_all()
         if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
             return []
         return self._granted(save, sizes, len(sizes))
@@ -151,6 +156,7 @@ class SegmentMemory:
         Returns:
             False when that cannot make room for them; then none has left.
         """
+        self._recycle_all()
         leaving = dict(self._leaving())
         coming = [s for s in self._state.absent(wanted).keys() | (wanted.keys() & leaving.keys()) if wanted[s]]
         known = [(segment, wanted[s]) for s in coming if (segment := self._state.segment(s)) is not None]
@@ -241,6 +247,7 @@ class SegmentMemory:
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self.hashing.later(segment)
+        self.page_care.soon()
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
         """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
@@ -349,6 +356,11 @@ class SegmentMemory:
                 self._freed.append(part)
             else:
                 self._arena.free(part.offset - HEADER_BYTES)
+
+    def _recycle_all(self) -> None:
+        """The same, and with them what `page_care` has for a moment: after that, no room is missed that there is."""
+        self.page_care.settle()
+        self._recycle()
 
     def _compact(self, segment_id: SegmentId) -> None:
         """Copy the live slots of a segment into a smaller block."""

@@ -34,6 +34,7 @@ from .handoff.reconciliation import Reconciliation
 from .handoff.segment_handoff import SegmentHandoff
 from .handoff.strays import Strays
 from .local_clients import LocalClients
+from .page_care import LOOK_S
 from .parts.changes import Changes
 from .parts.files import Files
 from .parts.holders import Holders
@@ -52,6 +53,7 @@ from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
 from .sweep import Sweep
+from .ticker import Ticker
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +156,8 @@ class Shard:
             senders=senders,
             exports=exports,
         )
+        care = context.segment_memory.page_care
+        care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon
 
     @answers(ChangeCalls.gathered)
     async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:

@@ -19,6 +19,8 @@ from .segment import padded
 
 KEPT = Filling("kept")
 """Owner of parts that hold segments."""
+PAGES = Filling("pages")
+"""Owner of a part, otherwise free, for the moment in which its pages go back to the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,17 @@ class Arena:
 
     def used(self, *, kept: bool) -> int:
         """Sum the bytes, padding included, of parts that hold segments, or of those that savers fill."""
-        return sum(length for length, owner in self._taken.values() if (owner == KEPT) == kept)
+        return sum(length for length, owner in self._taken.values() if (owner == KEPT) == kept and owner != PAGES)
 
     @property
     def free_bytes(self) -> int:
         """Sum the bytes that nobody has."""
         return sum(end - start for start, end in self._free)
+
+    @property
+    def free_spans(self) -> list[tuple[int, int]]:
+        """Where the bytes that nobody has begin and end, by address."""
+        return list(self._free)
 
     def grant(self, owner: Owner, sizes: Sequence[int], least: int = 1) -> list[int]:
         """Return offsets for as many of `sizes` as fit now, in order; none where fewer than `least` do."""
@@ -73,6 +80,16 @@ class Arena:
         for offset in offsets:
             del self._taken[offset]
         return []
+
+    def claim(self, offset: int, length: int, owner: Owner) -> bool:
+        """Hand just this part to an owner, if all of it is free."""
+        for position, (start, end) in enumerate(self._free):
+            if start <= offset and offset + length <= end:
+                beside = ((start, offset), (offset + length, end))
+                self._free[position : position + 1] = [span for span in beside if span[0] < span[1]]
+                self._taken[offset] = (length, owner)
+                return True
+        return False
 
     def give(self, offset: int, owner: Owner) -> None:
         """Hand the part that starts at `offset` to another owner."""
@@ -99,7 +116,7 @@ class Arena:
 
     def owners(self) -> set[Owner]:
         """Who fills a part now."""
-        return {owner for _, owner in self._taken.values()} - {KEPT}
+        return {owner for _, owner in self._taken.values()} - {KEPT, PAGES}
 
     def owner_of(self, offset: int) -> Owner | None:
         """Who holds the part that starts at `offset`."""

@@ -54,10 +54,21 @@ class Saver:
         self._serial = count(1)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
         self.reserved = ReservedMemory(session, self._helper)
+        self._filled: int | None = None
+        """The shard that was written to last."""
 
     def close(self) -> None:
         """End the helper thread."""
         self._helper.shutdown()
+
+    def map_ahead(self) -> bool:
+        """Map some of the memory that the next save will get at the shard of the last one; False: all is mapped.
+
+        Raises:
+            StoreFullError: the system has no memory for that.
+        """
+        connection = self._session.connections.present(self._filled) if self._filled is not None else None
+        return connection is not None and connection.view is not None and connection.view.map_ahead()
 
     def announce(
         self,
@@ -189,6 +200,7 @@ class Saver:
                     granter=begun.incarnation,
                 )
                 upload.write(plan.written, home == near)
+                self._filled = near
             except MovedError as exc:  # it drains
                 deadline.left_for(what)
                 self._session.refresh(exc.version)

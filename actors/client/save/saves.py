@@ -3,7 +3,8 @@
 Rules
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
-- One thread carries saves out, in the order in which they were asked for. It starts with the first.
+- One thread carries saves out, in the order in which they were asked for. It starts with the first. For a few seconds
+  after each it maps the memory that the next is likely to get, in steps of a millisecond or two.
 - `close` waits for as long as the saves that are queued may take by their own timeouts.
 """
 
@@ -28,6 +29,10 @@ from .staging import Staged, Staging
 from .upload import Upload
 
 log = logging.getLogger(__name__)
+
+AHEAD_S = 0.1
+AHEAD_LOOKS = 30
+"""How often, in such pauses, the thread looks after a save for memory that its shard has made ready."""
 
 
 @dataclass(slots=True)
@@ -56,6 +61,7 @@ class Saves:
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
         self._closed = False
+        self._has_saved = False
 
     def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
         """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
@@ -107,7 +113,7 @@ class Saves:
         work.pending.mark_staged()
 
     def _carry_out(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while (work := self._next()) is not None:
             released = work.buffer.release if work.buffer is not None else work.pending.mark_staged
             work.pending.run(lambda work=work, released=released: self.saver.save(work.request, released, work.upload))
             if work.buffer is not None:
@@ -115,6 +121,27 @@ class Saves:
             if work.again:
                 self._reserve(work.request)
             del work, released  # the tensors must not live until the next save
+
+    def _next(self) -> _Work | None:
+        """Wait for the next save; map ahead meanwhile, for a while."""
+        looks = AHEAD_LOOKS if self._has_saved else 0
+        while looks:
+            more = self._map_ahead()
+            looks -= 0 if more else 1
+            try:
+                return self._queue.get(timeout=0.0 if more else AHEAD_S)
+            except queue.Empty:
+                continue
+        self._has_saved = True
+        return self._queue.get()
+
+    def _map_ahead(self) -> bool:
+        """Map some of the memory that the next save will get; False: there is no more now."""
+        try:
+            return self.saver.map_ahead()
+        except TensorVineError as exc:  # the save itself will say so, if it is so still
+            log.info("no memory is mapped ahead of the next save: %s", exc)
+            return False
 
     def _reserve(self, request: SaveRequest) -> None:
         """Have memory wait for the next save like this one; a failure costs that save a copy, and no more."""

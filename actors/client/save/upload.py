@@ -200,7 +200,7 @@ class Upload:
             if not granted:
                 granted = self._grant([b.length for b in blocks[position:]])
             part = Part(granted.pop(0), block.length)
-            copy_into(view.part(part), arrays, self._helper)
+            copy_into(view.part(part, self._helper), arrays, self._helper)
             self.blocks.append((block.id, part, block.sizes))
 
     def _grant(self, lengths: list[int]) -> list[int]:

@@ -156,6 +156,7 @@ class Queries:
             return replace(
                 self._state.stats(),
                 bytes_staged=self._segment_memory.bytes_filling,
+                bytes_resident=self._segment_memory.memory.bytes_resident,
                 versions_behind=versions,
                 bytes_behind=nbytes,
                 capacity=self._context.config.capacity,

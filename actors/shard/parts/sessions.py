@@ -62,6 +62,7 @@ class Sessions:
             self._state.open(client, time.monotonic())
             if node == here:
                 self._local.watch(client, pid)
+                self._segment_memory.page_care.came()
         memory, socket = self._segment_memory.memory, await self.socket_address(node)
         place = (os.getpid(), memory.fd, memory.file, memory.capacity)
         return Hello(self._index, here, *place, self._tcp_address, socket)

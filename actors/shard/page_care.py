@@ -1,0 +1,183 @@
+"""Looks after the pages of one shard's memory: makes them ahead of need, and gives back those that nobody needs.
+
+Rules
+- M10. Which, `store.segments.page_plan` says. Pages are made ahead while no save is under way, in memory that is
+  free or not: to make pages changes nothing in them. Pages go only while the arena has them owned by `PAGES`; then the
+  clients are told, then they go. The shard's lock is held for neither.
+- A grant that does not fit waits for the few pages that are just going (`settle`): nothing is refused for their sake.
+- What was shown to clients as ahead goes a look later at the earliest: they may be about to map it.
+- Pages are made ahead as long as more than `SPARE_SHARE` of the machine's memory would be left.
+- A system that takes no pages back is said once in the log, and asked no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from ...store.errors import StoreFullError
+from ...store.holders import Owner, Save
+from ...store.segments.arena import PAGES, Arena
+from ...store.segments.page_plan import PagePlan, Span, pieces
+from ..memory.memory import STEP_BYTES, SharedMemory
+from ..memory.pages import CHUNK_BYTES
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+SPARE_SHARE = 0.1
+
+
+class PageCare:
+    """Looks after the pages of one shard's memory.
+
+    Args:
+        memory: the shard's.
+        arena: whose parts are whose.
+        lock: guards the arena and this.
+        kept: bytes at the low end that stay.
+        whose: "shard 3", for the log.
+    """
+
+    def __init__(self, memory: SharedMemory, arena: Arena, lock: threading.RLock, kept: int, whose: str) -> None:
+        self.soon: Callable[[], None] = lambda: None
+        """Has somebody `look`; set by who does that all the time."""
+        self._memory = memory
+        self._arena = arena
+        self._lock = lock
+        self._whose = whose
+        self._plan = PagePlan(memory.size, CHUNK_BYTES, kept)
+        self._going: tuple[Span, threading.Event] | None = None
+        """What just goes, and what says that it went."""
+        self._shown: list[Span] = []
+        self._refused = self._short = False
+
+    # ---- called with the lock held --------------------------------------------------------------------
+
+    def granted(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Note (offset, bytes) of what somebody was granted."""
+        now = time.monotonic()
+        for offset, nbytes in parts:
+            self._plan.used(offset, nbytes, now)
+
+    def asked(self, owner: Owner, sizes: Sequence[int]) -> None:
+        """Note what somebody asked for."""
+        if isinstance(owner, Save) and sizes:
+            self._plan.saved(sizes, time.monotonic())
+
+    def came(self) -> None:
+        """Note that a client came, which may save."""
+        self._plan.expect(time.monotonic())
+        self.soon()
+
+    def settle(self) -> None:
+        """Wait for what just goes, a matter of milliseconds, and have it be free."""
+        if self._going is not None:
+            span, gone = self._going
+            gone.wait()
+            self._returned(span)
+
+    # ---- in a thread of its own -----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Make pages ahead, and give some back: whatever there is to do now."""
+        shown = self._shown
+        self._make_ahead()
+        if not self._refused:
+            self._give_back(shown)
+
+    def _make_ahead(self) -> None:
+        while True:
+            with self._lock:
+                ahead = self._plan.ahead(self._arena.free_spans, time.monotonic())
+                busy = any(isinstance(owner, Save) and not owner.ahead for owner in self._arena.owners())
+            missing = self._show(ahead)
+            if missing is None or busy or not self._may_make(sum(end - start for start, end in ahead)):
+                return
+            try:
+                self._memory.make(*missing)
+            except StoreFullError as exc:
+                self._tell_short(str(exc))
+                return
+
+    def _show(self, ahead: Sequence[Span]) -> Span | None:
+        """Show clients what is made of the memory that is ahead; give the first piece of what is not."""
+        shown: list[Span] = []
+        missing: Span | None = None
+        for span in ahead:
+            for start, end in pieces(span, STEP_BYTES)[::-1]:
+                if self._memory.unmade(start, end):
+                    missing = missing or (start, end)
+                elif shown and shown[-1][1] == start:
+                    shown[-1] = (shown[-1][0], end)
+                else:
+                    shown.append((start, end))
+        if shown != self._shown:
+            self._memory.show_ahead(shown)
+            self._shown = shown
+        return missing
+
+    def _may_make(self, nbytes: int) -> bool:
+        machine = psutil.virtual_memory()
+        enough = machine.available - nbytes > SPARE_SHARE * machine.total
+        if not enough:
+            self._tell_short(f"{machine.available} bytes are left of {machine.total}")
+        return enough
+
+    def _tell_short(self, reason: str) -> None:
+        if not self._short:
+            self._short = True
+            log.info("%s: memory is not made ahead of need, the machine is short of it: %s", self._whose, reason)
+
+    def _give_back(self, shown: Sequence[Span]) -> None:
+        with self._lock:
+            idle = self._idle(shown)
+        for span in idle:
+            for start, end in self._memory.data_in(*span)[::-1]:
+                whole = (start // CHUNK_BYTES * CHUNK_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+                for piece in pieces(whole, STEP_BYTES):
+                    if not self._gave_back(piece, shown):
+                        return
+
+    def _idle(self, shown: Sequence[Span]) -> list[Span]:
+        """Return what may go now, but for what clients may just map."""
+        idle = self._plan.idle(self._arena.free_spans, time.monotonic())
+        for first, last in shown:
+            idle = [
+                (start, end)
+                for whole in idle
+                for start, end in ((max(whole[0], last), whole[1]), (whole[0], min(whole[1], first)))
+                if start < end
+            ]
+        return idle
+
+    def _gave_back(self, piece: Span, shown: Sequence[Span]) -> bool:
+        """Give a piece back, if it still may go; False: the system takes none."""
+        start, end = piece
+        gone = threading.Event()
+        with self._lock:
+            if not any(first <= start and end <= last for first, last in self._idle(shown)):
+                return True
+            if not self._arena.claim(start, end - start, PAGES):
+                return True
+            self._going = piece, gone
+            self._memory.count_gone(start, end)
+        try:
+            self._memory.punch(start, end)
+        except OSError as exc:
+            self._refused = True
+            log.warning("%s: the system does not take pages back, so none are given: %s", self._whose, exc)
+        finally:
+            gone.set()
+            with self._lock:
+                self._returned(piece)
+        return not self._refused
+
+    def _returned(self, piece: Span) -> None:
+        if self._going is not None and self._going[0] == piece:
+            self._going = None
+            self._arena.free(piece[0])
