@@ -28,6 +28,8 @@ ADD_SEALS, SEAL_SHRINK, SEAL_GROW = 1033, 2, 4
 GETLK, SETLK, SETLKW = 36, 37, 38
 """The OFD commands of `fcntl`."""
 _FLOCK = "hhqqi4x"
+CHUNK_BYTES = 256
+"""In place of the 2 MiB that pages are made by."""
 
 
 class Memory:
@@ -37,6 +39,8 @@ class Memory:
         self.bytes = np.zeros(0, np.uint8)
         self.number = world().number()
         self.seals = 0
+        self.pages: set[int] = set()
+        """Chunks of `CHUNK_BYTES` after the version page that were made and have not gone since."""
         self.locks: list[tuple[int, int, int, Opened]] = []
         """(kind, start, end, who)."""
 
@@ -48,10 +52,21 @@ class Opened:
         self.memory = memory
         self.process = process
 
+    def fallocate64(self, start: int, length: int) -> None:
+        """Punch a hole: what is read there is zeros."""
+        if self.memory is not None:
+            self.memory.bytes[start : start + length] = 0
+            self.memory.pages -= set(_chunks(start, start + length))
+
     def close(self) -> None:
         """Drop what it has locked."""
         if self.memory is not None:
             self.memory.locks = [lock for lock in self.memory.locks if lock[3] is not self]
+
+
+def _chunks(start: int, end: int) -> range:
+    """Return the chunks that two offsets of a file span."""
+    return range((start - real_mmap.PAGESIZE) // CHUNK_BYTES, -(-(end - real_mmap.PAGESIZE) // CHUNK_BYTES))
 
 
 def _descriptor(number: int) -> Opened:
@@ -117,7 +132,21 @@ class Os:
     @staticmethod
     def fstat(number: int) -> Any:
         memory = _descriptor(number).memory
-        return SimpleNamespace(st_dev=1, st_ino=memory.number if memory is not None else 0)
+        if memory is None:
+            return SimpleNamespace(st_dev=1, st_ino=0, st_blocks=0)
+        return SimpleNamespace(st_dev=1, st_ino=memory.number, st_blocks=len(memory.pages) * CHUNK_BYTES // 512)
+
+    @staticmethod
+    def lseek(number: int, offset: int, whence: int) -> int:
+        memory = _descriptor(number).memory
+        if memory is None:
+            raise OSError(errno.ESPIPE, "Illegal seek")
+        chunk, last = _chunks(offset, offset + 1)[0], -(-(memory.bytes.nbytes - real_mmap.PAGESIZE) // CHUNK_BYTES)
+        while chunk < last and (chunk in memory.pages) != (whence == real_os.SEEK_DATA):
+            chunk += 1
+        if chunk == last and whence == real_os.SEEK_DATA:
+            raise OSError(errno.ENXIO, "No such device or address")
+        return max(offset, min(real_mmap.PAGESIZE + chunk * CHUNK_BYTES, memory.bytes.nbytes))
 
     @staticmethod
     def open(path: Any, flags: int, mode: int = 0o777) -> int:
@@ -267,7 +296,7 @@ class Select:
 
 
 class Ctypes:
-    """`ctypes`, for `madvise` alone: it makes all pages, or, in a world of old kernels, cannot."""
+    """`ctypes`, for `madvise`, which makes pages or, in a world of old kernels, cannot, and for `fallocate`."""
 
     def __getattr__(self, name: str) -> Any:
         import ctypes
@@ -279,9 +308,44 @@ class Ctypes:
         return Ctypes()
 
     @staticmethod
-    def madvise(*_: Any) -> int:
-        return -1 if getattr(world(), "old_kernel", False) else 0
+    def madvise(address: Any, length: Any, _: int) -> int:
+        if getattr(world(), "old_kernel", False):
+            return -1
+        memory, start = _mapped(address.value)
+        memory.pages.update(_chunks(max(start, real_mmap.PAGESIZE), start + length.value))
+        return 0
+
+    @staticmethod
+    def fallocate64(number: Any, mode: Any, offset: Any, length: Any) -> int:
+        w = world()
+        w.point()
+        _descriptor(number.value).fallocate64(offset.value, length.value)
+        w.point()
+        return 0
 
     @staticmethod
     def get_errno() -> int:
         return errno.EINVAL
+
+
+def _mapped(address: int) -> tuple[Memory, int]:
+    """Return whose bytes lie at an address, and where there."""
+    for process in world().processes.values():
+        for opened in process.descriptors.values():
+            if opened.memory is not None:
+                start = address - opened.memory.bytes.ctypes.data
+                if -real_mmap.PAGESIZE < start < opened.memory.bytes.nbytes:
+                    return opened.memory, start
+    raise OSError(errno.EFAULT, "Bad address")
+
+
+def check_made(number: int, start: int, end: int) -> None:
+    """Check that there are the pages between two offsets of a memory, after its version page.
+
+    Raises:
+        OSError: one is missing: to write there could end the process by a signal.
+    """
+    memory = _descriptor(number).memory
+    page = real_mmap.PAGESIZE
+    if memory is not None and not memory.pages.issuperset(_chunks(page + start, page + end)):
+        raise OSError(errno.EFAULT, f"expected pages from {start} to {end}")

@@ -28,9 +28,11 @@ from typing import Any
 from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.rpc.sockets import server
-from tensorvine.actors.shard import sweep, tenure
+from tensorvine.actors.memory import memory
+from tensorvine.actors.shard import page_care, sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
+from tensorvine.store.segments import page_plan
 
 from tests.support.contexts import HeldTenure
 
@@ -132,6 +134,8 @@ def installed() -> Generator[None]:
                 put(value, "__bases__", tuple(threads.Executor if base is pool else base for base in value.__bases__))
         if "INLINE_BYTES" in vars(module):
             put(module, "INLINE_BYTES", INLINE_BYTES)
+        if "CHUNK_BYTES" in vars(module):
+            put(module, "CHUNK_BYTES", kernel.CHUNK_BYTES)
     segment = importlib.import_module("tensorvine.store.segments.segment")
     limits, segment.split.__defaults__ = segment.split.__defaults__, (SEGMENT_BYTES,)
     for module, name, value in _constants():
@@ -154,11 +158,15 @@ def _constants() -> list[tuple[Any, str, Any]]:
         (launch.embedded, "attach_or_start", lambda *_, **__: False),
         (session, "RENEW_S", 1.5),
         (sweep, "SWEEP_S", 1.0),
+        (page_plan, "IDLE_S", 1.5),
+        (page_plan, "RECENT_S", 6.0),
+        (page_plan, "IDLE_BYTES", 1024),
+        (page_care, "STEP_BYTES", 4 * kernel.CHUNK_BYTES),
+        (memory, "STEP_BYTES", 4 * kernel.CHUNK_BYTES),
     ]
 
 
 def _points() -> list[tuple[Any, str]]:
-    memory = importlib.import_module("tensorvine.actors.memory.memory")
     names = ("part", "read", "publish", "counters", "is_read")
     return [
         (cls, name)
@@ -178,6 +186,8 @@ def _with_points(method: Any) -> Any:
         w.point()
         found = method(*arguments, **named)
         if copied:
+            part = arguments[1]
+            kernel.check_made(arguments[0]._pages._fd, part.offset, part.offset + part.length)
             w.copying()
         else:
             w.point()

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -282,7 +283,7 @@ class SimpleQueue:
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         with self._condition:
             if not self._condition.wait_for(lambda: self._items, timeout if block else 0.0):
-                raise RuntimeError("empty")
+                raise queue.Empty
             return self._items.popleft()
 
     def empty(self) -> bool:
