@@ -16,6 +16,7 @@ NAMES = {
     "incremental": "saves that change 25 to 100% of the tensors, beside h5py",
     "prefix_query": "longest-common-prefix queries over 60,000 graphs, beside Redis-Queries",
     "staging": "cold against preallocated shared memory",
+    "pages": "saves that find pages made and mapped, beside cold ones; and how retired memory goes back to the system",
     "checkpoint": "checkpoints of a training that goes on, beside Check-QZP's variants, Keras and torch.save",
     "codec": "bytes and speed of each codec on trained weights and on fine-tuned versions, beside gzip and Zstandard",
     "persist": "writes to disk, reads of one tensor, codecs and recovery, beside plain write + fsync and file formats",

@@ -141,7 +141,7 @@ class TestGivingBack:
         assert life.grant(CAPACITY)[1].length == CAPACITY
 
     def test_contents_stay_whatever_happens_at_random(self, life: Life) -> None:
-        drawn = random.Random(5)
+        drawn = random.Random(5)  # noqa: S311 - a test's choices
         view, there = life.view(), dict[Save, tuple[Part, int]]()
         for step in range(120):
             if there and (drawn.random() < 0.5 or len(there) > 6):
@@ -239,9 +239,7 @@ class TestAhead:
         life.care.look()
         assert life.memory.bytes_resident <= before + 4096
 
-    def test_a_client_that_comes_has_all_of_it_made_again(
-        self, life: Life, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_client_that_comes_has_all_of_it_made_again(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tensorvine.store.segments.page_plan.IDLE_BYTES", 2 * CHUNK_BYTES)
         life.retire(life.saved(8 * CHUNK_BYTES, 5)[0])
         life.wait(2 * IDLE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.store.holders import Filling
@@ -36,7 +37,9 @@ class TestAhead:
         where = {(at, at + size * CHUNK) for at, size in zip(granted, sizes, strict=False)}
         assert covered(ahead) == covered(list(where))
 
-    def test_it_is_as_much_as_the_largest_of_late_and_less_when_nobody_comes(self, monkeypatch) -> None:  # noqa: ANN001
+    def test_it_is_as_much_as_the_largest_of_late_and_less_when_nobody_comes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(page_plan, "IDLE_BYTES", 2 * CHUNK)
         plan, free = PagePlan(SIZE, CHUNK, 0), [(0, SIZE)]
         assert plan.ahead(free, 0.0) == []

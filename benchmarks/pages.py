@@ -1,0 +1,129 @@
+"""Pages of a shard's memory: saves that find them made and mapped, beside saves into memory that nobody touched, and
+how long it takes until what was retired is the system's again.
+
+The peer of every row is the first save of a shard that preallocated nothing: what each such save cost before pages were
+made ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from .architectures import Architecture, synthetic
+from .measure import GIB, MIB, ONE_COPY, Effort, Goal, Report, Row, Sample, copy_floor, progress, wait_until
+from .session import NAME, Names, repository
+
+if TYPE_CHECKING:
+    from tensorvine import Saved
+    from tensorvine.actors import Repository
+
+LAYERS = 10
+ROUNDS = 5
+PAUSE_S = 1.5
+"""Between what happened before and the save that is timed: the client connected, or another version was saved."""
+COLD = "into memory that nobody touched"
+RETIRED_BYTES = 10 * GIB
+
+
+def run(effort: Effort) -> Report:
+    """Time saves by what became of the pages before; then save much, retire it, and watch it go."""
+    sizes = (16 * MIB,) if effort is Effort.QUICK else (256 * MIB, GIB)
+    stored = 64 * MIB if effort is Effort.QUICK else RETIRED_BYTES
+    report = Report("pages")
+    for size in sizes:
+        progress(f"{size // MIB} MiB")
+        with repository(stored + 2 * size, preallocate_bytes=0) as repo:
+            for row in _Rounds(repo, size).rows(stored):
+                report.add(row, headline=size == sizes[0] and "doubles" in row.case)
+    return report
+
+
+class _Rounds:
+    """Saves of one size in one repository."""
+
+    def __init__(self, repo: Repository, size: int) -> None:
+        self._repo = repo
+        self._size = size
+        self._floor_s = copy_floor(size).median
+        self._architecture: Architecture = synthetic(size, LAYERS)
+        self._tensors = self._architecture.tensors()
+        self._names = Names("pages")
+
+    def rows(self, stored: int) -> Iterator[Row]:
+        """Give the rows; `stored` bytes are saved and retired."""
+        cold, first = self._timed(self._repo)
+        doubled, kept = list[float](), [first]
+        for _ in range(ROUNDS):
+            time.sleep(PAUSE_S)
+            doubled.append(self._and_keep(kept))
+            self._retire(kept.pop())
+        self._retire(kept.pop())
+        warm = [self._and_retire(self._repo) for _ in range(ROUNDS)]
+        came = [self._from_another() for _ in range(ROUNDS)]
+        base = Sample(tuple(warm)).median
+        yield self._row("a warm save", warm, cold)
+        yield self._row("a save that doubles what is stored", doubled, cold, Goal("times a warm save", 1.5), base)
+        yield self._row(
+            "first save of a client that came a second ago", came, cold, Goal("times a warm save", 1.5), base
+        )
+        while self._repo.stats().shards[0].bytes_resident < stored:
+            self._and_keep(kept)
+        full = self._repo.stats().shards[0].bytes_resident
+        for saved in kept:
+            self._retire(saved)
+        start = time.perf_counter()
+        least = min(GIB, full // 2)
+        wait_until(lambda: self._repo.stats().bytes_memory == 0, "nothing stored")
+        wait_until(lambda: self._repo.stats().shards[0].bytes_resident < least, f"less than {least} bytes resident")
+        fell = time.perf_counter() - start
+        later = [self._and_retire(self._repo) for _ in range(ROUNDS)]
+        facts = {"MiB resident before": full // MIB, "seconds until it fell": round(fell, 1)}
+        yield self._row("a save after that went", later, cold, Goal("times a warm save", 1.3), base, facts)
+
+    def _row(
+        self,
+        case: str,
+        ours: list[float],
+        cold: float,
+        goal: Goal | None = None,
+        warm: float = 1.0,
+        facts: dict[str, float | int | str] | None = None,
+    ) -> Row:
+        sample = Sample(tuple(ours))
+        known = {"times a warm save": round(sample.median / warm, 2)} if goal is not None else {}
+        return Row(
+            f"{self._size // MIB} MiB: {case}",
+            sample,
+            self._size,
+            COLD,
+            Sample((cold,)),
+            ONE_COPY,
+            self._floor_s,
+            facts=known | (facts or {}),
+        )
+
+    def _timed(self, repo: Repository) -> tuple[float, Saved]:
+        start = time.perf_counter()
+        saved = repo.save(self._names.fresh(), self._tensors, graph=self._architecture.graph, inherit=None)
+        return time.perf_counter() - start, saved
+
+    def _and_keep(self, kept: list[Saved]) -> float:
+        taken, saved = self._timed(self._repo)
+        kept.append(saved)
+        return taken
+
+    def _and_retire(self, repo: Repository) -> float:
+        taken, saved = self._timed(repo)
+        self._retire(saved)
+        return taken
+
+    def _from_another(self) -> float:
+        with closing(type(self._repo).connect(NAME)) as other:
+            time.sleep(PAUSE_S)
+            return self._and_retire(other)
+
+    def _retire(self, saved: Saved) -> None:
+        self._repo.retire(saved.ref)
