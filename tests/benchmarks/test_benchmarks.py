@@ -347,6 +347,7 @@ def test_the_command_lists_benchmarks_that_exist() -> None:
         "incremental",
         "prefix_query",
         "staging",
+        "pages",
         "checkpoint",
         "codec",
         "persist",
