@@ -52,6 +52,8 @@ class Room:
     """Memory that is available."""
 
     nbytes: int
+    total: int
+    """What there is, used or not."""
     limited_by: str
     """Words that say by what."""
 
@@ -79,19 +81,20 @@ class Room:
 
 
 def available(groups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> Room:
-    """Tell how much memory there is for what this process starts.
+    """Tell how much memory there is left for this process, and for what it starts.
 
     Args:
         groups: where control groups are mounted.
         membership: says of which this process is one.
     """
-    least = Room(int(psutil.virtual_memory().available), "the machine")
+    machine = psutil.virtual_memory()
+    least = Room(int(machine.available), int(machine.total), "the machine")
     for folder, files in _own_groups(groups, membership):
         with contextlib.suppress(OSError, ValueError):  # not there, or no number: no limit
             limit = int((folder / files.limit).read_text())
             left = limit - int((folder / files.used).read_text()) + _droppable(folder, files)
             if left < least.nbytes:
-                least = Room(max(left, 0), f"the limit of {limit >> 20} MiB in {folder}")
+                least = Room(max(left, 0), limit, f"the limit of {limit >> 20} MiB in {folder}")
     return least
 
 

@@ -6,7 +6,8 @@ Rules
   clients are told, then they go. The shard's lock is held for neither.
 - A grant that does not fit waits for the few pages that are just going (`settle`): nothing is refused for their sake.
 - What was shown to clients as ahead goes a look later at the earliest: they may be about to map it.
-- Pages are made ahead as long as more than `SPARE_SHARE` of the machine's memory would be left.
+- Pages are made ahead as long as more than `SPARE_SHARE` of the memory would be left, the machine's or that of the
+  control group which limits the shard.
 - A system that takes no pages back is said once in the log, and asked no more.
 """
 
@@ -17,12 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from ...store.errors import StoreFullError
 from ...store.holders import Owner, Save
 from ...store.segments.arena import PAGES, Arena
 from ...store.segments.page_plan import PagePlan, Span, pieces
+from ..engine.room import available
 from ..memory.memory import STEP_BYTES, SharedMemory
 from ..memory.pages import CHUNK_BYTES
 
@@ -122,16 +122,16 @@ class PageCare:
         return missing
 
     def _may_make(self, nbytes: int) -> bool:
-        machine = psutil.virtual_memory()
-        enough = machine.available - nbytes > SPARE_SHARE * machine.total
+        room = available()
+        enough = room.nbytes - nbytes > SPARE_SHARE * room.total
         if not enough:
-            self._tell_short(f"{machine.available} bytes are left of {machine.total}")
+            self._tell_short(f"{room.nbytes} bytes are left of {room.total}, as {room.limited_by} says")
         return enough
 
     def _tell_short(self, reason: str) -> None:
         if not self._short:
             self._short = True
-            log.info("%s: memory is not made ahead of need, the machine is short of it: %s", self._whose, reason)
+            log.info("%s: memory is not made ahead of need, as there is little: %s", self._whose, reason)
 
     def _give_back(self, shown: Sequence[Span]) -> None:
         with self._lock:

@@ -67,7 +67,7 @@ def test_no_groups(tmp_path: Path) -> None:
 
 def test_sizes() -> None:
     for nbytes in (NEEDED_BYTES, 4 << 30, 1 << 40):
-        room = Room(nbytes, "the machine")
+        room = Room(nbytes, 2 * nbytes, "the machine")
         room.check()
         assert STORE_LEAST <= room.store_bytes <= STORE_MOST
         assert room.store_bytes + room.reservable_bytes == nbytes
