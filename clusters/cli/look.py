@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ...actors.client.repository import Repository
     from ...actors.client.stats import RepositoryStats
+    from ...store.shard import ShardStats
     from ...store.versions.manifest import ModelInfo
     from ..nodes import Machine
 
@@ -105,17 +106,25 @@ def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
 
 
 def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: dict[int, str]) -> Table:
-    numbers = ("models", "tensors", "in memory", "on disk", "pins", "behind")
+    numbers = ("models", "tensors", "in memory", "taken", "reserved", "free", "on disk", "pins", "behind")
     rows = table(f"repository {name}", "shard", "node", right=numbers)
     for s in stats.shards:
         behind = f"{s.versions_behind} ({words.size(s.bytes_behind)})" if s.versions_behind else "0"
-        counts = f"{s.models:,}", f"{s.tensors:,}", words.size(s.bytes_memory), words.size(s.bytes_disk)
+        memory = map(words.size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
+        counts = f"{s.models:,}", f"{s.tensors:,}", *memory
         rows.add_row(str(s.shard), addresses.get(here[s.shard], "-"), *counts, str(s.pins), behind)
     pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_behind for s in stats.shards)
-    sizes = words.size(stats.bytes_memory), words.size(stats.bytes_disk)
+    shards = stats.shards
+    taken, reserved = sum(s.bytes_resident for s in shards), sum(s.capacity for s in shards)
+    sizes = map(words.size, (stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk))
     rows.add_section()
     rows.add_row("all", "", f"{stats.models:,}", f"{stats.tensors:,}", *sizes, str(pins), str(behind))
     return rows
+
+
+def _free(shard: ShardStats) -> int:
+    """Return the bytes that nobody has of what a shard may fill."""
+    return max(0, shard.capacity - shard.bytes_allocated - shard.bytes_staged - shard.bytes_mirrored)
 
 
 def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:
