@@ -4,10 +4,12 @@ Rules
 - Everything follows from the seed; two runs see the same graphs and the same bytes.
 - Each tensor is an allocation of its own, as in a framework, in float32.
 - A synthetic model's bytes sum to what was asked, to the byte (rounded down to whole float32 values).
+- The search space is the one that `examples/nas` searches; what its cells are is said there alone.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +17,12 @@ from typing import Any
 import numpy as np
 from tensorvine.store import Layer, ModelGraph
 
+from examples.nas.space import UNITS, AttnSpace, Candidate, Cell, draw, mutate
+
 from .measure import Tensors
 
 ITEM_BYTES = 4
-UNITS = tuple(range(50, 2000, 25))
-ACTIVATIONS = ("linear", "swish", "relu", "tanh", "sigmoid")
-DENSE_OPTIONS = 1 + len(UNITS) * len(ACTIVATIONS)
-ANCHORS = 3
-CELLS = 3
-ATTN_FEATURES = 6212
+ATTN_FEATURES, ATTN_CLASSES = 6212, 2
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -118,35 +117,40 @@ def _spread(items: int, layers: int, deviation: float, seed: int) -> list[int]:
 def nas_graphs(count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool = False) -> Iterator[ModelGraph]:
     """Draw architectures as an evolutionary search over the ATTN space would leave them behind.
 
-    The space is AgEBO-Tabular's: a sub-graph is a chain of 3 cells; a cell is a choice of 391 dense layers
-    (identity among them) whose output is added to projections of any of up to 3 earlier outputs. Sub-graphs
-    are parallel branches from one input, multiplied at the end. Half of the candidates are drawn afresh, half
-    change one decision of an earlier candidate, so that prefixes of all depths are shared.
+    Half of the candidates are drawn afresh, half change one decision of an earlier candidate, so that prefixes of all
+    depths are shared.
 
     Args:
         count: how many; they come one at a time, and only their decisions are kept.
         seed: of all decisions.
-        subgraphs: number of branches; 2 make 18 decisions.
+        subgraphs: of the space, one after the other; 2 make 18 decisions.
         tensors: whether layers with weights name a tensor.
     """
-    rng = np.random.default_rng(seed)
-    limits = _decision_limits(subgraphs)
-    seen: list[tuple[int, ...]] = []
+    space, rng = AttnSpace(subgraphs, UNITS), random.Random(seed)  # noqa: S311  for candidates
+    seen: list[Candidate] = []
     for _ in range(count):
-        if seen and rng.random() < 0.5:
-            decisions = list(seen[rng.integers(len(seen))])
-            place = int(rng.integers(len(limits)))
-            decisions[place] = (decisions[place] + 1 + int(rng.integers(limits[place] - 1))) % limits[place]
-        else:
-            decisions = [int(rng.integers(limit)) for limit in limits]
-        seen.append(tuple(decisions))
-        yield _attn_graph(decisions, subgraphs, tensors)
+        again = seen and rng.random() < 0.5
+        seen.append(mutate(space, rng.choice(seen), rng) if again else draw(space, rng))
+        yield attn_graph(space, seen[-1], tensors=tensors)
 
 
-def _decision_limits(subgraphs: int) -> list[int]:
-    """Count the options of each decision: per cell one dense layer, and yes or no for each anchor."""
-    cell_anchors = [min(cell + 1, ANCHORS) for cell in range(CELLS)]
-    return [limit for _ in range(subgraphs) for anchors in cell_anchors for limit in (DENSE_OPTIONS, *[2] * anchors)]
+def attn_graph(space: AttnSpace, candidate: Candidate, *, tensors: bool = False) -> ModelGraph:
+    """Return a candidate of the ATTN space as Keras would describe it, for ATTN's features and classes.
+
+    Args:
+        space: that the candidate is of.
+        candidate: what to describe.
+        tensors: whether layers with weights name a tensor.
+    """
+    chain = _Chain(tensors)
+    output = (chain.add({"class": "InputLayer", "shape": [ATTN_FEATURES]}), ATTN_FEATURES)
+    for cells in space.chain(candidate):
+        anchors = [output]
+        for cell in cells:
+            anchors.append(_cell(chain, cell, anchors))
+        output = anchors[-1]
+    chain.add({"class": "Dense", "units": ATTN_CLASSES, "activation": "softmax"}, output[0], weights=True)
+    return ModelGraph(chain.layers)
 
 
 class _Chain:
@@ -163,42 +167,22 @@ class _Chain:
         return name
 
 
-def _attn_graph(decisions: Sequence[int], subgraphs: int, tensors: bool) -> ModelGraph:
-    chain = _Chain(tensors)
-    pending = iter(decisions)
-    source = chain.add({"class": "InputLayer", "shape": [ATTN_FEATURES]})
-    ends = [_subgraph(chain, source, pending) for _ in range(subgraphs)]
-    joined = chain.add({"class": "Multiply"}, *(_project(chain, end, UNITS[0]) for end, _ in ends))
-    chain.add({"class": "Dense", "units": 2, "activation": "softmax"}, joined, weights=True)
-    return ModelGraph(chain.layers)
+def _cell(chain: _Chain, cell: Cell, anchors: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    """Add a cell after the last anchor; give its output and its width."""
+    source, width = anchors[-1]
+    if cell.dense is not None:
+        width = cell.dense.units
+        source = _dense(chain, source, width, cell.dense.activation)
+    addends = [source]
+    for anchor, its in (anchors[number] for number in cell.skips):
+        addends.append(anchor if its == width else _dense(chain, anchor, width, "none"))
+    added = chain.add({"class": "Add"}, *addends) if len(addends) > 1 else source
+    return chain.add({"class": "Activation", "activation": "relu"}, added), width
 
 
-def _subgraph(chain: _Chain, source: str, pending: Iterator[int]) -> tuple[str, int]:
-    """Add 3 cells; return the last output and its width."""
-    anchors = [(source, ATTN_FEATURES)]
-    output = anchors[0]
-    for _ in range(CELLS):
-        output = _dense_choice(chain, output, next(pending))
-        addends = [output[0]]
-        for anchor, width in anchors[-ANCHORS:]:
-            if next(pending):
-                addends.append(anchor if width == output[1] else _project(chain, anchor, output[1]))
-        added = chain.add({"class": "Add"}, *addends) if len(addends) > 1 else addends[0]
-        output = (chain.add({"class": "Activation", "activation": "relu"}, added), output[1])
-        anchors.append(output)
-    return output
-
-
-def _dense_choice(chain: _Chain, source: tuple[str, int], option: int) -> tuple[str, int]:
-    if option == 0:
-        return source
-    units = UNITS[(option - 1) // len(ACTIVATIONS)]
-    config = {"class": "Dense", "units": units, "activation": ACTIVATIONS[(option - 1) % len(ACTIVATIONS)]}
-    return chain.add(config, source[0], weights=True), units
-
-
-def _project(chain: _Chain, source: str, units: int) -> str:
-    return chain.add({"class": "Dense", "units": units, "activation": "linear"}, source, weights=True)
+def _dense(chain: _Chain, source: str, units: int, activation: str) -> str:
+    config = {"class": "Dense", "units": units, "activation": "linear" if activation == "none" else activation}
+    return chain.add(config, source, weights=True)
 
 
 def small_tensors(graph: ModelGraph, *, items: int = 64, seed: int = 0) -> Tensors:

@@ -55,12 +55,12 @@ class AttnModel(nn.Module):
         super().__init__()
         self.cells = nn.ModuleList()
         widths: list[int] = [features]
-        for place, cell in enumerate(space.cells(candidate)):
-            if place % CELLS == 0:
-                widths = widths[-1:]
-            module = CellModule(cell, widths)
-            self.cells.append(module)
-            widths.append(module.width)
+        for cells in space.chain(candidate):
+            widths = widths[-1:]
+            for cell in cells:
+                module = CellModule(cell, widths)
+                self.cells.append(module)
+                widths.append(module.width)
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -74,7 +74,8 @@ class Cell:
 class AttnSpace:
     """The ATTN cell space (EvoStore, section 5.3; AgEBO-Tabular): a chain of dense cells with skips.
 
-    A cell takes the output of the one before it, puts a dense layer or nothing in between, adds up to three anchors,
+    As in the search space that AgEBO-Tabular's authors publish, where each input has a sub-graph, whose outputs are
+    concatenated, and one more follows: ATTN has one input, so its sub-graphs follow one another. A cell takes the output of the one before it, puts a dense layer or nothing in between, adds up to three anchors,
     each through a projection where its width differs, and ends with a relu.
 
     Args:
@@ -100,14 +101,24 @@ class AttnSpace:
                 decisions += [Decision(f"{where}: skip to {_anchor(n)}", (False, True)) for n in range(cell + 1)]
         self.decisions = tuple(decisions)
 
-    def cells(self, candidate: Candidate) -> Iterator[Cell]:
-        """Return the cells of a candidate, from the input on; a sub-graph is `CELLS` of them."""
+    def chain(self, candidate: Candidate) -> Iterator[tuple[Cell, ...]]:
+        """Return the sub-graphs of a candidate, from the input on, each as its cells; one takes what the other gives.
+
+        The anchors of a sub-graph are what it takes and the outputs of its own cells.
+        """
         chosen = iter(chosen_of(self, candidate))
         for _ in range(self.subgraphs):
-            for cell in range(CELLS):
+            cells: list[Cell] = []
+            for number in range(CELLS):
                 dense = next(chosen)
-                skips = tuple(anchor for anchor in range(cell + 1) if next(chosen))
-                yield Cell(None if dense == "identity" else Dense(*dense), skips)
+                skips = tuple(anchor for anchor in range(number + 1) if next(chosen))
+                cells.append(Cell(None if dense == "identity" else Dense(*dense), skips))
+            yield tuple(cells)
+
+    def cells(self, candidate: Candidate) -> Iterator[Cell]:
+        """Return the cells of a candidate, from the input on; a sub-graph is `CELLS` of them."""
+        for cells in self.chain(candidate):
+            yield from cells
 
     def check(self, candidate: Candidate) -> None:
         """See that a candidate can be built."""

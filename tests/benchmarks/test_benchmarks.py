@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command_line
 from benchmarks.architectures import (
-    DENSE_OPTIONS,
+    ATTN_FEATURES,
     Architecture,
+    attn_graph,
     bert_large,
     nas_graphs,
     small_tensors,
@@ -36,6 +39,8 @@ from benchmarks.measure import (
 )
 from benchmarks.peers import Peer, file_peers
 from benchmarks.redis_queries import PrefixWalk, RedisQueries, RedisServer, compact, concurrent_queries
+from examples.nas.models import AttnModel
+from examples.nas.space import UNITS, AttnSpace, draw
 
 # ---- architectures --------------------------------------------------------------------------------------
 
@@ -101,13 +106,23 @@ def test_searched_graphs_are_the_same_for_the_same_seed() -> None:
     assert first != other
 
 
-def test_searched_graphs_branch_skip_and_join() -> None:
+def test_searched_graphs_skip_and_join() -> None:
     graphs = list(nas_graphs(300, seed=0))
     kinds = {layer.config["class"] for graph in graphs for layer in graph.layers}
-    assert kinds == {"InputLayer", "Dense", "Activation", "Add", "Multiply"}
+    assert kinds == {"InputLayer", "Dense", "Activation", "Add"}
     assert all(len(graph.layers[0].inputs) == 0 for graph in graphs)
     assert max(len(layer.inputs) for graph in graphs for layer in graph.layers) == 4, "output and three anchors"
-    assert DENSE_OPTIONS == 391
+
+
+def test_searched_graphs_are_what_the_example_builds_of_the_same_candidates() -> None:
+    space, rng = AttnSpace(2, UNITS), random.Random(4)  # noqa: S311  for candidates
+    for _ in range(20):
+        candidate = draw(space, rng)
+        layers = [layer for layer in attn_graph(space, candidate).layers if layer.config["class"] == "Dense"]
+        with torch.device("meta"):
+            model = AttnModel(space, candidate, ATTN_FEATURES, 2)
+        widths = [part.out_features for part in model.modules() if isinstance(part, torch.nn.Linear)]
+        assert [layer.config["units"] for layer in layers] == widths
 
 
 def test_searched_graphs_share_prefixes_of_many_depths() -> None:
