@@ -1,8 +1,14 @@
-"""The data: what ships with scikit-learn, and a generator at the true shape of ATTN. Nothing is downloaded."""
+"""The data: what ships with scikit-learn, and generators at the true shapes of ATTN and NT3. Nothing is downloaded.
+
+Rules
+- NT3 is large (339 MB): it is made, read and scaled in place, so that a process never holds it twice.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +18,12 @@ ATTN_FEATURES = 6212
 ATTN_POSITIVE = 0.0361
 ATTN_INFORMATIVE = 64
 """Features of the generated data that tell the classes apart."""
-NAMES = ("digits", "digits-shifted", "breast_cancer", "wine", "attn")
+NT3_FEATURES, NT3_CLASSES = 60_483, 2
+NT3_FILES = {"nt_train2.csv": 1_120, "nt_test2.csv": 280}
+"""CANDLE's files -> samples of each."""
+NT3_INFORMATIVE, NT3_SHIFT = 600, 0.5
+"""Features of the generated data that tell the classes apart, and by how many deviations."""
+NAMES = ("digits", "digits-shifted", "breast_cancer", "wine", "attn", "nt3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +50,29 @@ class Data:
         return float(np.mean([np.mean(predicted[truth == label] == label) for label in range(self.classes)]))
 
 
-def load(name: str, seed: int = 0, samples: int = 4000) -> Data:
+def features_of(name: str) -> int:
+    """Return how many features a sample of a data set has."""
+    known = {"attn": ATTN_FEATURES, "nt3": NT3_FEATURES}
+    return known[name] if name in known else load(name).features
+
+
+def load(name: str, seed: int = 0, samples: int = 4000, folder: str = "") -> Data:
     """Make a data set.
 
     Args:
         name: one of `NAMES`. `digits-shifted` has each training image nine times, moved by up to a pixel each way.
         seed: of the split, and of what is generated.
-        samples: how many to generate, for `attn` alone.
+        samples: how many to generate, for `attn`, and for `nt3`, which has at most CANDLE's 1,400.
+        folder: with CANDLE's `NT3_FILES`, for `nt3` alone; empty: the data are generated.
 
     Raises:
-        ValueError: there is no such data set.
+        ValueError: there is no such data set, or a file is none of CANDLE's.
+        OSError: a file cannot be read.
     """
+    if folder and name != "nt3":
+        raise ValueError(f"data: expected nt3 with a folder of CANDLE's files; found {name!r}")
+    if name == "nt3":
+        return _nt3(samples, seed, folder)
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -82,6 +105,74 @@ def _generated(samples: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np
     labels = np.zeros(samples, np.int64)
     labels[order[-max(2, round(ATTN_POSITIVE * samples)) :]] = 1
     return features, labels
+
+
+def _nt3(samples: int, seed: int, folder: str) -> Data:
+    """Make NT3's data, or read CANDLE's; each feature is divided by its greatest magnitude in the training set."""
+    if folder:
+        train, test = (read_candle(Path(folder, name)) for name in NT3_FILES)
+    else:
+        count = min(samples, sum(NT3_FILES.values()))
+        tests = max(NT3_CLASSES, round(TEST_SHARE * count))
+        rng = np.random.default_rng(seed)
+        shift = np.zeros(NT3_FEATURES, np.float32)
+        chosen = rng.choice(NT3_FEATURES, NT3_INFORMATIVE, replace=False)
+        shift[chosen] = NT3_SHIFT * rng.choice([-1, 1], NT3_INFORMATIVE)
+        train, test = (_profiles(rng, number, shift) for number in (count - tests, tests))
+    scale = np.maximum(train[0].max(axis=0), -train[0].min(axis=0))
+    scale[scale == 0] = 1
+    for features, _ in (train, test):
+        features /= scale
+    return Data("nt3", NT3_CLASSES, train, test)
+
+
+def _profiles(
+    rng: np.random.Generator, count: int, shift: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Draw profiles of two classes, of which one is shifted; as many of each, in any order."""
+    labels = rng.permutation(np.arange(count) % NT3_CLASSES)
+    features = rng.standard_normal((count, NT3_FEATURES), dtype=np.float32)
+    for row in np.flatnonzero(labels):
+        features[row] += shift
+    return features, labels
+
+
+def read_candle(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read one of CANDLE's NT3 files: a sample a line, its class and its features, with commas or blanks between them.
+
+    Raises:
+        ValueError: a line is none of these; names it.
+        OSError: the file cannot be read.
+    """
+    with path.open() as file:
+        count = sum(bool(line.strip()) for line in file)
+    features, labels = np.empty((count, NT3_FEATURES), np.float32), np.empty(count, np.int64)
+    row = 0
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            values = _numbers(line)
+            if len(values) != 1 + NT3_FEATURES or values[0] not in range(NT3_CLASSES):
+                what = f"{len(values)} numbers, {values[0]:g} first" if len(values) else "no number"
+                raise ValueError(
+                    f"{path}, line {number}: expected a class (0 or 1) and {NT3_FEATURES} features; found {what}"
+                )
+            labels[row], features[row] = values[0], values[1:]
+            row += 1
+    if set(labels.tolist()) != set(range(NT3_CLASSES)):
+        raise ValueError(f"{path}: expected samples of both classes; found {count} samples")
+    return features, labels
+
+
+def _numbers(line: str) -> NDArray[np.float64]:
+    """Return the numbers that a line begins with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # what NumPy says of anything else that follows them
+        try:
+            return np.fromstring(line.replace(",", " "), sep=" ")
+        except (DeprecationWarning, ValueError):
+            return np.empty(0)
 
 
 def _shifted(images: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

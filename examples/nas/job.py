@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ray
 import typer
+from tensorvine.actors import Repository
 
 from ..edge_consumer.server import Server
 from ..online.place import Place
@@ -19,7 +20,7 @@ from .elastic import ElasticCluster
 from .evolution import Evolution
 from .journal import Journal, read
 from .picture import draw_searches
-from .plan import Mode, Plan
+from .plan import Mode, Plan, Search
 from .report import NAMES, Report
 from .results import Results
 from .space import size_of, validate
@@ -51,12 +52,7 @@ class Means:
 def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Results]:
     """Run a search per mode; journals, the repository and the picture go into the directory `out`."""
     report = Report()
-    trainer = plan.trainer()
-    space, data = trainer.space, trainer.load()
-    validate(space)
-    report.title(f"Space {space.name}, {plan.data}")
-    report.say(f"{size_of(space):.2g} candidates in {len(space.decisions)} decisions; {plan.candidates} are evaluated")
-    report.say(f"{len(data.train[1])} samples to train on, {len(data.test[1])} to judge by; {data.features} features")
+    describe(plan, report)
     if means.joins:
         with means.place.ray():
             report.say(fitting(modes))
@@ -69,6 +65,16 @@ def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Resu
     report.compare(searches)
     report.picture(draw_searches(searches, out / "searches.png"))
     return searches
+
+
+def describe(plan: Plan, report: Report) -> None:
+    """Say what is searched, and on which data."""
+    trainer = plan.trainer()
+    space, data = trainer.space, trainer.load()
+    validate(space)
+    report.title(f"Space {space.name}, {plan.data}")
+    report.say(f"{size_of(space):.2g} candidates in {len(space.decisions)} decisions; {plan.candidates} are evaluated")
+    report.say(f"{len(data.train[1])} samples to train on, {len(data.test[1])} to judge by; {data.features} features")
 
 
 def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
@@ -88,6 +94,15 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
         evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
         cpus = 1.0 if means.elastic or means.joins else 0.0
         workers = means.workers or max(slots(), 1)
+        if plan.search is Search.DEEPHYPER:
+            from . import hyper
+
+            show = stack.enter_context(report.search(plan))
+            assert isinstance(store, Repository)  # noqa: S101  the only mode that is allowed with it
+            return Results(
+                plan,
+                *hyper.search(plan, trainer, store, journal, workers, cpus, out, lambda told: show(told, workers)),
+            )
         crew = stack.enter_context(Crew(lambda: (trainer, access), workers, cpus, spread=means.joins))
         show = stack.enter_context(report.search(plan))
         controller = Controller(plan, evolution, keeper, journal, lambda told: show(told, crew.ready))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from .data import features_of
 from .space import SMALL_UNITS, UNITS, AttnSpace, Nt3Space
 from .trainer import Trainer
 
@@ -20,6 +21,15 @@ class Mode(StrEnum):
     """A file per candidate, and a catalogue in Redis: EvoStore's baseline HDF5+PFS with Redis-Queries."""
     REPOSITORY = "repository"
     """Through the repository."""
+
+
+class Search(StrEnum):
+    """Who draws the candidates."""
+
+    EVOLUTION = "evolution"
+    """Our aged evolution."""
+    DEEPHYPER = "deephyper"
+    """DeepHyper's regularised evolution, with the hooks of `tensorvine.actors.search.deephyper`."""
 
 
 SPACES = ("attn", "attn-6", "attn-full", "nt3")
@@ -36,7 +46,9 @@ class Plan:
     data: str = "digits"
     """A name of `data.NAMES`."""
     samples: int = 4000
-    """Of the data set that is generated."""
+    """Of the data set that is generated; `nt3` has no more than CANDLE's 1,400."""
+    folder: str = ""
+    """With CANDLE's own files, for `nt3`; empty: the data are generated."""
     candidates: int = 1000
     """How many are evaluated, those that fail included."""
     population: int = 50
@@ -44,6 +56,7 @@ class Plan:
     seed: int = 0
     keep: bool = False
     """Nothing is retired: what leaves the population stays in store."""
+    search: Search = Search.EVOLUTION
     name: str = "nas"
     """Of the search: its candidates are saved as `NAME/NUMBER`."""
 
@@ -53,14 +66,16 @@ class Plan:
         Raises:
             ValueError: there is no such space, or no such data set.
         """
-        trainer = Trainer(AttnSpace(), self.data, self.samples, self.seed)
         if self.space == "nt3":
-            return Trainer(Nt3Space(trainer.load().features), self.data, self.samples, self.seed)
+            return self._trainer(Nt3Space(features_of(self.data)))
         if self.space not in SPACES:
             raise ValueError(f"space: expected one of {', '.join(SPACES)}; found {self.space!r}")
         subgraphs = 2 if self.space == "attn" else 6
         space = AttnSpace(subgraphs, UNITS if self.space == "attn-full" else SMALL_UNITS)
-        return Trainer(space, self.data, self.samples, self.seed)
+        return self._trainer(space)
+
+    def _trainer(self, space: AttnSpace | Nt3Space) -> Trainer:
+        return Trainer(space, self.data, self.samples, self.seed, self.folder)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -69,7 +84,8 @@ class Plan:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Plan:
         """Take what `to_json` gave."""
-        return Plan(**{**values, "mode": Mode(values["mode"])})
+        kinds = {"mode": Mode(values["mode"]), "search": Search(values.get("search", Search.EVOLUTION))}
+        return Plan(**{**values, **kinds})
 
     def expect_same(self, other: Plan) -> None:
         """See that a search may go on under this plan; only the number of candidates may differ.

@@ -13,11 +13,14 @@ How to run it, after `pip install '.[examples,interchange]'`
     python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
     python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
     python examples/nas/run.py --mode repository --elastic    on nodes that Ray's autoscaler makes and removes
+    python examples/nas/run.py --search deephyper             DeepHyper's own search, with our hooks
+    python examples/nas/run.py --space nt3 --data nt3 --candidates 8    NT3 at its true shape; GBs of memory
     python examples/nas/run.py --address auto                 on the cluster that runs: one worker for each CPU slot
 """
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +46,7 @@ def main(
         str | None,
         typer.Option(
             help="all, or one of: none, hdf5 (not on several nodes), repository. Without it all, or repository with "
-            "--address",
+            "--address or --search deephyper",
             show_default=False,
         ),
     ] = None,
@@ -78,28 +81,71 @@ def main(
     repository: Named = None,
     keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
     candidates: Annotated[int | None, typer.Option(min=1, help="how many are evaluated")] = None,
+    population: Annotated[int | None, typer.Option(min=1, help="how many live at once", show_default=False)] = None,
+    search: Annotated[
+        str,
+        typer.Option(
+            help="evolution, or deephyper: DeepHyper's regularised evolution, which needs the extra deephyper, here "
+            "and on all nodes; in mode repository, and it cannot be resumed"
+        ),
+    ] = "evolution",
     space: Annotated[str, typer.Option(help="attn, attn-6, attn-full or nt3")] = "attn",
-    data: Annotated[str | None, typer.Option(help="digits, digits-shifted, breast_cancer, wine or attn")] = None,
+    data: Annotated[str | None, typer.Option(help="digits, digits-shifted, breast_cancer, wine, attn or nt3")] = None,
+    samples: Annotated[int | None, typer.Option(min=10, help="of data that are generated", show_default=False)] = None,
+    data_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-folder",
+            metavar="DIR",
+            help="with CANDLE's nt_train2.csv and nt_test2.csv, for --data nt3; all nodes must reach it",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the search, of the weights and of the data")] = 0,
 ) -> None:
     """Search for an architecture by aged evolution."""
     with interruptible():
         os.environ |= THREADS
         from examples.nas.job import Means, run
-        from examples.nas.plan import Mode, Plan
+        from examples.nas.plan import Mode, Plan, Search
 
         joins = address is not None
-        mode = mode or ("repository" if joins else "all")
+        if search not in list(Search):
+            raise typer.BadParameter(f"expected one of {', '.join(Search)}; found {search!r}", param_hint="--search")
+        if search == Search.DEEPHYPER:
+            check_deephyper(mode, resume, elastic)
+        mode = mode or ("repository" if joins or search == Search.DEEPHYPER else "all")
         if mode != "all" and mode not in list(Mode):
             raise typer.BadParameter(f"expected all or one of {', '.join(Mode)}; found {mode!r}", param_hint="--mode")
-        given = {"candidates": candidates, "data": data}
+        folder = None if data_folder is None else str(data_folder.resolve())
+        given = {"candidates": candidates, "data": data, "population": population, "samples": samples, "folder": folder}
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
-        plan = Plan(space=space, seed=seed, keep=keep, **chosen)
+        chosen["sample"] = min(chosen.get("sample", Plan.sample), chosen.get("population", Plan.population))
+        plan = Plan(space=space, seed=seed, keep=keep, search=Search(search), **chosen)
         modes = tuple(Mode) if mode == "all" else (Mode(mode),)
         few = WORKERS_QUICK if quick else WORKERS
         count = workers or (few if elastic or not joins else 0)
         place = Place("nas", address, repository)
         run(plan, modes, Means(place, count, elastic, joins if memory is None else memory, resume), out)
+
+
+def check_deephyper(mode: str | None, resume: bool, elastic: bool) -> None:
+    """See that DeepHyper can do what was asked for.
+
+    Raises:
+        BadParameter: it cannot, or is not installed.
+    """
+    if find_spec("deephyper") is None:
+        raise typer.BadParameter(
+            "expected DeepHyper to be installed; found none: pip install 'tensorvine[deephyper]'", param_hint="--search"
+        )
+    for wrong, hint, found in (
+        (mode not in (None, "repository"), "--mode", f"expected repository with --search deephyper; found {mode!r}"),
+        (resume, "--resume", "expected a search by evolution: DeepHyper's own cannot be resumed"),
+        (elastic, "--elastic", "expected a search by evolution: DeepHyper's own is not known to wait for new nodes"),
+    ):
+        if wrong:
+            raise typer.BadParameter(found, param_hint=hint)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -74,9 +74,10 @@ class Cell:
 class AttnSpace:
     """The ATTN cell space (EvoStore, section 5.3; AgEBO-Tabular): a chain of dense cells with skips.
 
-    As in the search space that AgEBO-Tabular's authors publish, where each input has a sub-graph, whose outputs are
-    concatenated, and one more follows: ATTN has one input, so its sub-graphs follow one another. A cell takes the output of the one before it, puts a dense layer or nothing in between, adds up to three anchors,
-    each through a projection where its width differs, and ends with a relu.
+    In the space that AgEBO-Tabular's authors publish, each input has a sub-graph, their outputs are concatenated, and
+    one more sub-graph follows: ATTN has one input, so its sub-graphs follow one another. A cell takes the output of the
+    one before it, puts a dense layer or nothing in between, adds up to three anchors, each through a projection where
+    its width differs, and ends with a relu.
 
     Args:
         subgraphs: 2 gives 18 decisions and 1.46e19 candidates, 6 gives 54 and the paper's 3.1e57.

@@ -39,10 +39,16 @@ class Trainer:
     samples: int = 4000
     """Of the data set that is generated."""
     seed: int = 0
+    folder: str = ""
+    """With CANDLE's own files, for `nt3`; empty: the data are generated."""
 
     def load(self) -> Data:
         """Load the data."""
-        return load(self.data, self.seed, self.samples)
+        return load(self.data, self.seed, self.samples, self.folder)
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of a candidate."""
+        return 1_000_003 * self.seed + number
 
     def build(self, candidate: Candidate, data: Data, seed: int) -> nn.Module:
         """Build a candidate's model with fresh weights.

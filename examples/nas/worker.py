@@ -97,14 +97,14 @@ class Worker:
         return Outcome(task.number, quality, began=began, ended=time.time(), worker=self._who, **facts)
 
     def _evaluate(self, task: Task, facts: dict[str, Any]) -> float:
-        seed = 1_000_003 * self._trainer.seed + task.number
+        seed = self._trainer.seed_of(task.number)
         model = self._trainer.build(task.candidate, self._data, seed)
         state = model.state_dict()
         facts.update(tensors=len(state), bytes_total=sum(tensor.nbytes for tensor in state.values()))
         candidate: Inheriting | None = None
         try:
             with self._inheriting(task.name, model) as candidate:
-                facts.update(ancestor=_text(candidate.ancestor), taken=_taken(candidate))
+                facts.update(ancestor=_text(candidate.ancestor), taken=taken_of(candidate))
                 began = time.perf_counter()
                 try:
                     quality = self._trainer.train(model, self._data, seed)
@@ -128,7 +128,8 @@ def _text(ref: object) -> str | None:
     return None if ref is None else str(ref)
 
 
-def _taken(candidate: Inheriting) -> int:
+def taken_of(candidate: Inheriting) -> int:
+    """Count the tensors that a candidate took over."""
     if not candidate.layers:
         return 0
     layers = graph_of(candidate.model).by_name

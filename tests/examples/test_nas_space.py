@@ -6,6 +6,7 @@ import doctest
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tensorvine.store.errors import GraphError
 from tensorvine.store.torch import graph_of
 
 from examples.nas import evolution, report, space
-from examples.nas.data import ATTN_FEATURES, ATTN_POSITIVE, NAMES, load
+from examples.nas.data import ATTN_FEATURES, ATTN_POSITIVE, NAMES, NT3_FEATURES, NT3_FILES, load, read_candle
 from examples.nas.evolution import Evolution
 from examples.nas.models import build
 from examples.nas.plan import SPACES, Mode, Plan
@@ -191,7 +192,7 @@ def test_a_sample_is_part_of_the_population(population: int, sample: int) -> Non
 # ---- data and models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nt3"])
 def test_data_are_standardised_and_split_alike_every_time(name: str) -> None:
     data, again = load(name, samples=400), load(name, samples=400)
     (train, labels), (test, truth) = data.train, data.test
@@ -210,6 +211,52 @@ def test_generated_data_have_the_true_shape_of_attn() -> None:
     labels = np.concatenate([data.train[1], data.test[1]])
     assert abs(labels.mean() - ATTN_POSITIVE) < 1e-3
     assert data.quality(np.zeros_like(data.test[1])) == 0.5
+
+
+def test_generated_data_have_the_true_shape_of_nt3_and_a_candidate_trains_on_them() -> None:
+    trainer = Plan(space="nt3", data="nt3", samples=20).trainer()
+    data, again = trainer.load(), trainer.load()
+    (train, labels), (test, truth) = data.train, data.test
+    assert (train.shape, test.shape) == ((16, NT3_FEATURES), (4, NT3_FEATURES)) == ((16, 60_483), (4, 60_483))
+    assert sum(NT3_FILES.values()) == 1_400
+    assert np.abs(train).max() == 1.0
+    assert {0, 1} == set(labels) == set(truth)
+    np.testing.assert_array_equal(train, again.train[0])
+    model = trainer.build((1, 1, 4, 1, 1, 5, 0, 1), data, seed=0)
+    assert 0.0 <= trainer.train(model, data, seed=0) <= 1.0
+
+
+@pytest.mark.parametrize("between", [",", " ", ", "])
+def test_candles_files_are_read_as_they_are(tmp_path: Path, between: str) -> None:
+    rng = np.random.default_rng(0)
+    for name in NT3_FILES:
+        lines = [between.join(map(str, [label, *rng.integers(0, 9, NT3_FEATURES)])) for label in (0, 1, 1)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    features, labels = read_candle(tmp_path / "nt_test2.csv")
+    assert labels.tolist() == [0, 1, 1]
+    assert features[2].tolist() == [float(text) for text in lines[2].split(between)[1:]]
+    data = load("nt3", folder=str(tmp_path))
+    assert (data.train[0].shape, data.features, data.classes) == ((3, NT3_FEATURES), NT3_FEATURES, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("1,2,3", "3 numbers, 1 first"),
+        ("class," + ",".join(["1"] * NT3_FEATURES), "no number"),
+        (",".join(["2"] * (NT3_FEATURES + 1)), f"{NT3_FEATURES + 1} numbers, 2 first"),
+    ],
+    ids=["short", "header", "another class"],
+)
+def test_a_file_that_is_none_of_candles_is_refused_by_its_line(tmp_path: Path, line: str, found: str) -> None:
+    path = tmp_path / "nt_train2.csv"
+    path.write_text(",".join(["0"] * (NT3_FEATURES + 1)) + "\n" + line + "\n")
+    with pytest.raises(
+        ValueError, match=rf"nt_train2.csv, line 2: expected a class .0 or 1. and 60483 .*found {found}"
+    ):
+        read_candle(path)
+    with pytest.raises(ValueError, match="expected nt3 with a folder of CANDLE's files; found 'wine'"):
+        load("wine", folder=str(tmp_path))
 
 
 def test_unknown_data_and_spaces_are_refused() -> None:
