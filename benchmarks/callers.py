@@ -1,6 +1,6 @@
 """Callers in processes of their own, and the round trip of an actor that does nothing.
 
-Of the benchmarks, only this file, `raylets`, `listeners`, `crowd` and `traffic` name Ray.
+Of the benchmarks, only this file, `raylets`, `listeners`, `crowd`, `savers` and `traffic` name Ray.
 """
 
 from __future__ import annotations

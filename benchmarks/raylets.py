@@ -1,4 +1,4 @@
-"""Two raylets on one machine: what two nodes are, but for the network between them."""
+"""Several raylets on one machine: what as many nodes are, but for the network between them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,25 @@ Started = TypeVar("Started", bound=Closable)
 
 @contextmanager
 def two_raylets(store_bytes: int) -> Iterator[Nodes]:
-    """Start a cluster of two raylets and connect to it; end both.
-
-    Args:
-        store_bytes: capacity of each raylet's object store.
+    """Start a cluster of two raylets and connect to it; as `raylets`.
 
     Yields:
         The ids of the node on which this process is, and of the other one.
+    """
+    with raylets(2, store_bytes) as (here, other):
+        yield here, other
+
+
+@contextmanager
+def raylets(count: int, store_bytes: int) -> Iterator[tuple[str, ...]]:
+    """Start a cluster of so many raylets and connect to it; end all.
+
+    Args:
+        count: how many.
+        store_bytes: capacity of each raylet's object store.
+
+    Yields:
+        The ids of the nodes; the first is the one on which this process is.
 
     Raises:
         RuntimeError: this process is connected to a Ray already.
@@ -42,18 +54,19 @@ def two_raylets(store_bytes: int) -> Iterator[Nodes]:
     from ray.cluster_utils import Cluster
 
     if ray.is_initialized():
-        raise RuntimeError("two raylets: expected a process without a Ray; it is connected to one")
+        raise RuntimeError(f"{count} raylets: expected a process without a Ray; it is connected to one")
     os.environ["RAY_ADDRESS"] = "local"  # a Ray that others run on this machine is none of ours
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": store_bytes})
     try:
-        cluster.add_node(num_cpus=1, object_store_memory=store_bytes)
+        for _ in range(count - 1):
+            cluster.add_node(num_cpus=1, object_store_memory=store_bytes)
         ray.init(address=cluster.address, log_to_driver=False)
         cluster.wait_for_nodes()
         here = ray.get_runtime_context().get_node_id()
         nodes = [str(row["NodeID"]) for row in ray.nodes()]
         for node in nodes:
             _await_room(node)
-        yield here, next(node for node in nodes if node != here)
+        yield here, *(node for node in nodes if node != here)
     finally:
         ray.shutdown()
         cluster.shutdown()
