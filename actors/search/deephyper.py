@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -180,6 +181,21 @@ class SparingEvaluator(RayEvaluator):
         except RayError as exc:
             log.warning("job %s: its worker was lost: %s", job.id, exc)
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
+
+    def abandon(self) -> None:
+        """Wait for nothing any more, after a search that was interrupted, such as by Ctrl-C.
+
+        DeepHyper would ask Ray for its jobs when the evaluator is collected; where Ray has been stopped by then, that
+        would start another one, and wait for jobs that it does not know.
+        """
+        loop, self.loop = self.loop, None
+        if loop is None or loop.is_closed():
+            return
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
 
 
 def other_value(decision: Hyperparameter[Any, Any], value: object, random: np.random.RandomState) -> object:

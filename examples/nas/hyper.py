@@ -187,5 +187,12 @@ def search(
         population_size=plan.population,
         sample_size=plan.sample,
     )
-    evolution.search(evaluator, max_evals=plan.candidates, max_evals_strict=True)
+    try:
+        try:
+        evolution.search(evaluator, max_evals=plan.candidates, max_evals_strict=True)
+    finally:
+        evaluator.close()  # else Python's end would, and start a Ray to ask it of candidates
+    except BaseException:  # Ctrl-C, too
+        evaluator.abandon()
+        raise
     return notes.told, notes.deaths

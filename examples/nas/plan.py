@@ -47,7 +47,7 @@ class Plan:
     """A name of `data.NAMES`."""
     samples: int = 4000
     """Of the data set that is generated; `nt3` has no more than CANDLE's 1,400."""
-    folder: str = ""
+    files: str = ""
     """With CANDLE's own files, for `nt3`; empty: the data are generated."""
     candidates: int = 1000
     """How many are evaluated, those that fail included."""
@@ -75,7 +75,7 @@ class Plan:
         return self._trainer(space)
 
     def _trainer(self, space: AttnSpace | Nt3Space) -> Trainer:
-        return Trainer(space, self.data, self.samples, self.seed, self.folder)
+        return Trainer(space, self.data, self.samples, self.seed, self.files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

@@ -20,6 +20,7 @@ How to run it, after `pip install '.[examples,interchange]'`
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -81,7 +82,7 @@ def main(
     repository: Named = None,
     keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
     candidates: Annotated[int | None, typer.Option(min=1, help="how many are evaluated")] = None,
-    population: Annotated[int | None, typer.Option(min=1, help="how many live at once", show_default=False)] = None,
+    population: Annotated[int | None, typer.Option(min=2, help="how many live at once", show_default=False)] = None,
     search: Annotated[
         str,
         typer.Option(
@@ -118,10 +119,10 @@ def main(
         if mode != "all" and mode not in list(Mode):
             raise typer.BadParameter(f"expected all or one of {', '.join(Mode)}; found {mode!r}", param_hint="--mode")
         folder = None if data_folder is None else str(data_folder.resolve())
-        given = {"candidates": candidates, "data": data, "population": population, "samples": samples, "folder": folder}
+        given = {"candidates": candidates, "data": data, "population": population, "samples": samples, "files": folder}
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
-        chosen["sample"] = min(chosen.get("sample", Plan.sample), chosen.get("population", Plan.population))
         plan = Plan(space=space, seed=seed, keep=keep, search=Search(search), **chosen)
+        plan = replace(plan, sample=min(plan.sample, plan.population - 1))
         modes = tuple(Mode) if mode == "all" else (Mode(mode),)
         few = WORKERS_QUICK if quick else WORKERS
         count = workers or (few if elastic or not joins else 0)

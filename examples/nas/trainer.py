@@ -20,7 +20,8 @@ from .data import Data, load
 from .models import build
 from .space import AttnSpace, Candidate, Nt3Space
 
-BATCH = 32
+BATCH, JUDGED = 32, 64
+"""Samples that are trained on, and judged, at once; all of NT3's at once would take gigabytes."""
 RATE = 1e-3
 """Of Adam."""
 
@@ -39,12 +40,12 @@ class Trainer:
     samples: int = 4000
     """Of the data set that is generated."""
     seed: int = 0
-    folder: str = ""
+    files: str = ""
     """With CANDLE's own files, for `nt3`; empty: the data are generated."""
 
     def load(self) -> Data:
         """Load the data."""
-        return load(self.data, self.seed, self.samples, self.folder)
+        return load(self.data, self.seed, self.samples, self.files)
 
     def seed_of(self, number: int) -> int:
         """Return the seed of a candidate."""
@@ -89,7 +90,7 @@ def judge(model: nn.Module, data: Data) -> float:
     """
     model.eval()
     with torch.inference_mode():
-        outputs = model(torch.from_numpy(data.test[0]))
+        outputs = torch.cat([model(part) for part in torch.from_numpy(data.test[0]).split(JUDGED)])
     if not torch.isfinite(outputs).all():
         raise TrainingError("expected finite outputs; found NaN or infinity among them")
     return data.quality(outputs.argmax(dim=1).numpy())
