@@ -1,4 +1,4 @@
-"""A client on one host: `python -m tests.hosts.client`. It carries out what lines on its standard input ask for.
+"""A client on one host: `python -m tests.hosts.client HOST`. It carries out what lines on its standard input ask for.
 
 Rules
 - A line in is an operation with a number, a line out its answer or its error; many go on at once.
@@ -20,11 +20,11 @@ import ray
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.engine import embedded
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store.errors import TensorVineError
 
 from tests.hosts import content, gates
+from tests.hosts.node import connect
 from tests.hosts.runs import Run
 
 
@@ -123,6 +123,10 @@ class Operations:
         """Tell the shard that is home to a name."""
         return self._at(repository)._session.home(name)
 
+    def where(self) -> str:
+        """Tell the address of the node that this client is on, as Ray takes it."""
+        return ray.util.get_node_ip_address()
+
     def nodes(self) -> dict[str, str]:
         """Tell the nodes that Ray takes to be alive: address -> id."""
         return {row["NodeManagerAddress"]: row["NodeID"] for row in ray.nodes() if row["Alive"]}
@@ -151,12 +155,12 @@ class Operations:
             return self._repositories[repository]
 
 
-def main() -> None:
+def main(host: int) -> None:
     """Carry out lines until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed goes to the log
     gates.install()  # Ray takes methods from the class of who starts an actor
-    embedded.attach()
+    connect(host)
     operations, writing = Operations(), threading.Lock()
 
     def tell(answer: dict[str, Any]) -> None:
@@ -181,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from tests.hosts import gates, runs
 from tests.hosts.network import Link, Network, address
-from tests.hosts.node import HEAD, PATIENCE, QUIET
+from tests.hosts.node import HEAD, PATIENCE, QUIET, STORE_BYTES
 from tests.support.warm import server, worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,16 +109,29 @@ class Hosts:
         network: joins them.
         folder: for all that is written, which all hosts share.
         joined: how many have a node from the start.
+        store_bytes: capacity of each node's object store.
+        gated: calls of actors can be stopped at steps; a `Client` cannot start a repository where they cannot.
+        options: more of the environment of the nodes.
     """
 
-    def __init__(self, network: Network, folder: Path, joined: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        joined: int,
+        store_bytes: int = STORE_BYTES,
+        gated: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.network = network
         self.folder = folder
         self.gates = folder / "gates"
+        self._store_bytes = store_bytes
+        self._options = PATIENCE | QUIET | dict(options or {})
         self._servers = folder / "servers"
         for made in (self.gates, self._servers):
             made.mkdir()
-        (self._servers / server.ASKED).write_text(f"{gates.__name__}\n{runs.__name__}\n")
+        (self._servers / server.ASKED).write_text(f"{gates.__name__}\n{runs.__name__}\n" if gated else "")
         self._nodes: dict[int, subprocess.Popen[str]] = {}
         self._clients: dict[int, Client] = {}
         try:
@@ -131,7 +144,7 @@ class Hosts:
     def client(self, host: int) -> Client:
         """Return the client on a host: a new one after `forget`."""
         if host not in self._clients:
-            process = self._run(host, "tests.hosts.client", {"RAY_ADDRESS": HEAD}, f"client-{host}")
+            process = self.run(host, "tests.hosts.client", {"RAY_ADDRESS": HEAD}, f"client-{host}", str(host))
             self._clients[host] = Client(process, host)
         return self._clients[host]
 
@@ -143,14 +156,22 @@ class Hosts:
     def join(self, host: int) -> None:
         """Start a node on a host; one that is there ends first."""
         self.end(host)
-        node = self._run(
-            host, "tests.hosts.node", PATIENCE | QUIET, f"node-{host}", str(host), str(self.folder / "ray")
-        )
+        arguments = (str(host), str(self.folder / "ray"), str(self._store_bytes))
+        node = self.run(host, "tests.hosts.node", self._options, f"node-{host}", *arguments)
         self._nodes[host] = node
         assert node.stdout is not None
         if node.stdout.readline() != "ready\n":
             said = (self.folder / f"node-{host}.log").read_text()
             raise OSError(f"host {host}: expected a Ray node; found {said[-2000:]}")
+
+    def head(self, order: str) -> None:
+        """Have the head's process, and nothing else of host 1, be killed or started again: "kill" or "start"."""
+        node = self._nodes[1]
+        assert node.stdin is not None
+        assert node.stdout is not None
+        print(order, file=node.stdin, flush=True)
+        if (said := node.stdout.readline()) != f"{order}\n":
+            raise OSError(f"host 1: expected its head to obey {order!r}; found {said!r}")
 
     def end(self, host: int) -> None:
         """End a host's node, with all that runs on it."""
@@ -179,20 +200,8 @@ class Hosts:
         """Tell whether Ray's head takes a host's node to be alive."""
         return address(host) in self.client(1).do("nodes")
 
-    def close(self) -> None:
-        """End all."""
-        for host in list(self._clients):
-            self.forget(host)
-        for host in sorted(self._nodes, reverse=True):
-            self.end(host)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
+    def run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a module on a host, with pipes; what it prints as errors goes to a log."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         warm = {worker.FOLDER: str(self._servers)}
         ours = {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -209,13 +218,28 @@ class Hosts:
                 start_new_session=True,
             )
 
+    def close(self) -> None:
+        """End all."""
+        for host in list(self._clients):
+            self.forget(host)
+        for host in sorted(self._nodes, reverse=True):
+            self.end(host)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 @contextmanager
-def hosts(number: int, joined: int | None = None) -> Iterator[Hosts]:
+def hosts(
+    number: int, joined: int | None = None, store_bytes: int = STORE_BYTES, gated: bool = True
+) -> Iterator[Hosts]:
     """Give so many hosts, all of them or the first few with a node, in a folder that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="tv-hosts-"))
     try:
-        with Network(number) as network, Hosts(network, folder, joined or number) as started:
+        with Network(number) as network, Hosts(network, folder, joined or number, store_bytes, gated) as started:
             yield started
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,5 @@
-"""A Ray node on one host: `python -m tests.hosts.node HOST FOLDER`. It ends with its standard input.
+"""A Ray node on one host: `python -m tests.hosts.node HOST FOLDER STORE_BYTES`. It ends with its standard input,
+which may say "kill" and "start" of the process that is the cluster's head.
 
 Rules
 - The head is host 1. It starts what a cluster needs, and neither dashboard nor monitors nor agents.
@@ -8,8 +9,10 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import sys
 
+import ray
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
@@ -33,7 +36,12 @@ QUIET = {
 }
 
 
-def main(host: int, folder: str) -> None:
+def connect(host: int) -> None:
+    """Connect this process, which is on a host, to its node: Ray takes all nodes of a machine for its own."""
+    ray.init(address=HEAD, _node_ip_address=address(host), log_to_driver=False, logging_level=logging.WARNING)
+
+
+def main(host: int, folder: str, store_bytes: int) -> None:
     """Run a node until the standard input ends."""
     head = host == 1
     parameters = RayParams(
@@ -42,7 +50,7 @@ def main(host: int, folder: str) -> None:
         redis_address=None if head else HEAD,
         gcs_server_port=PORT if head else None,
         num_cpus=4,
-        object_store_memory=STORE_BYTES,
+        object_store_memory=store_bytes,
         temp_dir=folder,
         worker_path=worker.__file__,
         include_log_monitor=False,
@@ -58,10 +66,13 @@ def main(host: int, folder: str) -> None:
     try:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        sys.stdin.read()
+        for order in map(str.strip, sys.stdin):
+            node.kill_gcs_server(check_alive=False) if order == "kill" else node.start_gcs_server()
+            sys.stdout.write(f"{order}\n")
+            sys.stdout.flush()
     finally:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
