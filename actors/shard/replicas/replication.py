@@ -10,6 +10,8 @@ Rules
   reads do not. So is a new one: one that came to be on this shard's node is changed for one that is not, if there is
   one.
 - One thread tells the backups; only commits' own copies go past it, and only to backups that are not behind.
+- Every other shard hears of this incarnation, those that keep no copy as well: what a process of an earlier one told
+  them, which was given up and came back, they let go of then, and they hear it no more.
 - The ledger says what was retired last: a replica that has not heard of it does not bring it back.
 """
 
@@ -42,6 +44,10 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 MARK_S = 1.0
 """How often a backup is asked whether it is still there."""
+LOOK_S = 5.0
+"""How often one of the others, in turn, is asked whether it has heard of this incarnation."""
+ANSWER_S = 2.0
+"""How long it may take to say so: one that does not answer holds the thread up, and is asked again."""
 CALL_S = 10.0
 PUT_S = 120.0
 PUT_BYTES = 256 << 20
@@ -76,6 +82,8 @@ class Replication:
         self._accepted = False
         """A backup goes by this incarnation."""
         self._marks = 0
+        self._looked_at, self._looked = self._index, time.monotonic()
+        """The shard that was asked last whether it has heard of this incarnation, and when."""
         self._ticker = Ticker("replica", f"shard {self._index}", lambda: TICK_S, self._tick)
 
     @property
@@ -190,7 +198,11 @@ class Replication:
                 silent = isinstance(exc, (ShardUnavailableError, OperationTimeoutError))
                 backup.silent_since = (backup.silent_since or time.monotonic()) if silent else None
                 self._fell_behind(backup, replica_store if backup.synced else None, exc)
-        for shard in list(self._replica_set.former) if self._ready() else ():
+        if not self._ready():
+            return
+        if time.monotonic() - self._looked >= LOOK_S:
+            self._look_around()
+        for shard in list(self._replica_set.former):
             try:
                 self._open(shard)
                 self._ask(shard, ShardCalls.leave_replica(self._index, self._incarnation))
@@ -199,6 +211,21 @@ class Replication:
                 if shard in self._peers.others:
                     continue
             self._replica_set.former.discard(shard)
+
+    def _look_around(self) -> None:
+        """See whether the next shard that keeps no copy has heard of this incarnation; it is to let go, if not."""
+        backups = {backup.shard for backup in self._replica_set.backups}
+        others = sorted(set(self._peers.others) - backups - self._replica_set.former)
+        if others:
+            shard = next((other for other in others if other > self._looked_at), others[0])
+            self._looked_at = shard
+            try:
+                heard, _ = self._ask(shard, ShardCalls.look_at_replica(self._index), ANSWER_S)
+                if heard != self._incarnation:
+                    self._replica_set.former.add(shard)
+            except TensorVineError as exc:
+                log.info("shard %d: shard %d does not say what it keeps: %s", self._index, shard, exc)
+        self._looked = time.monotonic()
 
     def _sync(self, backup: Backup) -> None:
         """Tell a backup everything that it has not."""

@@ -2,7 +2,8 @@
 
 Rules
 - All other shards are asked. One that is being started again has lost its replica store, so it is not waited for long:
-  it may be waiting for this one. One that did not answer may have a replica: it is told later to let go of it.
+  it may be waiting for this one. Each is told later to let go of what it has, or may be told yet by an earlier
+  incarnation, if that runs on where nobody sees it.
 - Of the replicas the one that was complete last has everything that was committed. None: all is lost, by name. A shard
   that has one and cannot be reached is asked again, for as long as one that is being started again.
 - What the disk knows, or the ledger counts as retired, is not brought back.
@@ -57,7 +58,7 @@ class Restored:
     refs: list[ModelRef] = field(default_factory=list[ModelRef])
     """Versions of this home."""
     replicas: set[int] = field(default_factory=set[int])
-    """Shards that have replicas of earlier incarnations, or may have."""
+    """Shards that have replicas of earlier incarnations, or may come to have some: all others."""
     unheard: set[int] = field(default_factory=set[int])
     """Those of them that did not answer: they may know of a later incarnation than `incarnation`."""
 
@@ -74,7 +75,7 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
     standings = _standings(index, peers)
     restored = Restored(1 + max((incarnation for incarnation, _ in standings.values()), default=0))
     restored.unheard = set(peers.others) - standings.keys()
-    restored.replicas = {shard for shard, (incarnation, _) in standings.items() if incarnation} | restored.unheard
+    restored.replicas = set(peers.others)
     complete = {shard: number for shard, (_, number) in standings.items() if number > NEVER}
     for shard in sorted(complete, key=complete.__getitem__, reverse=True):
         refs = _brought_back(context, shard, home_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -267,6 +268,7 @@ class ReplicaStores:
 def replica_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicaStores]:
     monkeypatch.setattr("tensorvine.actors.shard.replicas.replication.TICK_S", 0.01)
     monkeypatch.setattr("tensorvine.actors.shard.replicas.replication.MARK_S", 0.01)
+    monkeypatch.setattr("tensorvine.actors.shard.replicas.replication.LOOK_S", 0.01)
     monkeypatch.setattr("tensorvine.actors.shard.replicas.replica_set.PATIENCE_S", 0.0)
     replica_stores = ReplicaStores()
     yield replica_stores
@@ -308,6 +310,32 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         replica_stores.told(1, ShardCalls.open_replica(0, 2))  # another process is shard 0 now
         wait_until(lambda: "2 runs elsewhere" in replicas._late().args[0], "it to be refused", PATIENCE_S)
         assert replica_stores.replica(1).incarnation == 2
+
+
+class TestAProcessThatWasGivenUp:
+    """A node that did not answer comes back, and what ran there tells others what it kept, until it hears its end."""
+
+    @pytest.mark.parametrize("starts_again", [False, True], ids=["as it was", "started again"])
+    def test_leaves_nothing_where_its_successor_keeps_no_copy(
+        self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch, starts_again: bool
+    ) -> None:
+        replica_stores.told(1, ShardCalls.open_replica(0, 1))
+        restored, replicas = replica_stores.begin(monkeypatch)
+        assert restored.incarnation == 2
+        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        assert [backup.shard for backup in replicas._replica_set.backups] == [1]
+        if starts_again:
+            wait_until(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", PATIENCE_S)
+            replica_stores.replica_stores[2] = replica_stores.replica_store(2)
+        block = {(0, 1): Original((4,), (0,), b"abcd")}
+        of = ReplicaOf(0, 1, replica_stores.replica_stores[2].name)
+        with contextlib.suppress(ShardUnavailableError):  # the other has heard already
+            replica_stores.told(2, ShardCalls.open_replica(0, 1), ShardCalls.put_in_replica(of, block, {}, None, 1.0))
+        wait_until(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", PATIENCE_S)
+        assert not replica_stores.replica(2).nbytes
+        with pytest.raises(ShardUnavailableError, match="expected its incarnation 2"):
+            replica_stores.told(2, ShardCalls.put_in_replica(of, block, {}, None, 1.0))
+        assert not replicas.behind
 
 
 def draft_of(name: str) -> Draft:
