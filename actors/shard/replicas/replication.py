@@ -12,6 +12,7 @@ Rules
 - One thread tells the backups; only commits' own copies go past it, and only to backups that are not behind.
 - Every other shard hears of this incarnation, those that keep no copy as well: what a process of an earlier one told
   them, which was given up and came back, they let go of then, and they hear it no more.
+- Without a lease (`tenure`) nobody is told anything: the copies may be all that the next incarnation has.
 - The ledger says what was retired last: a replica that has not heard of it does not bring it back.
 """
 
@@ -71,6 +72,7 @@ class Replication:
         self._lock = context.lock
         self._segment_memory = context.segment_memory
         self._peers = context.peers
+        self._tenure = context.tenure
         self._notifier = context.notifier
         self._tcp_address = context.tcp_address
         self._incarnation = restored.incarnation
@@ -185,6 +187,8 @@ class Replication:
         """Keep the backups up."""
         if self._index not in self._peers.topology.alive:  # it has drained: others have it all
             return
+        if not self._tenure.holds:
+            return
         self._replica_set.review()
         for backup in list(self._replica_set.backups):
             replica_store = backup.replica_store
@@ -203,6 +207,8 @@ class Replication:
         if time.monotonic() - self._looked >= LOOK_S:
             self._look_around()
         for shard in list(self._replica_set.former):
+            if not self._tenure.holds:  # it may have ended while others did not answer
+                return
             try:
                 self._open(shard)
                 self._ask(shard, ShardCalls.leave_replica(self._index, self._incarnation))

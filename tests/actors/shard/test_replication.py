@@ -260,6 +260,7 @@ class ReplicaStores:
         monkeypatch.setattr("tensorvine.actors.shard.replicas.restore.SILENT_S", 0.0)
         self.state = state = ShardState(0, lambda _: 0)
         context = context_of(state, self, replicas=2)
+        self.tenure: Any = context.tenure
         restored = restore(context, {"mine": 0, "theirs": 1}.__getitem__)
         return restored, Replication(context, restored, None)
 
@@ -336,6 +337,28 @@ class TestAProcessThatWasGivenUp:
         with pytest.raises(ShardUnavailableError, match="expected its incarnation 2"):
             replica_stores.told(2, ShardCalls.put_in_replica(of, block, {}, None, 1.0))
         assert not replicas.behind
+
+    def test_has_no_copy_let_go_of_without_a_lease(
+        self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tensorvine.actors.shard.replicas.replication.TICK_S", 3600.0)
+        restored, replicas = replica_stores.begin(monkeypatch)
+        replicas._tick()
+        assert not replicas.behind
+        block = {(0, 1): Original((4,), (0,), b"abcd")}
+        of = ReplicaOf(0, restored.incarnation, replica_stores.replica_stores[2].name)
+        replica_stores.told(
+            2,
+            ShardCalls.open_replica(0, restored.incarnation),
+            ShardCalls.put_in_replica(of, block, {}, None, 1.0),
+        )
+        replicas._replica_set.former.add(2)
+        replica_stores.tenure.holds = False
+        replicas._tick()
+        assert replica_stores.replica(2).nbytes  # its successor may be about to ask for it
+        replica_stores.tenure.holds = True
+        replicas._tick()
+        assert not replica_stores.replica(2).nbytes
 
 
 def draft_of(name: str) -> Draft:
