@@ -188,10 +188,7 @@ def search(
         sample_size=plan.sample,
     )
     try:
-        try:
         evolution.search(evaluator, max_evals=plan.candidates, max_evals_strict=True)
-    finally:
-        evaluator.close()  # else Python's end would, and start a Ray to ask it of candidates
     except BaseException:  # Ctrl-C, too
         evaluator.abandon()
         raise
