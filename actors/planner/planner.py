@@ -264,10 +264,10 @@ class Planner:
                 self._shards,
                 self._resizing,
                 self._reservations,
-                self._registry,
-                lambda: self._topology,
-                self._count,
-                self._scaling,
+                registry=self._registry,
+                topology=lambda: self._topology,
+                count=self._count,
+                policy=self._scaling,
             )
         self._ready.set_result(None)
 

@@ -31,10 +31,10 @@ from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layo
 from ...store.shard import ShardState
 from ...store.versions.overtaken import Ended
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
+from ..memory.page_care import PageCare
 from ..memory.workers import Workers
 from ..rpc.messages import Filled
 from .hashing import Hashing, digests_of
-from .page_care import PageCare
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from ...store.errors import StorageError
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
+from ..memory.page_care import LOOK_S
 from ..rpc.calls import answers, composed
 from ..rpc.messages import Disk, ShardConfig, Tag
 from ..rpc.sockets.server import LazyServer
@@ -34,7 +35,6 @@ from .handoff.reconciliation import Reconciliation
 from .handoff.segment_handoff import SegmentHandoff
 from .handoff.strays import Strays
 from .local_clients import LocalClients
-from .page_care import LOOK_S
 from .parts.changes import Changes
 from .parts.files import Files
 from .parts.holders import Holders

@@ -377,6 +377,8 @@ def test_the_command_lists_benchmarks_that_exist() -> None:
         "query_scaling",
         "nas",
         "calls",
+        "weak_scaling",
+        "links",
         "growth",
     ]
     folder = Path(command_line.__file__).parent

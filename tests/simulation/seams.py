@@ -27,9 +27,9 @@ from typing import Any
 
 from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
-from tensorvine.actors.memory import memory
+from tensorvine.actors.memory import memory, page_care
 from tensorvine.actors.rpc.sockets import server
-from tensorvine.actors.shard import page_care, sweep, tenure
+from tensorvine.actors.shard import sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
 from tensorvine.store.segments import page_plan

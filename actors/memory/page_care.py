@@ -23,8 +23,8 @@ from ...store.holders import Owner, Save
 from ...store.segments.arena import PAGES, Arena
 from ...store.segments.page_plan import PagePlan, Span, pieces
 from ..engine.room import available
-from ..memory.memory import STEP_BYTES, SharedMemory
-from ..memory.pages import CHUNK_BYTES
+from .memory import STEP_BYTES, SharedMemory
+from .pages import CHUNK_BYTES
 
 log = logging.getLogger(__name__)
 
