@@ -129,7 +129,7 @@ class TestSearch:
         evaluator.submit([dict.fromkeys(DECISIONS, 4) for _ in range(3)])
         evaluator.gather("BATCH", 1)
         evaluator.abandon()
-        evaluator.storage = None  # whoever asked for a job's state would fail
+        evaluator._storage = None  # whoever asked for a job's state would fail
         assert evaluator.close() == []
 
     def test_deephypers_own_evaluator_runs_it_too(self, repo: Repository, tmp_path: Path) -> None:
