@@ -74,6 +74,9 @@ class SlowSaver:
         self.closed_early = self.closed.wait(0.2)
         return "saved"
 
+    def map_ahead(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed.set()
 

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from tensorvine.actors.memory import memory as memory_module
+from tensorvine.actors.memory import page_care as page_care_module
 from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView
 from tensorvine.actors.memory.pages import CHUNK_BYTES
-from tensorvine.actors.shard import page_care as page_care_module
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import StoreFullError
 from tensorvine.store.holders import Save
