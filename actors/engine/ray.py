@@ -44,6 +44,8 @@ NAMESPACE = "tensorvine"
 _DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
 _FREED_S = 10
 """How long it may take until memory that was let go is known to be free."""
+_MADE_S = 60
+"""How long it may take until memory that is free is set aside, on the busiest machine."""
 _SPARE_BYTES = 1 << 20
 """Of a node's memory, left for actors that ask for a byte of it."""
 _LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
@@ -62,7 +64,7 @@ class RayEngine:
         alive = [
             Node(
                 row["NodeID"],
-                int(free.get(row["NodeID"], {}).get("memory", 0)),
+                int(free.get(row["NodeID"], row["Resources"]).get("memory", 0)),  # a new one has all that it has
                 row["Resources"],
                 row.get("Labels", {}),
                 row["NodeID"] in draining,
@@ -124,14 +126,15 @@ class RayEngine:
         """Reserve memory by a placement group of one bundle."""
         pauses, deadline = Backoff(0.05, 0.5), Deadline.after(_FREED_S if wait else 0.0)
         with _head_asked(name):
-            if nbytes > state.total_resources_per_node().get(node, {}).get("memory", 0):
+            total = state.total_resources_per_node().get(node)  # None: it is so new that the head does not know yet
+            if total is not None and nbytes > total.get("memory", 0):
                 return False
             while _memory_free(node) < nbytes + _SPARE_BYTES:
                 if not pauses.wait(deadline):
                     return False
             label = {"ray.io/node-id": node}
             made = ray.util.placement_group([{"memory": max(nbytes, 1)}], name=name, bundle_label_selector=[label])
-            if made.wait(_FREED_S):
+            if made.wait(_MADE_S):
                 return True
             ray.util.remove_placement_group(made)  # others were faster
             return False

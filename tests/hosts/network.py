@@ -13,7 +13,9 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import combinations
 from typing import Any, Self
 
-PROGRAMS = ("ip", "nsenter", "tc", "unshare")
+PROGRAMS = ("ip", "nsenter", "unshare")
+TC = shutil.which("tc", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+"""Limits links; where it is not, none can be limited."""
 START_S = 30.0
 
 Link = tuple[int, int]
@@ -104,7 +106,7 @@ class Network(AbstractContextManager["Network"]):
         of = "qdisc replace dev {} root tbf rate {} burst 256kb latency 50ms" if rate else "qdisc del dev {} root"
         for host, process in self._of.items():
             for where, device in ((process, "eth0"), (self._bridge, f"host{host}")):
-                self._ip(where, [of.format(device, rate)], "tc")
+                self._ip(where, [of.format(device, rate)], TC or "tc")
 
     def _route(self, links: Iterable[Link], kind: str) -> None:
         """Send what a host has for another one to a link address: its own (00), or one that nobody has (ff)."""

@@ -123,15 +123,6 @@ class TestSearch:
         assert 0 < lost.sum() < len(table)
         assert repo.models() == sorted(population.refs)
 
-    def test_an_evaluator_that_is_abandoned_asks_ray_for_nothing_any_more(self, repo: Repository) -> None:
-        run = run_function(build, train, repository=repo.name, prefix="left/")
-        evaluator = SparingEvaluator(run, num_workers=1)
-        evaluator.submit([dict.fromkeys(DECISIONS, 4) for _ in range(3)])
-        evaluator.gather("BATCH", 1)
-        evaluator.abandon()
-        evaluator._storage = None  # whoever asked for a job's state would fail
-        assert evaluator.close() == []
-
     def test_deephypers_own_evaluator_runs_it_too(self, repo: Repository, tmp_path: Path) -> None:
         table, population = search(repo, "stock/", tmp_path, 4, last=[4, FAILS], evaluator=create)
         assert len(table) >= 4

@@ -38,7 +38,8 @@ SHAPE = (50_000,)
 
 @pytest.fixture(scope="module")
 def repo(cluster: object) -> Iterator[Repository]:
-    with Repository.start(f"online-{uuid.uuid4().hex[:6]}", shards=1, preallocate_bytes=0) as repository:
+    options: dict[str, Any] = {"shards": 1, "store_bytes": 256 << 20, "preallocate_bytes": 0}
+    with Repository.start(f"online-{uuid.uuid4().hex[:6]}", **options) as repository:
         yield repository
 
 
