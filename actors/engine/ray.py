@@ -64,7 +64,7 @@ class RayEngine:
         alive = [
             Node(
                 row["NodeID"],
-                int(free.get(row["NodeID"], row["Resources"]).get("memory", 0)),  # a new one has all that it has
+                int((free.get(row["NodeID"]) or row["Resources"]).get("memory", 0)),  # a new one has all that it has
                 row["Resources"],
                 row.get("Labels", {}),
                 row["NodeID"] in draining,
@@ -126,7 +126,8 @@ class RayEngine:
         """Reserve memory by a placement group of one bundle."""
         pauses, deadline = Backoff(0.05, 0.5), Deadline.after(_FREED_S if wait else 0.0)
         with _head_asked(name):
-            total = state.total_resources_per_node().get(node)  # None: it is so new that the head does not know yet
+            totals = cast("dict[str, dict[str, float]] | None", state.total_resources_per_node()) or {}
+            total = totals.get(node)  # None: it is so new that the head does not know yet
             if total is not None and nbytes > total.get("memory", 0):
                 return False
             while _memory_free(node) < nbytes + _SPARE_BYTES:
@@ -134,8 +135,11 @@ class RayEngine:
                     return False
             label = {"ray.io/node-id": node}
             made = ray.util.placement_group([{"memory": max(nbytes, 1)}], name=name, bundle_label_selector=[label])
-            if made.wait(_MADE_S):
-                return True
+            for _ in range(_MADE_S):
+                if made.wait(1):
+                    return True
+                if _memory_free(node) < nbytes:
+                    break
             ray.util.remove_placement_group(made)  # others were faster
             return False
 
@@ -218,7 +222,7 @@ def _groups(prefix: str) -> list[dict[str, Any]]:
 
 def _available() -> dict[str, dict[str, float]]:
     """Return what nobody has reserved, by node."""
-    return cast("dict[str, dict[str, float]]", state.available_resources_per_node())
+    return cast("dict[str, dict[str, float]] | None", state.available_resources_per_node()) or {}
 
 
 def _memory_free(node: str) -> int:

@@ -55,22 +55,28 @@ class Reservations:
             StoreFullError: a node has not so much left.
         """
         beside = Counter(node.id for node in chosen.values())
-        rooms = {
-            shard: nbytes if nbytes is not None else node.memory_free // 2 // beside[node.id]
-            for shard, node in chosen.items()
-        }
-        taken: list[int] = []
+        rooms: dict[int, int] = {}
         try:
             for shard, node in chosen.items():
-                small = nbytes is None and rooms[shard] < LEAST_BYTES
-                if small or not self._engine.reserve(self._name(shard), node.id, rooms[shard]):
-                    raise self._full(shard, node.id, rooms[shard] if nbytes is not None else LEAST_BYTES)
-                taken.append(shard)
+                if nbytes is None:
+                    rooms[shard] = self._take_share(shard, node.id, node.memory_free // 2 // beside[node.id])
+                elif self._engine.reserve(self._name(shard), node.id, nbytes):
+                    rooms[shard] = nbytes
+                else:
+                    raise self._full(shard, node.id, nbytes)
         except BaseException:
-            for shard in taken:
+            for shard in rooms:
                 self.release(shard)
             raise
         return rooms
+
+    def _take_share(self, shard: int, node: str, share: int) -> int:
+        """Reserve a share; where another repository that starts now was faster, less, for as long as that is enough."""
+        while share >= LEAST_BYTES:
+            if self._engine.reserve(self._name(shard), node, share, wait=False):
+                return share
+            share //= 2
+        raise self._full(shard, node, LEAST_BYTES)
 
     def release(self, shard: int) -> None:
         """Let go of what was reserved for a shard; nothing is no error."""
