@@ -64,7 +64,7 @@ def start(port: int) -> Head:
     command += ["--include-dashboard=false", "--disable-usage-stats"]
     room = available()
     room.check()
-    command += [f"--object-store-memory={room.store_bytes}", f"--memory={room.reservable_bytes}"]
+    command += [f"--object-store-memory={room.store_bytes}", f"--memory={room.beside(room.store_bytes)}"]
     command += [f"--ray-client-server-port={free_port()}"]  # its default may be another Ray's: then this one ends
     mark = uuid.uuid4().hex[:12]
     command += [_argument(mark)]

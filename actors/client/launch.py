@@ -271,7 +271,7 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
     places = {index: nodes[index % len(nodes)].id for index in topology.shards}
     rooms = planner.call(PlannerCalls.reserve(places), START_TIMEOUT_S)
     if plan.store_bytes is None:
-        log.info("repository %r: its shards may fill %s bytes, half of what is left", topology.repository, rooms)
+        log.info("repository %r: its shards may fill %s bytes of what is left", topology.repository, rooms)
     for index, node in places.items():
         config = plan.config(topology, index, rooms[index])
         name = actor_name(topology.repository, index)

