@@ -135,13 +135,12 @@ class RayEngine:
                     return False
             label = {"ray.io/node-id": node}
             made = ray.util.placement_group([{"memory": max(nbytes, 1)}], name=name, bundle_label_selector=[label])
-            for _ in range(_MADE_S):
-                if made.wait(1):
-                    return True
-                if _memory_free(node) < nbytes:
-                    break
-            ray.util.remove_placement_group(made)  # others were faster
-            return False
+            late = Deadline.after(_MADE_S)
+            while not made.wait(1):
+                if late.passed or _has_no_room(made):
+                    ray.util.remove_placement_group(made)
+                    return False
+            return True
 
     def unreserve(self, name: str) -> None:
         """Remove a placement group."""
@@ -218,6 +217,12 @@ def _groups(prefix: str) -> list[dict[str, Any]]:
     with _head_asked(prefix):
         groups = cast("dict[str, dict[str, Any]]", ray.util.placement_group_table())
     return [g for g in groups.values() if g["name"].startswith(prefix) and g["state"] != "REMOVED"]
+
+
+def _has_no_room(group: PlacementGroup) -> bool:
+    """Tell whether the head found no room for a placement group, as others were faster; it may still be looking."""
+    told = cast("dict[str, Any]", ray.util.placement_group_table(group))
+    return told["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE")
 
 
 def _available() -> dict[str, dict[str, float]]:
