@@ -47,7 +47,7 @@ _FREED_S = 10
 _MADE_S = 60
 """How long it may take until memory that is free is set aside, on the busiest machine."""
 _SPARE_BYTES = 1 << 20
-"""Of a node's memory, left for actors that ask for a byte of it."""
+"""Of a node's memory, left for actors that ask for a byte of it: without, they would wait for ever."""
 _LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
 
 
@@ -140,6 +140,9 @@ class RayEngine:
                 if late.passed or _has_no_room(made):
                     ray.util.remove_placement_group(made)
                     return False
+            if _memory_free(node) < _SPARE_BYTES:  # another one took the rest at the same moment
+                ray.util.remove_placement_group(made)
+                return False
             return True
 
     def unreserve(self, name: str) -> None:

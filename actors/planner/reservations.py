@@ -71,12 +71,17 @@ class Reservations:
         return rooms
 
     def _take_share(self, shard: int, node: str, share: int) -> int:
-        """Reserve a share; where another repository that starts now was faster, less, for as long as that is enough."""
+        """Reserve a share; less, for as long as that is enough, where others that start now leave less than that."""
         while share >= LEAST_BYTES:
             if self._engine.reserve(self._name(shard), node, share, wait=False):
-                return share
+                if self._left(node) + LEAST_BYTES >= share:
+                    return share
+                self.release(shard)
             share //= 2
         raise self._full(shard, node, LEAST_BYTES)
+
+    def _left(self, node: str) -> int:
+        return next((known.memory_free for known in self._engine.nodes() if known.id == node), 0)
 
     def release(self, shard: int) -> None:
         """Let go of what was reserved for a shard; nothing is no error."""
@@ -111,7 +116,7 @@ class Reservations:
 
     def _full(self, shard: int, node: str, needed: int) -> StoreFullError:
         try:
-            left = next((known.memory_free for known in self._engine.nodes() if known.id == node), 0)
+            left = self._left(node)
         except ShardUnavailableError:
             left = 0
         return StoreFullError(

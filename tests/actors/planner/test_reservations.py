@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -136,6 +138,15 @@ class TestOnRay:
         finally:
             for repo in held:
                 repo.close()
+
+    def test_repositories_that_start_at_once_leave_room_for_one_another(self, cluster: object) -> None:
+        _await_taken(0)
+        total = int(_node().resources["memory"])
+        with ThreadPoolExecutor(4) as pool, ExitStack() as stack:
+            starts = [pool.submit(Repository.start, f"at-once-{n}", shards=1, preallocate_bytes=0) for n in range(4)]
+            held = [stack.enter_context(start.result(PATIENCE_S)) for start in starts]
+            taken = sum(repo.stats().shards[0].capacity for repo in held)
+            assert 4 * LEAST_BYTES <= taken <= total - _node().memory_free <= total - MIB
 
     def test_shards_that_join_reserve_and_those_that_drain_let_go(self, cluster: object) -> None:
         _await_taken(0)
