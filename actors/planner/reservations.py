@@ -7,7 +7,8 @@ Rules (docs/design/memory.md)
 - A shard that was started again on another node takes its reservation along. Where that node has no room, it runs
   without one, and the log says so.
 - Unless told how much, a shard takes half of what is left: the next repository finds room, and so do tasks that ask
-  for memory, and what no reservation knows of.
+  for memory, and what no reservation knows of. `LEAST_BYTES` of a node are no part of these halves, so whatever is taken
+  at the same moment does not come to all of it: actors that ask for a byte would wait for ever.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Reservations:
         try:
             for shard, node in chosen.items():
                 if nbytes is None:
-                    rooms[shard] = self._take_share(shard, node.id, node.memory_free // 2 // beside[node.id])
+                    rooms[shard] = self._take_share(
+                        shard, node.id, (node.memory_free - LEAST_BYTES) // 2 // beside[node.id]
+                    )
                 elif self._engine.reserve(self._name(shard), node.id, nbytes):
                     rooms[shard] = nbytes
                 else:
@@ -74,7 +77,7 @@ class Reservations:
         """Reserve a share; less, for as long as that is enough, where others that start now leave less than that."""
         while share >= LEAST_BYTES:
             if self._engine.reserve(self._name(shard), node, share, wait=False):
-                if self._left(node) + LEAST_BYTES >= share:
+                if self._left(node) >= share:
                     return share
                 self.release(shard)
             share //= 2

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from tests.hosts.cluster import WAIT_S, FailedError, Hosts
 from tests.hosts.gates import Gate
 from tests.hosts.network import Link
+from tests.hosts.node import STORE_BYTES
 
 NAMES = tuple(f"m{number}" for number in range(12))
 TIMEOUT_S = 90.0
@@ -37,12 +38,13 @@ HEALED_S = 1.5
 
 def kinds(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the options of each repository: with and without a path, with and without replicas."""
+    size = {"shards": 3, "store_bytes": STORE_BYTES}
     on_path = {kind: f"{folder}/{kind}" for kind in ("path", "both")}
     return {
-        "memory": {"shards": 3},
-        "path": {"shards": 3, "path": on_path["path"]},
-        "replicas": {"shards": 3, "replicas": 2},
-        "both": {"shards": 3, "path": on_path["both"], "replicas": 2},
+        "memory": size,
+        "path": size | {"path": on_path["path"]},
+        "replicas": size | {"replicas": 2},
+        "both": size | {"path": on_path["both"], "replicas": 2},
     }
 
 

@@ -77,7 +77,7 @@ class TestRules:
             assert all(memory.free(node) >= 0 for node in memory.sizes)
 
     def test_a_share_leaves_half_to_others(self) -> None:
-        memory = Memory({"a": 8 * LEAST_BYTES, "b": 4 * LEAST_BYTES})
+        memory = Memory({"a": 9 * LEAST_BYTES, "b": 5 * LEAST_BYTES})
         first, second = memory.nodes()
         assert reservations(memory).take({0: first, 1: second, 2: first}, None) == {
             0: 2 * LEAST_BYTES,
