@@ -7,8 +7,8 @@ Rules (docs/design/memory.md)
 - A shard that was started again on another node takes its reservation along. Where that node has no room, it runs
   without one, and the log says so.
 - Unless told how much, a shard takes half of what is left: the next repository finds room, and so do tasks that ask
-  for memory, and what no reservation knows of. `LEAST_BYTES` of a node are no part of these halves, so whatever is taken
-  at the same moment does not come to all of it: actors that ask for a byte would wait for ever.
+  for memory, and what no reservation knows of. `LEAST_BYTES` of a node are no part of these halves, so what several
+  take at the same moment is never all of it: actors that ask for a byte would wait for ever.
 """
 
 from __future__ import annotations
