@@ -35,7 +35,7 @@ def run(effort: Effort) -> Report:
     report = Report("pages")
     for size in sizes:
         progress(f"{size // MIB} MiB")
-        with repository(stored + 2 * size, preallocate_bytes=0) as repo:
+        with repository(store_bytes=stored + 2 * size, preallocate_bytes=0) as repo:
             for row in _Rounds(repo, size).rows(stored):
                 report.add(row, headline=size == sizes[0] and "doubles" in row.case)
     return report

@@ -3,6 +3,8 @@
 Rules
 - They are made, many at once, where they are needed for the first time: page by page, when they are written to, it
   takes several times as long. An old kernel makes them without mapping them. Two threads make many faster than one.
+- They are asked for as a reader would (`MADV_POPULATE_READ`): of memory that a file shares this makes what is missing,
+  too, and maps what there is sixteen pages at a time, writable, which takes a third of the time.
 - Memory that the system does not have is a `StoreFullError` here, and not a signal when it is written to.
 - Pages may go back to the system while nobody has the memory (M10). So what was made counts as made for as long as
   the count of that is the one that was seen before it was made.
@@ -28,7 +30,7 @@ from .locks import PAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ = 22
 _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 CHUNK_BYTES = 2 << 20
 
@@ -118,7 +120,7 @@ def _populate(fd: int, offset: int, block: np.ndarray) -> None:
 def _advise(start: int, length: int) -> int:
     """Have the kernel make the pages and map them; gives its error, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
+    done = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_READ)
     return 0 if done == 0 else ctypes.get_errno()
 
 
@@ -133,4 +135,4 @@ def _allocate(fd: int, start: int, length: int) -> int:
 
 @functools.cache
 def _log_old_kernel() -> None:
-    log.info("shared memory: no MADV_POPULATE_WRITE (Linux before 5.14): pages are mapped one by one, which is slower")
+    log.info("shared memory: no MADV_POPULATE_READ (Linux before 5.14): pages are mapped one by one, which is slower")

@@ -74,6 +74,9 @@ class SlowSaver:
         self.closed_early = self.closed.wait(0.2)
         return "saved"
 
+    def greet(self) -> None:
+        """There is nobody to greet."""
+
     def map_ahead(self) -> bool:
         return False
 

@@ -342,7 +342,7 @@ class TestForks:
 
 class TestOldKernels:
     def test_pages_are_made_without_a_change_to_those_that_are_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where MADV_POPULATE_WRITE is not there (Linux before 5.14, gVisor)."""
+        """Where MADV_POPULATE_READ is not there (Linux before 5.14, gVisor)."""
 
         class Libc:
             def __init__(self, *_: object, **__: object) -> None:
