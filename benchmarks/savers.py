@@ -21,7 +21,6 @@ from .peers import H5py
 SAVE, LOAD, COPY, FILE_SAVE, FILE_LOAD = "save", "load", "copy", "h5py save", "h5py load"
 ORDER = (COPY, SAVE, LOAD, FILE_SAVE, FILE_LOAD)
 """What a round is, in the order that it needs: what is loaded was saved before."""
-LAYERS = 8
 AHEAD_S = 0.05
 """How long before its moment a step is asked for."""
 START_S, STEP_S = 180.0, 120.0
@@ -61,11 +60,11 @@ class Savers:
         repository: its name.
         nodes: ids of the nodes; the clients are shared out evenly.
         count: how many clients.
-        size_bytes: of each client's model.
+        model: bytes and layers of each client's.
         folder: that all can reach, for the files of the peer.
     """
 
-    def __init__(self, repository: str, nodes: Sequence[str], count: int, size_bytes: int, folder: Path) -> None:
+    def __init__(self, repository: str, nodes: Sequence[str], count: int, model: tuple[int, int], folder: Path) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -74,7 +73,7 @@ class Savers:
         for number in range(count):
             where = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=False)
             options = actor.options(num_cpus=0, scheduling_strategy=where)
-            self._actors.append(options.remote(repository, number, size_bytes, str(folder)))
+            self._actors.append(options.remote(repository, number, model, str(folder)))
         self._all("ready", timeout=START_S)
 
     def round(self) -> dict[str, Step]:
@@ -100,10 +99,10 @@ class Savers:
 class _Saver:
     """One of them."""
 
-    def __init__(self, repository: str, number: int, size_bytes: int, folder: str) -> None:
+    def __init__(self, repository: str, number: int, shape: tuple[int, int], folder: str) -> None:
         from tensorvine.actors import Repository
 
-        model = synthetic(size_bytes, LAYERS, seed=number)
+        model = synthetic(*shape, seed=number)
         self._repo = Repository.connect(repository)
         self._name, self._path = f"weak/{number}", Path(folder, f"{number}.h5")
         self._graph, self._tensors = model.graph, model.tensors(number)

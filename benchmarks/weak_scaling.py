@@ -2,6 +2,7 @@
 
 Rules
 - A host is a raylet on this machine, with a shard of its own; the clients are shared out evenly.
+- Models are of two shapes: small ones, and the papers', of 100 even layers, but of 512 MiB in place of 4 GB.
 - All clients save at the same moment, then all load, into arrays of their own. What counts is the time from the first
   one's beginning to the last one's end.
 - The floor is as many processes that copy as many bytes at the same moment: what the memory gives to so many.
@@ -37,16 +38,20 @@ class Sizes:
     hosts: tuple[int, ...]
     size_bytes: int
     """Of each client's model."""
+    layers: int
     rounds: int
+
+
+QUICK = (Sizes((1, 2, 4), (1, 2), 16 * MIB, 8, 5),)
+FULL = (Sizes((1, 2, 4, 8, 16), (1, 2, 4), 32 * MIB, 8, 15), Sizes((1, 2, 4), (1,), 512 * MIB, 100, 9))
 
 
 def run(effort: Effort) -> Report:
     """Measure each number of clients on each number of hosts."""
-    quick = Sizes((1, 2, 4), (1, 2), 16 * MIB, 5)
-    sizes = quick if effort is Effort.QUICK else Sizes((1, 2, 4, 8, 16), (1, 2, 4), 32 * MIB, 15)
     report = Report("weak_scaling")
-    for hosts in sizes.hosts:
-        measure(report, hosts, sizes)
+    for sizes in QUICK if effort is Effort.QUICK else FULL:
+        for hosts in sizes.hosts:
+            measure(report, hosts, sizes)
     return report
 
 
@@ -64,13 +69,16 @@ def measure(report: Report, hosts: int, sizes: Sizes) -> None:
     ):
         for count in counts:
             progress(f"{count} clients on {hosts} hosts")
-            savers = Savers(NAME, nodes, count, sizes.size_bytes, Path(folder))
+            savers = Savers(NAME, nodes, count, (sizes.size_bytes, sizes.layers), Path(folder))
             found = [savers.round() for _ in range(WARMUP + sizes.rounds)][WARMUP:]
             savers.close()
             for what, peer in ((SAVE, FILE_SAVE), (LOAD, FILE_LOAD)):
                 steps = {name: [each[name] for each in found] for name in (what, peer, COPY)}
-                row = row_of(f"{count} clients on {hosts} hosts: {what}", steps, what, peer, count * sizes.size_bytes)
-                report.add(row, headline=(count, hosts, what) == (CLIENTS, 1, SAVE))
+                case = f"{count} clients on {hosts} hosts, {sizes.size_bytes // MIB} MiB: {what}"
+                report.add(
+                    row_of(case, steps, what, peer, count * sizes.size_bytes),
+                    headline=(count, hosts, what) == (CLIENTS, 1, SAVE),
+                )
 
 
 def row_of(case: str, steps: dict[str, list[Step]], what: str, peer: str, size: int) -> Row:

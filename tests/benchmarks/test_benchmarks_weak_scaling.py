@@ -19,7 +19,7 @@ def test_bandwidth_counts_from_the_first_beginning_to_the_last_end() -> None:
 
 
 def test_clients_that_save_and_load_at_once_are_told_apart(repository: Repository, tmp_path: Path) -> None:
-    clients = Savers(repository.name, [ray.get_runtime_context().get_node_id()], 2, 1 << 20, tmp_path)
+    clients = Savers(repository.name, [ray.get_runtime_context().get_node_id()], 2, (1 << 20, 8), tmp_path)
     found = clients.round()
     clients.close()
     assert list(found) == list(ORDER)
