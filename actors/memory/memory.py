@@ -17,10 +17,10 @@ Rules
   block is not what it was told of, or the shard sees the reader and leaves the block as it is. No answer about a place
   is believed: a wrong one is noticed here.
 - M5, M6. Readers' locks: see `locks`.
-- M10. Pages of memory that nobody has may go back to the system. The shard counts that on the version page before it
-  does, and what it grants, it grants afterwards: a client that finds another count makes its pages anew. Beside the
-  count stands where the next grants will come from, as far as pages are there: a client maps those ahead. What stands
-  there stays for a second after it is taken away.
+- M10. Pages of memory that nobody has may go back to the system. The shard counts that on the version page, by regions
+  of the memory, before it does, and what it grants, it grants afterwards: a client that finds another count makes its
+  pages there anew. Beside the counts stands where the next grants will come from, as far as pages are there: a client
+  maps those ahead. What stands there stays for a second after it is taken away.
 - M7. Readers map the memory without write permission: a write through a view is an error of the writer, not of all.
 """
 
@@ -44,7 +44,7 @@ from ...store.segments.arena import Part
 from ...store.segments.blockheader import CLEARED, HEADER_BYTES
 from .holes import bytes_resident, data_in, punch
 from .locks import PAGE_BYTES, ReadLocks, is_locked
-from .pages import Pages
+from .pages import REGIONS, Pages
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,12 @@ SMALLEST_BYTES = 64 << 10
 
 STEP_BYTES = 16 << 20
 """Pages are mapped ahead, and given back, in steps of so many bytes: 1 to 2 ms, or 6 where they are made."""
-_EPOCH, _LEASE, _GONE, _AHEAD = range(4)
-"""Where on the version page stand the counters, in words of 8 bytes, and then how many spans are ahead, and which."""
+_EPOCH, _LEASE, _AHEAD = range(3)
+"""Where on the version page stand, in words of 8 bytes, the epoch, the lease's end, and how many spans are ahead, and
+then which, and then of each region how often pages went."""
 _MOST_SPANS = 16
-_WORDS = _AHEAD + 1 + 2 * _MOST_SPANS
+_GONE = _AHEAD + 1 + 2 * _MOST_SPANS
+_WORDS = _GONE + REGIONS
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
@@ -147,7 +149,7 @@ class SharedMemory:
 
     def count_gone(self, start: int, end: int) -> None:
         """Have all know that these pages, whole chunks, are about to go. Nobody may have them before `punch`."""
-        self._page[_GONE] += np.uint64(1)
+        self._page[_GONE:][self._pages.regions(start, end)] += np.uint64(1)
         self._pages.forget(start, end)
 
     def punch(self, start: int, end: int) -> None:
@@ -214,7 +216,7 @@ class MemoryView:
         self._readable = memoryview(readable)
         writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
         self._page = page = np.frombuffer(self._readable[: 8 * _WORDS], np.uint64)
-        self._pages = Pages(own, writable[PAGE_BYTES:], lambda: int(page[_GONE]))
+        self._pages = Pages(own, writable[PAGE_BYTES:], page[_GONE:])
 
     @property
     def alive(self) -> bool:
@@ -240,7 +242,7 @@ class MemoryView:
         Raises:
             StoreFullError: the system has no memory, not even to map them.
         """
-        words = self._page.tolist()
+        words = self._page[:_GONE].tolist()
         count = min(words[_AHEAD], _MOST_SPANS)
         spans = zip(words[_AHEAD + 1 :: 2], words[_AHEAD + 2 :: 2], strict=True)
         for start, end in [*spans][:count]:

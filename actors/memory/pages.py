@@ -7,7 +7,7 @@ Rules
   too, and maps what there is sixteen pages at a time, writable, which takes a third of the time.
 - Memory that the system does not have is a `StoreFullError` here, and not a signal when it is written to.
 - Pages may go back to the system while nobody has the memory (M10). So what was made counts as made for as long as
-  the count of that is the one that was seen before it was made.
+  the count of that, of its region of the memory, is the one that was seen before it was made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import functools
 import logging
 import mmap
 import os
-from collections.abc import Callable
 from concurrent.futures import Executor, wait
 
 import numpy as np
@@ -33,10 +32,8 @@ log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22
 _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 CHUNK_BYTES = 2 << 20
-
-
-def _never_gone() -> int:
-    return 0
+REGIONS = 256
+"""Parts of equal size of a memory; for each is counted how often pages of it went back to the system."""
 
 
 class Pages:
@@ -45,14 +42,18 @@ class Pages:
     Args:
         fd: of the memory.
         block: where it is mapped, from after the version page on.
-        gone: counts how often pages went back to the system; one who calls `forget` needs no count.
+        gone: how often pages of each region went back to the system, uint64 of `REGIONS`; None: nobody counts it here,
+            as `forget` is called.
     """
 
-    def __init__(self, fd: int, block: np.ndarray, gone: Callable[[], int] = _never_gone) -> None:
+    def __init__(self, fd: int, block: np.ndarray, gone: np.ndarray | None = None) -> None:
         self._fd = fd
         self._block = block
-        self._gone = gone
-        self._made = np.zeros(-(-block.nbytes // CHUNK_BYTES), np.uint64)
+        self._gone = gone if gone is not None else np.zeros(REGIONS, np.uint64)
+        count = -(-block.nbytes // CHUNK_BYTES)
+        self._region = np.arange(count) * REGIONS // count
+        """Of each chunk."""
+        self._made = np.zeros(count, np.uint64)
         """One more than the count that was seen before a chunk was made here; 0: it was not. No lock guards it, as
         a process may fork in the middle of anything."""
 
@@ -65,7 +66,8 @@ class Pages:
 
     def unmade(self, start: int, end: int) -> bool:
         """Tell whether pages between two offsets were not made here yet, or may have gone since."""
-        return not (self._made[_chunks(start, end)] == self._gone() + 1).all()
+        chunks = _chunks(start, end)
+        return not (self._made[chunks] == self._gone[self._region[chunks]] + 1).all()
 
     def make(self, start: int, end: int) -> None:
         """Make the pages between two offsets now.
@@ -73,10 +75,16 @@ class Pages:
         Raises:
             StoreFullError: the system has no memory for them.
         """
-        chunks, seen = _chunks(start, end), self._gone()
+        chunks = _chunks(start, end)
+        seen = self._gone[self._region[chunks]]
         first = chunks.start * CHUNK_BYTES
         _populate(self._fd, first, self._block[first : chunks.stop * CHUNK_BYTES])
         self._made[chunks] = seen + 1
+
+    def regions(self, start: int, end: int) -> slice:
+        """Return the regions in which lie the chunks between two offsets."""
+        touched = self._region[_chunks(start, end)]
+        return slice(int(touched[0]), int(touched[-1]) + 1)
 
     def forget(self, start: int, end: int) -> None:
         """Take the pages between two offsets, which are whole chunks, for gone."""

@@ -178,6 +178,15 @@ class TestClients:
         view.part(again)
         assert life.memory.bytes_resident >= part.length
 
+    def test_pages_that_went_elsewhere_leave_what_is_mapped(self, life: Life) -> None:
+        view = life.view()
+        _, low = life.saved(4 * CHUNK_BYTES, 5, view)
+        high, part = life.saved(8 * CHUNK_BYTES, 6, view)
+        life.retire(high)
+        life.wait(1000.0)
+        assert view._pages.unmade(part.offset + 2 * CHUNK_BYTES, part.offset + part.length)
+        assert not view._pages.unmade(low.offset, low.offset + 2 * CHUNK_BYTES)
+
     def test_a_forked_child_makes_them_anew_as_well(self, life: Life) -> None:
         view = life.view()
         save, part = life.saved(4 * CHUNK_BYTES, 5, view)
