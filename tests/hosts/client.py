@@ -60,9 +60,9 @@ class Operations:
         for repository in [name for name in self._repositories if name.startswith(prefix)]:
             self._repositories.pop(repository).close()
 
-    def flush(self, repository: str) -> None:
+    def flush(self, repository: str, timeout: float = 60.0) -> None:
         """Wait until all is on the path."""
-        self._at(repository).flush(timeout=60.0)
+        self._at(repository).flush(timeout=timeout)
 
     def models(self, repository: str) -> list[str]:
         """Name all versions."""

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from tests.hosts import gates, runs
 from tests.hosts.network import Link, Network, address
@@ -24,6 +24,7 @@ from tests.support.warm import server, worker
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 180.0
 """For what should not take long, on the busiest machine."""
+Own: TypeAlias = Callable[[Path], Mapping[int, Mapping[str, str]]]
 
 
 class FailedError(Exception):
@@ -112,6 +113,7 @@ class Hosts:
         store_bytes: capacity of each node's object store.
         gated: calls of actors can be stopped at steps; a `Client` cannot start a repository where they cannot.
         options: more of the environment of the nodes.
+        own: folder -> more of the environment of all processes on a host, for some hosts.
     """
 
     def __init__(
@@ -122,12 +124,14 @@ class Hosts:
         store_bytes: int = STORE_BYTES,
         gated: bool = True,
         options: Mapping[str, str] | None = None,
+        own: Own = lambda folder: {},
     ) -> None:
         self.network = network
         self.folder = folder
         self.gates = folder / "gates"
         self._store_bytes = store_bytes
         self._options = PATIENCE | QUIET | dict(options or {})
+        self._own = own(folder)
         self._servers = folder / "servers"
         for made in (self.gates, self._servers):
             made.mkdir()
@@ -205,7 +209,7 @@ class Hosts:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         warm = {worker.FOLDER: str(self._servers)}
         ours = {gates.FOLDER: str(self.gates), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        environment = kept | warm | ours | more
+        environment = kept | warm | ours | more | dict(self._own.get(host, {}))
         with open(self.folder / f"{log}.log", "a") as errors:
             return self.network.run(
                 host,
@@ -234,12 +238,19 @@ class Hosts:
 
 @contextmanager
 def hosts(
-    number: int, joined: int | None = None, store_bytes: int = STORE_BYTES, gated: bool = True
+    number: int,
+    joined: int | None = None,
+    store_bytes: int = STORE_BYTES,
+    gated: bool = True,
+    own: Own = lambda folder: {},
 ) -> Iterator[Hosts]:
     """Give so many hosts, all of them or the first few with a node, in a folder that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="tv-hosts-"))
     try:
-        with Network(number) as network, Hosts(network, folder, joined or number, store_bytes, gated) as started:
+        with (
+            Network(number) as network,
+            Hosts(network, folder, joined or number, store_bytes, gated, own=own) as started,
+        ):
             yield started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
