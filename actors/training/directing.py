@@ -49,7 +49,7 @@ TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """How a fork went: DeepClone's measures (section VI-B), in seconds, by the clocks of the ranks' machines."""
+    """How a fork went: DeepClone's measures (section VI-B), in seconds, to within the time of a message."""
 
     id: str
     run: str
@@ -244,7 +244,7 @@ class ForkDirector:
         waits: list[Callable[[], ForkState]] = []
         for rank, trainer in enumerate(self._trainers):
             waits.append(lambda t=trainer, r=rank: self._sent(order, t, f"rank {r} of {self._run!r}"))
-        waits += [lambda a=answer: a.result(self._deadline.left() + ANSWER_S) for answer in adopting]
+        waits += [lambda a=answer: a.result(self._deadline.left() + ANSWER_S).heard() for answer in adopting]
         pool = ThreadPoolExecutor(len(waits))
         try:
             pending = [pool.submit(wait) for wait in waits]
@@ -266,7 +266,7 @@ class ForkDirector:
         while True:
             left = self._deadline.left()
             wait = min(left, POLL_S)
-            state = rank.call(RankCalls.fork_state(order.id, wait), wait + ANSWER_S)
+            state = rank.call(RankCalls.fork_state(order.id, wait), wait + ANSWER_S).heard()
             if state.error is not None:
                 raise (PeerGoneError if state.peer_gone else ForkError)(state.error)
             if state.ended:
@@ -286,7 +286,7 @@ class ForkDirector:
             step,
             sum(spec.nbytes for spec in order.specs),
             max(state.held_s for state in sent),
-            ready - max(max(state.began_at for state in sent), min(state.began_at for state in whole)),
+            max(ready - max(max(state.began_at for state in sent), min(state.began_at for state in whole)), 0.0),
             max(ready - captured, 0.0),
         )
         origin = {"fork": order.id, "run": order.run, "step": step}

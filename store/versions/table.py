@@ -35,6 +35,9 @@ from .retention import Candidate, Retention, kept_by
 from .segments import SegmentTable
 from .version import Draft, Record
 
+LATEST_NS = (1 << 63) - 1
+"""The latest time that a manifest may have."""
+
 
 @dataclass(slots=True)
 class _Name:
@@ -43,6 +46,8 @@ class _Name:
     warm: dict[int, None] = field(default_factory=dict[int, None])
     """Live versions that retention has not let go from memory."""
     lost: dict[int, None] = field(default_factory=dict[int, None])
+    newest_ns: int = 0
+    """When the latest of its versions that were here was created."""
 
 
 @dataclass(slots=True)
@@ -131,6 +136,15 @@ class VersionTable(SegmentTable):
             raise
         name.next_version += 1
         return ref
+
+    def dated(self, ref: ModelRef, now_ns: int) -> int:
+        """Return when a version that is being committed is created: now, but later than those of its name before it.
+
+        The clock may have been set back, or the name's home may have been where another one is ahead.
+        """
+        known = self._names[ref.name]
+        known.newest_ns = min(max(now_ns, known.newest_ns + 1), LATEST_NS)
+        return known.newest_ns
 
     def abandon(self, ref: ModelRef) -> None:
         """Undo `begin_commit`; the version number is not given again."""
@@ -363,8 +377,9 @@ class VersionTable(SegmentTable):
         """Make a version live, whose graph is in use."""
         ref = header.ref
         self._records[ref] = Record(header, body, segments)
-        self._names[ref.name].live[ref.version] = None
-        self._names[ref.name].warm[ref.version] = None
+        known = self._names[ref.name]
+        known.live[ref.version] = known.warm[ref.version] = None
+        known.newest_ns = max(known.newest_ns, header.created_ns)
         self.ledger.enter(ref, header.parent, header.quality)
         self.graphs.add(header)
         self._table_bytes += len(body)

@@ -21,9 +21,10 @@ from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.shard.calls import ShardCalls
+from tensorvine.clusters.cli.options import keep_from
 from tensorvine.store.errors import TensorVineError
 
-from tests.hosts import content, gates
+from tests.hosts import content, gates, searching
 from tests.hosts.node import connect
 from tests.hosts.runs import Run
 
@@ -39,6 +40,8 @@ class Operations:
 
     def start(self, repository: str, options: dict[str, Any]) -> None:
         """Start a repository."""
+        if "keep" in options:
+            options["keep"] = keep_from(options["keep"])
         self._repositories[repository] = Repository.start(repository, preallocate_bytes=0, **options)
 
     def save(self, repository: str, name: str, seed: int, durability: str, timeout: float) -> int:
@@ -114,6 +117,31 @@ class Operations:
                     wrong.append(f"{name}: {exc!r}")
                 loads, slowest = loads + 1, max(slowest, time.monotonic() - began)
         return {"loads": loads, "slowest": slowest, "wrong": wrong}
+
+    def await_newer(self, repository: str, name: str, after: int, timeout: float) -> int | None:
+        """Wait for a version above one; give its number."""
+        newer = self._at(repository).wait_newer(name, after, timeout)
+        return newer.version if newer else None
+
+    def created(self, repository: str, model: str) -> float:
+        """Tell when a version was created, as it says, in seconds since 1970."""
+        return self._at(repository).info(model).created.timestamp()
+
+    def candidate(self, repository: str, name: str, kinds: str) -> str | None:
+        """Store a model of layers of these kinds; name whom it inherits from."""
+        return searching.candidate(self._at(repository), name, kinds)
+
+    def search(self, repository: str, run: str, candidates: int) -> None:
+        """Store models whose layers are drawn, each with what it inherits."""
+        searching.search(self._at(repository), run, candidates)
+
+    def lineages(self, repository: str, prefix: str) -> dict[str, list[str]]:
+        """Hold models of `candidate` and `search` against their owners; give the lineage of each."""
+        return searching.verified(self._at(repository), prefix)
+
+    def clock(self) -> float:
+        """Tell what time it is here, in seconds since 1970."""
+        return time.time()
 
     def enough(self) -> None:
         """End `read`."""

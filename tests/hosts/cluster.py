@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -203,6 +204,24 @@ class Hosts:
     def is_alive(self, host: int) -> bool:
         """Tell whether Ray's head takes a host's node to be alive."""
         return address(host) in self.client(1).do("nodes")
+
+    def await_placed(self, repository: str, *hosts: int) -> None:
+        """Wait until a repository has one shard on each of these hosts, of which one may stand there twice."""
+        deadline = time.monotonic() + WAIT_S
+        wanted = sorted(self.id_of(host) for host in hosts)
+        while True:
+            found: Any
+            try:
+                found = sorted(self.client(1).do("placed", repository=repository))
+            except FailedError as exc:  # one is being restarted
+                if not exc.ours:
+                    raise
+                found = str(exc)
+            if found == wanted:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{repository}: expected a shard on each of {wanted}; found {found}")
+            threading.Event().wait(0.1)
 
     def run(self, host: int, module: str, more: dict[str, str], log: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a module on a host, with pipes; what it prints as errors goes to a log."""

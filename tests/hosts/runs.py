@@ -67,6 +67,8 @@ class Run:
                 self._trainers.stop(timeout)
                 self._note(self._trainers.results(timeout))
             after = made.report.step
+            if max(made.report.standby_s, made.report.readiness_s) > timeout:
+                raise ValueError(f"expected the fork to be over within {timeout} s; found {made.report}")
             if after >= len(self._losses[0]):
                 raise ValueError(f"expected the training to go on after step {after}; it ended there")
             self._note(self._trainers.train(ON, timeout))

@@ -5,7 +5,6 @@ delete, and all that the other host does there, goes on (`tests.soak.disk`).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,23 +143,8 @@ def test_another_host_writes_what_a_full_one_could_not(ground: Ground) -> None:
     ground.flush_refused(TWICE)
     ground.at.forget(FULL)
     ground.at.end(FULL)
-    settled(ground)
+    ground.at.await_placed(TWICE, OTHER, OTHER)  # the full host's shard starts there
     ground.at.client(OTHER).do("flush", repository=TWICE)
     assert ground.at.client(OTHER).do("checked", repository=TWICE) == []
     ground.at.join(FULL)
     ground.check(TWICE)
-
-
-def settled(ground: Ground) -> None:
-    """Wait until the shard of the full host has started again on the other one."""
-    deadline, client = time.monotonic() + WAIT_S, ground.at.client(OTHER)
-    there = ground.at.id_of(OTHER)
-    while True:
-        try:
-            if client.do("placed", repository=TWICE) == [there] * 2:
-                return
-        except FailedError as exc:  # it is being started
-            if not exc.ours:
-                raise
-        assert time.monotonic() < deadline, "expected both shards on the other host"
-        threading.Event().wait(0.1)

@@ -34,21 +34,8 @@ def _closed() -> None:
 
 def placed(at: Hosts, *wanted: int) -> None:
     """Wait until there is one shard on each of these hosts, and no other."""
-    deadline = time.monotonic() + WAIT_S
-    nodes = sorted(at.id_of(host) for host in wanted)
-    while True:
-        try:
-            found = {
-                repository: sorted(at.client(1).do("placed", repository=repository)) for repository in (MEMORY, PATH)
-            }
-        except FailedError as exc:  # one is being restarted
-            if not exc.ours:
-                raise
-            found = {"": [str(exc)]}
-        if all(there == nodes for there in found.values()):
-            return
-        assert time.monotonic() < deadline, f"expected one shard on each of {nodes}; found {found}"
-        threading.Event().wait(0.1)
+    for repository in (MEMORY, PATH):
+        at.await_placed(repository, *wanted)
 
 
 def save(at: Hosts, host: int, seeds: dict[str, int]) -> None:

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import errno
 import mmap
-import shutil
 import struct
-import subprocess
 from pathlib import Path
+
+from tests.support.preload import compiler, preloaded
 
 SOURCE = Path(__file__).with_name("disk_trouble.c")
 ERRORS = {"full disk": errno.ENOSPC, "failing disk": errno.EIO, "slow disk": 0}
 SLOW_US = 20_000
 """Delay of each call on a slow disk, in microseconds."""
-
-
-def compiler() -> str | None:
-    """Find a C compiler."""
-    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def why_not() -> str | None:
@@ -44,18 +39,13 @@ class Disk:
         self.folder = folder
         self.environment: dict[str, str] = {}
         self._switch: mmap.mmap | None = None
-        found = compiler()
-        if found is None:
+        if compiler() is None:
             return
-        library, switch = own / "disk_trouble.so", own / "switch"
-        command = [found, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        switch = own / "switch"
         switch.write_bytes(bytes(8))
         with open(switch, "r+b") as file:
             self._switch = mmap.mmap(file.fileno(), 8)
-        self.environment = {
-            "LD_PRELOAD": str(library),
-            "RAY_LD_PRELOAD_ON_WORKERS": "1",
+        self.environment = preloaded(SOURCE, own) | {
             "TENSORVINE_SOAK_FOLDER": str(folder),
             "TENSORVINE_SOAK_SWITCH": str(switch),
         }

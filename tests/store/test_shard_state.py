@@ -31,6 +31,7 @@ from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import GONE, Offset, SegmentId, layout
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.ledger import Ledger
+from tensorvine.store.versions.table import LATEST_NS
 from tensorvine.store.versions.version import Draft, Match
 
 from tests.support.strategies import build
@@ -682,6 +683,21 @@ class TestHistories:
     def save(self, state: ShardState, name: str, slots: list[int]) -> ModelRef:
         draft = self.draft(name, slots)
         return state.publish(state.begin_commit(draft), draft, 1)
+
+    def test_no_version_is_older_than_those_of_its_name_before_it(self) -> None:
+        state = self.state()
+        state.adopt(Save("c", 1), (0, 1), "old", [64])
+        for now_ns, expected in ((5, 5), (3, 6), (LATEST_NS, LATEST_NS), (7, LATEST_NS)):  # the clock goes back
+            draft = self.draft("m", [0])
+            ref = state.begin_commit(draft)
+            assert state.dated(ref, now_ns) == expected
+            state.publish(ref, draft, expected)
+        draft = self.draft("other", [0])
+        assert state.dated(state.begin_commit(draft), 4) == 4
+        moved = self.state()
+        moved.begin_commit(self.draft("m", []))
+        moved._enter(state.record("m", 2, "c").header, b"", ())
+        assert moved.dated(moved.begin_commit(self.draft("m", [])), 1) == 7
 
     def test_a_segment_that_dies_on_while_it_is_compacted_is_compacted_again(self) -> None:
         state = self.state()

@@ -261,7 +261,7 @@ class Writes:
             draft = self._history.drafted(draft) if self._history is not None else draft
             self._segment_memory.adopt(draft.save, incarnation, blocks)
             ref = self._state.begin_commit(draft)
-        created_ns = time.time_ns()
+            created_ns = self._state.dated(ref, time.time_ns())
         tenure = self._context.tenure
         keepers = self._peers.keepers(draft.holds)
         try:

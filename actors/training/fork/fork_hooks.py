@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....store.errors import ForkError, PeerLostError
 from ....store.refs import ModelRef
@@ -35,7 +35,7 @@ TOLD_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class ForkState:
-    """How a fork goes, as one rank or one clone sees it. Times are seconds."""
+    """How a fork goes, as one rank or one clone sees it. Times are seconds, by `time.monotonic` of who holds this."""
 
     step: int
     """At which it takes place."""
@@ -48,7 +48,7 @@ class ForkState:
     held_s: float = 0.0
     """How long the training was held up by it."""
     began_at: float = 0.0
-    """When the step began, or the clone was there, by the machine's clock (`time.time`)."""
+    """When the step began, or the clone was there."""
     captured_at: float = 0.0
     """When the step ended."""
     ended_at: float = 0.0
@@ -57,6 +57,15 @@ class ForkState:
     """It failed because another left."""
     saved: ModelRef | None = None
     """The version that the rank saved or restored last."""
+    told_at: float = 0.0
+    """When it was sent to who asked."""
+
+    def heard(self) -> ForkState:
+        """Return what was just told here with times by the clock of this process: clocks of machines differ."""
+        now = time.monotonic()
+        later = now - self.told_at
+        times = [at + later for at in (self.began_at, self.captured_at, self.ended_at)]
+        return replace(self, began_at=times[0], captured_at=times[1], ended_at=times[2], told_at=now)
 
 
 @dataclass(slots=True)
@@ -190,7 +199,7 @@ class ForkHooks:
             fork = self._known(fork_id)
         ended = fork.sender.wait(timeout)
         if ended and not fork.state.ended:
-            fork.state.ended, fork.state.ended_at = True, time.time()
+            fork.state.ended, fork.state.ended_at = True, time.monotonic()
         error = fork.sender.error
         fork.state.error = str(error) if error is not None else None
         fork.state.peer_gone = error is not None and isinstance(error.__cause__, PeerLostError)
@@ -281,7 +290,7 @@ class ForkHooks:
     def _begin(self, fork: _Fork) -> None:
         self._index = {spec.name: place for place, spec in enumerate(fork.order.specs)}
         self._capturing = fork
-        fork.state.began_at = time.time()
+        fork.state.began_at = time.monotonic()
 
     def _fail(self, fork: _Fork, cause: Exception) -> None:
         error = ForkError(f"fork {fork.order.id}: rank {self._rank} of {self._run!r}: {cause}")
@@ -298,5 +307,5 @@ class ForkHooks:
             fork.sender.complete(self._training.facts())
         except Exception as exc:  # noqa: BLE001  the training goes on; the caller of `fork` is told
             self._fail(fork, exc)
-        fork.state.captured, fork.state.captured_at = True, time.time()
+        fork.state.captured, fork.state.captured_at = True, time.monotonic()
         fork.state.held_s += time.monotonic() - began

@@ -73,11 +73,12 @@ class Forkable:
     async def fork_state(self, fork: str, timeout: float) -> ForkState:
         state = await _in_thread(self._ready().state, fork, timeout)
         state.saved = self._versions.last
+        state.told_at = time.monotonic()
         return state
 
     @answers(ForkCalls.adopt)
     async def adopt(self, order: ForkOrder, clone: int) -> ForkState:
-        began = time.time()
+        began = time.monotonic()
         coming = self._told_of(order.id)
         try:
             receiver = self._take(order, clone)
@@ -99,7 +100,8 @@ class Forkable:
             held_s=0.0,
             began_at=began,
             captured_at=began,
-            ended_at=time.time(),
+            ended_at=(now := time.monotonic()),
+            told_at=now,
         )
 
     def _take(self, order: ForkOrder, clone: int) -> ForkReceiver:
