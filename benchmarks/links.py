@@ -53,14 +53,14 @@ def run(effort: Effort) -> Report:
 def measured(at: Hosts, rounds: int) -> dict[str, Any]:
     """Have the second host measure."""
     from tests.hosts.network import address
-    from tests.hosts.node import HEAD
+    from tests.hosts.node import ray_at
 
     module = "benchmarks.links_host"
     far = at.run(1, module, {}, "links-far", "far", address(1))
     try:
         port = far.stdout.readline().strip() if far.stdout is not None else ""
         arguments = ("near", address(1), port, str(rounds))
-        near = at.run(2, module, {"RAY_ADDRESS": HEAD}, "links-near", *arguments)
+        near = at.run(2, module, {"RAY_ADDRESS": ray_at(1)}, "links-near", *arguments)
         try:
             said, _ = near.communicate()
         finally:

@@ -119,7 +119,8 @@ class Deployment:
                 node has what `nodes` asks for, one of these, `path` or `redis` differs from the running repository's,
                 an option that only means something with `path` is given without, or `redis` is no such URL.
             StoreFullError: a node has less memory that nobody has reserved than a shard is to fill.
-            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer.
+            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer, or has a
+                repository of that name that another cluster runs.
             CorruptDataError: `path` holds a repository of a newer format.
             CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
         """

@@ -16,7 +16,13 @@ from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import Archive
 from ...store.codecs.codec import Codec
-from ...store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError, TensorVineError
+from ...store.errors import (
+    OperationTimeoutError,
+    OptionError,
+    RepositoryNotFoundError,
+    StorageError,
+    TensorVineError,
+)
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
@@ -34,12 +40,17 @@ from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from ..shard.shard import Shard
+from ..transport.tcp import TcpClient, UnreachableError
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 SESSION_S = 60.0
+GREET_S = 2.0
+"""For a shard of another repository to answer, which may be on a host that is gone."""
+OTHERS_END_S = 10.0
+"""By when shards of a repository that was stopped have ended; so long they are asked."""
 """How long a client's session lasts without a sign of life."""
 
 
@@ -249,7 +260,33 @@ def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
     if topology.path is not None:
         planner.call(PlannerCalls.claim(), START_TIMEOUT_S)
     if redis is not None:
+        _check_alone(redis, topology.repository)
         redis_connection.enter_start(redis, topology.repository, topology.started_by)
+
+
+def _check_alone(redis: str, repository: str) -> None:
+    """Refuse a Redis where a repository of this name runs: of another cluster, as this one has none.
+
+    Raises:
+        StorageError: one of its shards answers, and goes on to: one that was stopped just now may take a moment.
+    """
+    deadline = Deadline.after(OTHERS_END_S)
+    for address in redis_connection.posted_shards(redis, repository):
+        client, pauses = TcpClient((address.host, address.port), address.token), Backoff(0.05, 0.5)
+        while True:
+            try:
+                client.greet(GREET_S)
+            except UnreachableError:
+                if deadline.passed:  # hosts that are gone, one after another
+                    return
+                break
+            if deadline.passed:
+                where = redis_connection.where_is(redis, "Repository.start")
+                raise StorageError(
+                    f"Redis at {where}: expected no repository named {repository!r} but this one; another runs, with a "
+                    f"shard at {address.host}:{address.port}: stop that one, or take another name or another database"
+                )
+            pauses.wait()
 
 
 def _check_joined(found: Topology, wanted: Topology, shards: int | None, nodes: NodeRule | None) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ...store.errors import CodecUnavailableError, StorageError
-from .redis_keys import Keys
+from .redis_keys import Address, Keys
 
 if TYPE_CHECKING:
     from redis.client import PubSub
@@ -185,3 +185,18 @@ def present_start(url: str, repository: str) -> str | None:
     with RedisConnection(url, "Repository.start") as connection:
         (found,) = connection.run([("GET", Keys(repository).start)])
     return found.decode() if found is not None else None
+
+
+def posted_shards(url: str, repository: str) -> list[Address]:
+    """Return where shards of a repository's present start are, as they posted it; errors as of `enter_start`.
+
+    Raises:
+        CorruptDataError: what stands there is no address.
+    """
+    keys = Keys(repository)
+    with RedisConnection(url, "Repository.start") as connection:
+        (start,) = connection.run([("GET", keys.start)])
+        if start is None:
+            return []
+        (found,) = connection.run([("HVALS", keys.of(start.decode()).shards)])
+    return [Address.from_json(text) for text in found]

@@ -120,6 +120,14 @@ class TcpClient:
             raise failed[0]
         return found
 
+    def greet(self, timeout: float) -> None:
+        """Connect, and find out whether the server knows the token.
+
+        Raises:
+            UnreachableError: nobody is there, or who is does not know it.
+        """
+        self._connected(Deadline.after(timeout), "greeting").close()
+
     def close(self) -> None:
         """End the connections; a read under way goes on, and then ends its own."""
         self._closed = True

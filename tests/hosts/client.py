@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.edge.consumer import EdgeConsumer
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters.cli.options import keep_from
 from tensorvine.store.errors import TensorVineError
@@ -27,6 +28,19 @@ from tensorvine.store.errors import TensorVineError
 from tests.hosts import content, gates, searching
 from tests.hosts.node import connect
 from tests.hosts.runs import Run
+
+
+class _Taking:
+    """A model that answers with its tensors."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Any] = {}
+
+    def assign(self, tensors: Mapping[str, Any]) -> None:
+        self.tensors = {name: array.copy() for name, array in tensors.items()}
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        return self.tensors
 
 
 class Operations:
@@ -126,6 +140,11 @@ class Operations:
     def created(self, repository: str, model: str) -> float:
         """Tell when a version was created, as it says, in seconds since 1970."""
         return self._at(repository).info(model).created.timestamp()
+
+    def consumed(self, redis: str, repository: str, name: str) -> int:
+        """Take the newest version as a program outside of the cluster does; give the seed of its content."""
+        with EdgeConsumer(redis, name, _Taking, repository=repository) as consumer:
+            return content.seed_of(name, consumer.infer(None).outputs)
 
     def candidate(self, repository: str, name: str, kinds: str) -> str | None:
         """Store a model of layers of these kinds; name whom it inherits from."""

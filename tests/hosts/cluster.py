@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 
 from tests.hosts import gates, runs
 from tests.hosts.network import Link, Network, address
-from tests.hosts.node import HEAD, PATIENCE, QUIET, STORE_BYTES
+from tests.hosts.node import PATIENCE, QUIET, STORE_BYTES, ray_at
 from tests.support.warm import server, worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +115,7 @@ class Hosts:
         gated: calls of actors can be stopped at steps; a `Client` cannot start a repository where they cannot.
         options: more of the environment of the nodes.
         own: folder -> more of the environment of all processes on a host, for some hosts.
+        head: host of the head; the others with a node follow it.
     """
 
     def __init__(
@@ -126,8 +127,10 @@ class Hosts:
         gated: bool = True,
         options: Mapping[str, str] | None = None,
         own: Own = lambda folder: {},
+        head: int = 1,
     ) -> None:
         self.network = network
+        self.head_host = head
         self.folder = folder
         self.gates = folder / "gates"
         self._store_bytes = store_bytes
@@ -140,7 +143,7 @@ class Hosts:
         self._nodes: dict[int, subprocess.Popen[str]] = {}
         self._clients: dict[int, Client] = {}
         try:
-            for host in network.hosts[:joined]:
+            for host in range(head, head + joined):
                 self.join(host)
         except BaseException:
             self.close()
@@ -149,7 +152,9 @@ class Hosts:
     def client(self, host: int) -> Client:
         """Return the client on a host: a new one after `forget`."""
         if host not in self._clients:
-            process = self.run(host, "tests.hosts.client", {"RAY_ADDRESS": HEAD}, f"client-{host}", str(host))
+            process = self.run(
+                host, "tests.hosts.client", {"RAY_ADDRESS": ray_at(self.head_host)}, f"client-{host}", str(host)
+            )
             self._clients[host] = Client(process, host)
         return self._clients[host]
 
@@ -161,7 +166,7 @@ class Hosts:
     def join(self, host: int) -> None:
         """Start a node on a host; one that is there ends first."""
         self.end(host)
-        arguments = (str(host), str(self.folder / "ray"), str(self._store_bytes))
+        arguments = (str(host), str(self.head_host), str(self.folder / "ray"), str(self._store_bytes))
         node = self.run(host, "tests.hosts.node", self._options, f"node-{host}", *arguments)
         self._nodes[host] = node
         assert node.stdout is not None
@@ -170,13 +175,13 @@ class Hosts:
             raise OSError(f"host {host}: expected a Ray node; found {said[-2000:]}")
 
     def head(self, order: str) -> None:
-        """Have the head's process, and nothing else of host 1, be killed or started again: "kill" or "start"."""
-        node = self._nodes[1]
+        """Have the head's process, and nothing else of its host, be killed or started again: "kill" or "start"."""
+        node = self._nodes[self.head_host]
         assert node.stdin is not None
         assert node.stdout is not None
         print(order, file=node.stdin, flush=True)
         if (said := node.stdout.readline()) != f"{order}\n":
-            raise OSError(f"host 1: expected its head to obey {order!r}; found {said!r}")
+            raise OSError(f"host {self.head_host}: expected its head to obey {order!r}; found {said!r}")
 
     def end(self, host: int) -> None:
         """End a host's node, with all that runs on it."""
@@ -199,11 +204,11 @@ class Hosts:
 
     def id_of(self, host: int) -> str:
         """Return the id of a host's node, as Ray's head knows it now."""
-        return self.client(1).do("nodes")[address(host)]
+        return self.client(self.head_host).do("nodes")[address(host)]
 
     def is_alive(self, host: int) -> bool:
         """Tell whether Ray's head takes a host's node to be alive."""
-        return address(host) in self.client(1).do("nodes")
+        return address(host) in self.client(self.head_host).do("nodes")
 
     def await_placed(self, repository: str, *hosts: int) -> None:
         """Wait until a repository has one shard on each of these hosts, of which one may stand there twice."""
@@ -212,7 +217,7 @@ class Hosts:
         while True:
             found: Any
             try:
-                found = sorted(self.client(1).do("placed", repository=repository))
+                found = sorted(self.client(self.head_host).do("placed", repository=repository))
             except FailedError as exc:  # one is being restarted
                 if not exc.ours:
                     raise

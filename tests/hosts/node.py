@@ -1,8 +1,8 @@
-"""A Ray node on one host: `python -m tests.hosts.node HOST FOLDER STORE_BYTES`. It ends with its standard input,
+"""A Ray node on one host: `python -m tests.hosts.node HOST HEAD FOLDER STORE_BYTES`. It ends with its standard input,
 which may say "kill" and "start" of the process that is the cluster's head.
 
 Rules
-- The head is host 1. It starts what a cluster needs, and neither dashboard nor monitors nor agents.
+- HEAD is the host of the cluster's head. It starts what a cluster needs, and neither dashboard nor monitors nor agents.
 - Workers are forked (`tests.support.warm`) from a process that has put gates into the actors (`tests.hosts.gates`).
 - A node that does not answer is given up after some 10 s, and not after Ray's minute.
 """
@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import ray
@@ -20,7 +21,6 @@ from tests.hosts.network import address
 from tests.support.warm import lean_nodes, worker
 
 PORT = 6379
-HEAD = f"{address(1)}:{PORT}"
 STORE_BYTES = 80 << 20
 PATIENCE = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -36,18 +36,31 @@ QUIET = {
 }
 
 
+def ray_at(head: int) -> str:
+    """Return the address of the Ray whose head is on a host."""
+    return f"{address(head)}:{PORT}"
+
+
 def connect(host: int) -> None:
-    """Connect this process, which is on a host, to its node: Ray takes all nodes of a machine for its own."""
-    ray.init(address=HEAD, _node_ip_address=address(host), log_to_driver=False, logging_level=logging.WARNING)
+    """Connect this process, which is on a host, to its node: Ray takes all nodes of a machine for its own.
+
+    Its environment has the address, `RAY_ADDRESS`.
+    """
+    ray.init(
+        address=os.environ["RAY_ADDRESS"],
+        _node_ip_address=address(host),
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
 
 
-def main(host: int, folder: str, store_bytes: int) -> None:
+def main(host: int, first: int, folder: str, store_bytes: int) -> None:
     """Run a node until the standard input ends."""
-    head = host == 1
+    head = host == first
     parameters = RayParams(
         node_ip_address=address(host),
-        gcs_address=None if head else HEAD,
-        redis_address=None if head else HEAD,
+        gcs_address=None if head else ray_at(first),
+        redis_address=None if head else ray_at(first),
         gcs_server_port=PORT if head else None,
         num_cpus=4,
         object_store_memory=store_bytes,
@@ -75,4 +88,4 @@ def main(host: int, folder: str, store_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

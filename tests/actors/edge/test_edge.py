@@ -20,7 +20,7 @@ from tensorvine.actors import Repository
 from tensorvine.actors.edge.consumer import EdgeConsumer
 from tensorvine.actors.edge.listener import COMPARE_S
 from tensorvine.actors.rpc.messages import ShardConfig
-from tensorvine.actors.rpc.redis_connection import enter_start
+from tensorvine.actors.rpc.redis_connection import enter_start, posted_shards, present_start
 from tensorvine.actors.shard.serving.redis_index import RedisIndex
 from tensorvine.actors.transport.frames import Served
 from tensorvine.actors.transport.tcp_server import TcpServer
@@ -545,6 +545,21 @@ class TestRepository:
         for loaded in (found, again):
             assert loaded.keys() == tensors.keys()
             assert all(np.array_equal(loaded[n], array) for n, array in {**tensors, "b": tagged(2)["b"]}.items())
+
+    def test_one_of_the_same_name_that_another_cluster_runs_is_not_replaced(
+        self, cluster: object, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tensorvine.actors.client.launch.OTHERS_END_S", 0.0)
+        other = Site(server)
+        try:
+            eventually(lambda: len(posted_shards(server.url, "repo")) == 1, "where the other's shard is")
+            with pytest.raises(StorageError, match="no repository named 'repo' but this one; another runs"):
+                start(server, name="repo")
+            assert present_start(server.url, "repo") == "s1"
+        finally:
+            other.close()
+        with start(server, name="repo"):
+            assert present_start(server.url, "repo") != "s1"
 
     def test_a_shard_that_is_killed_stands_elsewhere_and_its_next_version_arrives(
         self, server: RedisServer, repo: Repository
