@@ -100,6 +100,11 @@ class Operations:
         found = {shard.shard: {n: getattr(shard, n) for n in wanted if getattr(shard, n)} for shard in shards}
         return [f"shard {shard}: {left}" for shard, left in found.items() if left]
 
+    def stats(self, repository: str, fact: str) -> dict[str, int]:
+        """Tell something of each shard's stats: node -> that."""
+        places = self.places(repository)
+        return {places[shard.shard]: getattr(shard, fact) for shard in self._at(repository).stats().shards}
+
     def places(self, repository: str) -> dict[int, str]:
         """Tell the node that each shard runs on."""
         session = self._at(repository)._session
