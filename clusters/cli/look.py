@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...store.errors import ModelNotFoundError
+from ...store.errors import ModelNotFoundError, TensorVineError
 from ...store.facts import Json
 from .. import words
 from ..client import Address, AsJson, Name, connected, console, print_json, table
@@ -22,26 +22,43 @@ if TYPE_CHECKING:
     from ...store.versions.manifest import ModelInfo
     from ..nodes import Machine
 
+PATIENCE_S = 10.0
+"""For all shards to say what they hold."""
+SAID = 200
+"""Characters of why one does not."""
 CONFIG_WIDTH = 48
 """Characters for a layer's config in a line."""
 
 
 def status(name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
-    """Show the cluster's nodes and what each shard of a repository holds."""
+    """Show the cluster's nodes and what each shard of a repository holds; exit code 1 if one does not answer."""
+    from ...actors.client.stats import RepositoryStats
     from ..nodes import machines, places
 
     with connected(name, address) as repository:
-        stats, found, where, known = repository.stats(), machines(), places(), repository.name
-    here = {shard.shard: where.get(f"{known}/shard-{shard.shard}", "") for shard in stats.shards}
+        told, found, where, known = repository.stats_by_shard(PATIENCE_S), machines(), places(), repository.name
+    silent = {shard: " ".join(str(why).split()) for shard, why in told.items() if isinstance(why, TensorVineError)}
+    stats = RepositoryStats.of([holds for holds in told.values() if not isinstance(holds, TensorVineError)])
+    here = {shard: where.get(f"{known}/shard-{shard}", "") for shard in told}
     if as_json:
         nodes = [
             {**asdict(machine), "shards": [s for s, node in here.items() if node == machine.id]} for machine in found
         ]
-        print_json({"repository": known, "nodes": nodes, **asdict(stats)})
-        return
+        print_json({"repository": known, "nodes": nodes, **asdict(stats), "silent": silent})
+    else:
+        _print_status(known, stats, found, here, silent)
+    if silent:
+        raise typer.Exit(1)
+
+
+def _print_status(
+    name: str, stats: RepositoryStats, found: list[Machine], here: dict[int, str], silent: dict[int, str]
+) -> None:
     out = console()
     out.print(_nodes(found, here))
-    out.print(_shards(known, stats, {machine.id: machine.address for machine in found}, here))
+    out.print(_shards(name, stats, {machine.id: machine.address for machine in found}, here))
+    for shard, why in silent.items():
+        out.print(f"shard {shard} does not answer: {why:.{SAID}}", style="red", soft_wrap=True)
     for s in stats.shards:
         if s.manifests_unread or s.files_orphaned:
             unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "file")
@@ -108,11 +125,16 @@ def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
 def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: dict[int, str]) -> Table:
     numbers = ("models", "tensors", "in memory", "taken", "reserved", "free", "on disk", "pins", "behind")
     rows = table(f"repository {name}", "shard", "node", right=numbers)
-    for s in stats.shards:
+    known = {s.shard: s for s in stats.shards}
+    for shard in sorted(here):
+        node = addresses.get(here[shard], "-")
+        if (s := known.get(shard)) is None:
+            rows.add_row(str(shard), node, *["-"] * len(numbers), style="red")
+            continue
         behind = f"{s.versions_behind} ({words.size(s.bytes_behind)})" if s.versions_behind else "0"
         memory = map(words.size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
         counts = f"{s.models:,}", f"{s.tensors:,}", *memory
-        rows.add_row(str(s.shard), addresses.get(here[s.shard], "-"), *counts, str(s.pins), behind)
+        rows.add_row(str(shard), node, *counts, str(s.pins), behind)
     pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_behind for s in stats.shards)
     shards = stats.shards
     taken, reserved = sum(s.bytes_resident for s in shards), sum(s.capacity for s in shards)

@@ -30,7 +30,8 @@ def verify(
     out = console()
     with connected(name, address) as repository:
         refs = repository.models() if model is None else [repository.info(model).ref]
-        progress = track(refs, "checking", console=console(stderr=True), transient=True)
+        shown = console(stderr=True)
+        progress = track(refs, "checking", console=shown, transient=True, disable=not shown.is_terminal)
         unread = repository.unreadable() if model is None else []
         wrong = [problem for ref in progress for problem in _problems(repository, ref, asked=model is not None)]
     problems = [*unread, *wrong]

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.clusters.cli import look as cli_look
 from tensorvine.clusters.cli import top as cli_top
 from tensorvine.clusters.nodes import check_there
 from tensorvine.planner.scaling import ScalePolicy
@@ -231,16 +232,25 @@ class TestTop:
         self, repo: Repository, one_again: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cli_top, "ANSWER_S", 0.2)
+        monkeypatch.setattr(cli_look, "PATIENCE_S", 0.2)
         assert repo.scale(2).shards_after == 2
         still = repo.shards[1]
         process = psutil.Process(repo._session.connection(still).hello.pid)
         stand_still(process)
         try:
             code, out, err = on(repo, "top", "--once", "--interval", "0.1")
+            status = on(repo, "status")
+            as_json = on(repo, "status", "--json")
         finally:
             process.resume()
         assert code == 0, err
-        assert f"shard {still} does not answer: changed/shard-{still}: " in out
+        for said in (out, status[1]):
+            assert f"shard {still} does not answer: changed/shard-{still}: " in said
+        assert [status[0], as_json[0]] == [1, 1]
+        told = json.loads(as_json[1])
+        assert [shard["shard"] for shard in told["shards"]] == [repo.shards[0]]
+        assert list(told["silent"]) == [str(still)]
+        assert sorted(told["nodes"][0]["shards"]) == sorted(repo.shards)
         eventually(lambda: all(isinstance(one, ShardStats) for one in repo.stats_by_shard().values()), "both answer")
 
     def test_shards_that_joined_are_seen_by_who_watches_already(self, repo: Repository, one_again: None) -> None:
