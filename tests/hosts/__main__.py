@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.hosts.cluster import WAIT_S, FailedError, Hosts, hosts
 from tests.hosts.ground import FORK, LOAD, NAMES, SAVE, TIMEOUT_S, Ground, forks_at
 from tests.hosts.network import Link, around, both, missing
 from tests.soak.modes import seconds_of
+from tests.support.clock import clock_off
 
 HOSTS = 4
 CUTS = 3
@@ -136,6 +138,11 @@ def flush(ground: Ground) -> None:
             ground.hosts.client(1).do("flush", repository=repository)
 
 
+def clocks_off(folder: Path) -> Mapping[int, Mapping[str, str]]:
+    """Have the clock of one host be an hour ahead, and that of another an hour behind."""
+    return {2: clock_off(3600, folder), 3: clock_off(-3600, folder)}
+
+
 def say(text: str) -> None:
     """Print a line."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
@@ -147,6 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak hosts", description="Links that are cut, round by round.")
     parser.add_argument("duration", type=seconds_of, help="such as 90s, 10m or 1h")
     parser.add_argument("--seed", type=int, default=None, help="draws everything; default: of the clock")
+    parser.add_argument("--clocks", action="store_true", help="the clocks of two hosts are an hour off")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else int(time.time())
     lacking = missing()
@@ -155,7 +163,7 @@ def main() -> int:
         return 2
     deadline, number = time.monotonic() + given.duration, 0
     say(f"seed {seed}")
-    with hosts(HOSTS) as at:
+    with hosts(HOSTS, own=clocks_off if given.clocks else lambda folder: {}) as at:
         while time.monotonic() < deadline or not number:
             number += 1
             try:
