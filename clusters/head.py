@@ -25,7 +25,7 @@ from typing import IO
 import psutil
 
 from ..actors.engine import auth_token, discovery
-from ..actors.engine.room import MONITOR_OFF, available
+from ..actors.engine.room import MONITOR_OFF, ray_start_options
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 from ..store.waiting import Backoff, Deadline
 
@@ -62,9 +62,7 @@ def start(port: int) -> Head:
     auth_token.guard()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
-    room = available()
-    room.check()
-    command += [f"--object-store-memory={room.store_bytes}", f"--memory={room.beside(room.store_bytes)}"]
+    command += ray_start_options()
     command += [f"--ray-client-server-port={free_port()}"]  # its default may be another Ray's: then this one ends
     mark = uuid.uuid4().hex[:12]
     command += [_argument(mark)]

@@ -1,5 +1,5 @@
-"""The memory that a Ray may use which is started on this machine: what the machine has, or the control group of this
-process, where a container or a batch system limits it.
+"""The memory that a Ray may use which is started on this machine, here or by a script: what the machine has, or the
+control group of this process, where a container or a batch system limits it.
 
 Rules
 - Ray itself looks at the limit of a whole container, and not at that of a job within a node.
@@ -95,6 +95,17 @@ def available(groups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgrou
             if left < least.nbytes:
                 least = Room(max(left, 0), limit, f"the limit of {limit >> 20} MiB in {folder}")
     return least
+
+
+def ray_start_options() -> list[str]:
+    """Return the options of `ray start` that give a Ray what is available here.
+
+    Raises:
+        StoreFullError: there is too little for a Ray.
+    """
+    room = available()
+    room.check()
+    return [f"--object-store-memory={room.store_bytes}", f"--memory={room.beside(room.store_bytes)}"]
 
 
 def outlast_workers(adjustment: Path = Path("/proc/self/oom_score_adj")) -> None:

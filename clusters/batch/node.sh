@@ -14,9 +14,11 @@ export RAY_AUTH_MODE=token
 unset RAY_ADDRESS # it is for the programs of the job
 ulimit -n "$(ulimit -H -n)"
 export RAY_memory_monitor_refresh_ms=0 # it would end shards before tasks
+# Ray sees the memory of the machine or of a container, and not what a job has of a node.
+sizes=$(tensorvine ray-sizes) # two options, or an error: then no Ray is started
 
 if [ "$rank" = 0 ]; then
-    exec ray start --head --block --node-ip-address="$TENSORVINE_HEAD" --port="$TENSORVINE_PORT" \
+    exec ray start --head --block $sizes --node-ip-address="$TENSORVINE_HEAD" --port="$TENSORVINE_PORT" \
         --ray-client-server-port="${TENSORVINE_CLIENT_PORT:-10001}" --include-dashboard=false --disable-usage-stats
 fi
 deadline=$((SECONDS + TENSORVINE_START_S))
@@ -28,4 +30,4 @@ until (: <"/dev/tcp/$TENSORVINE_HEAD/$TENSORVINE_PORT") 2>/dev/null; do
     fi
     sleep 1
 done
-exec ray start --block --address="$TENSORVINE_HEAD:$TENSORVINE_PORT"
+exec ray start --block $sizes --address="$TENSORVINE_HEAD:$TENSORVINE_PORT"

@@ -23,6 +23,7 @@ from .life import down, up
 from .lineage import lineage
 from .look import ls, show, status
 from .models import retire, wait
+from .sizes import ray_sizes
 from .top import top
 from .upkeep import flush, scale
 from .verify import verify
@@ -32,6 +33,7 @@ _HELP = "Start, look into, change and stop a model repository on a Ray cluster."
 _COMMANDS = (
     *(up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
     cluster_files,
+    ray_sizes,
 )
 
 

@@ -21,7 +21,10 @@ import pytest
 import yaml
 from click import Command
 from packaging.requirements import Requirement
+from tensorvine.actors.engine.room import STORE_MOST
 from tensorvine.clusters.head import free_port
+
+from tests.support.groups import ENTER, memory_group
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -86,7 +89,7 @@ class TestRayUp:
         for line in [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]:
             _, found, words = line.partition("ray start ")
             for option in [word.partition("=")[0] for word in words.split()] if found else ():
-                assert option in known, line
+                assert option == "$sizes" or option in known, line
 
     @pytest.mark.parametrize("cloud", CLOUDS)
     def test_a_cloud_has_a_head_without_and_workers_with_a_gpu_that_come_and_go(self, cloud: str) -> None:
@@ -104,7 +107,9 @@ class TestRayUp:
         for kind in ("head", "worker"):
             (start,) = [line for line in config[f"{kind}_start_ray_commands"] if "ray start" in line]
             assert start.startswith("chmod 600 ~/.ray/auth_token; ")
-            assert "; RAY_memory_monitor_refresh_ms=0 RAY_AUTH_MODE=token ray start " in start
+            settings, _, rest = start.partition("; sizes=$(tensorvine ray-sizes) && ")[2].partition(" ray start ")
+            assert settings == "RAY_memory_monitor_refresh_ms=0 RAY_AUTH_MODE=token"
+            assert "$sizes" in rest.split()
 
     @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
     def test_every_node_gets_this_versions_wheel_and_installs_it_in_the_tests_versions(self, path: Path) -> None:
@@ -198,6 +203,15 @@ class TestKubeRay:
                 assert {mount["name"] for mount in container["volumeMounts"]} == volumes - {"kubernetes"}
                 assert "/models" in {mount["mountPath"] for mount in container["volumeMounts"]}
 
+    def test_ray_promises_no_more_memory_than_its_pods_have(self, manifest: dict[str, Any]) -> None:
+        spec = manifest["spec"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            (container,) = group["template"]["spec"]["containers"]
+            limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+            store = int(group["rayStartParams"]["object-store-memory"])
+            assert store == STORE_MOST
+            assert int(group["rayStartParams"]["memory"]) == limit - store
+
     def test_ray_asks_for_a_token(self, manifest: dict[str, Any]) -> None:
         assert manifest["spec"]["authOptions"] == {"mode": "token"}
         major, minor, _ = map(int, manifest["spec"]["rayVersion"].split("."))
@@ -285,8 +299,26 @@ class TestScripts:
         assert done.returncode == 2
         assert "expected the job's RAY_AUTH_TOKEN" in done.stderr
 
-    def test_a_worker_without_a_head_gives_up_in_time(self) -> None:
+    @pytest.mark.parametrize(("limit", "starts"), [(2 << 30, True), (512 << 20, False)])
+    def test_a_node_promises_what_the_job_has_of_it(self, tmp_path: Path, limit: int, starts: bool) -> None:
+        (tmp_path / "ray").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        (tmp_path / "ray").chmod(0o755)
+        settings = {"SLURM_PROCID": "0", "RAY_AUTH_TOKEN": "a" * 64, "TENSORVINE_HEAD": "127.0.0.1"}
+        with memory_group(limit) as procs:
+            settings = {**job_settings(tmp_path, tmp_path), **settings, "PROCS": str(procs)}
+            done = run_script(["-c", ENTER, "sh", "bash", str(FILES / "batch" / "node.sh")], settings)
+        told = dict(word.split("=") for word in done.stdout.split() if "=" in word)
+        if starts:
+            store, memory = int(told["--object-store-memory"]), int(told["--memory"])
+            assert store < 0.11 * limit
+            assert 0.75 * limit < store + memory < limit
+        else:
+            assert (done.returncode, told) == (1, {})
+            assert "expected at least 768 MiB of memory" in done.stderr
+
+    def test_a_worker_without_a_head_gives_up_in_time(self, tmp_path: Path) -> None:
         settings = {"SLURM_PROCID": "1", "RAY_AUTH_TOKEN": "a" * 64, "TENSORVINE_HEAD": "127.0.0.1"}
+        settings = {**job_settings(tmp_path, tmp_path), **settings}
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # and it does not listen
             settings |= {"TENSORVINE_PORT": str(taken.getsockname()[1]), "TENSORVINE_START_S": "2"}

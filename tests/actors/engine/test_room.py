@@ -11,10 +11,10 @@ import pytest
 from tensorvine.actors.engine.room import NEEDED_BYTES, STORE_LEAST, STORE_MOST, Room, available, outlast_workers
 from tensorvine.store.errors import StoreFullError
 
+from tests.support.groups import ENTER, memory_group
+
 MIB = 1 << 20
-GROUPS = Path("/sys/fs/cgroup")
 ROOM = "from tensorvine.actors.engine.room import available; available().check()"
-ENTERED = f"import os; open(os.environ['PROCS'], 'w').write(str(os.getpid())); {ROOM}"
 
 
 def group(folder: Path, version: int, limit: object, used: int, droppable: int) -> None:
@@ -75,22 +75,14 @@ def test_sizes() -> None:
 
 
 def test_a_real_group_of_512_mib() -> None:
-    folder = GROUPS / "memory" / f"tensorvine-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as exc:
-        pytest.skip(f"no control groups of the first version that this user may make: {exc}")
-    try:
-        (folder / "memory.limit_in_bytes").write_text(str(512 * MIB))
+    with memory_group(512 * MIB) as procs:
         asked = subprocess.run(
-            [sys.executable, "-c", ENTERED],
-            env={**os.environ, "PROCS": str(folder / "cgroup.procs")},
+            ["/bin/sh", "-c", ENTER, "sh", sys.executable, "-c", ROOM],
+            env={**os.environ, "PROCS": str(procs)},
             capture_output=True,
             text=True,
             timeout=120,
         )
-    finally:
-        folder.rmdir()
     assert "StoreFullError: starting a Ray: expected at least 768 MiB" in asked.stderr
     assert "the limit of 512 MiB" in asked.stderr
 
