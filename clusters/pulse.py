@@ -2,7 +2,7 @@
 
 Rules
 - A shard that does not answer is shown so, and hides none of the others. What stopped altogether is an error.
-- A shard that began anew counts its requests from 0.
+- A shard that began anew counts requests and bytes from 0.
 - Where shards are is asked again only when one is new or did not answer: it is a question to the head of the cluster.
 """
 
@@ -33,7 +33,11 @@ class Beat:
     trouble: str = ""
     """Why it did not."""
     requests_per_s: float | None = None
-    """Since the look before; None: there was none, or the shard did not answer."""
+    """Since the look before; None: there was none, or the shard did not answer. So, too, what follows."""
+    saved_per_s: float | None = None
+    """Bytes of tensors that saves brought."""
+    sent_per_s: float | None = None
+    """Bytes of tensors that went to readers and to other shards."""
 
     @property
     def bytes_used(self) -> int:
@@ -46,8 +50,8 @@ class Beat:
         head = {"shard": self.shard, "node": self.node, "answers": self.stats is not None, "trouble": self.trouble}
         if self.stats is None:
             return head
-        rest = {"bytes_used": self.bytes_used, "requests_per_s": self.requests_per_s}
-        return head | rest | asdict(self.stats)
+        rates = {name: getattr(self, name) for name in ("requests_per_s", "saved_per_s", "sent_per_s")}
+        return head | {"bytes_used": self.bytes_used} | rates | asdict(self.stats)
 
 
 class Pulse:
@@ -104,5 +108,15 @@ class Pulse:
         before = self._before.get(shard)
         if before is None or not seconds:
             return Beat(shard, node, found)
-        asked = found.requests - before.requests if found.requests >= before.requests else found.requests
-        return Beat(shard, node, found, requests_per_s=asked / seconds)
+
+        def rate(count: Callable[[ShardStats], int]) -> float:
+            return (count(found) - (count(before) if count(found) >= count(before) else 0)) / seconds
+
+        return Beat(
+            shard,
+            node,
+            found,
+            requests_per_s=rate(lambda stats: stats.requests),
+            saved_per_s=rate(lambda stats: stats.bytes_saved),
+            sent_per_s=rate(lambda stats: stats.bytes_sent),
+        )

@@ -58,6 +58,11 @@ class ShardStats:
     """Bytes of memory for segments."""
     requests: int = 0
     """Saves begun, versions fetched and prefix queries answered since it started."""
+    bytes_saved: int = 0
+    """Bytes of tensors that saves have put into it since it started."""
+    bytes_sent: int = 0
+    """Bytes of tensors that it has sent since it started, to readers and to other shards: by sockets, by groups, and
+    into the engine's object store, once for all who read there. What readers map is none of them."""
     bytes_mirrored: int = 0
     """Bytes of memory that hold copies of what other shards have."""
     mirrors_behind: int = 0

@@ -62,6 +62,8 @@ class ShardContext:
     """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
     requests: int = field(default=0, init=False)
     """Saves begun, versions fetched and prefix queries answered."""
+    bytes_sent: int = field(default=0, init=False)
+    """Of tensors, to readers and to other shards. Count with the lock held."""
 
     @property
     def index(self) -> int:

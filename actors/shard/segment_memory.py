@@ -70,6 +70,8 @@ class SegmentMemory:
         self.hashing = Hashing(state, lock, self.view)
         self.workers = Workers(2, thread_name_prefix="tensorvine-shard")
         """Threads for what takes long."""
+        self.bytes_saved = 0
+        """Of the tensors that saves brought."""
 
     @property
     def epoch(self) -> int:
@@ -247,6 +249,7 @@ class SegmentMemory:
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self.hashing.later(segment)
+        self.bytes_saved += sum(sum(sizes) for _, _, sizes in blocks)
         self.page_care.soon()
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:

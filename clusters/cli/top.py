@@ -20,7 +20,7 @@ from ..client import Address, AsJson, Name, connected, console, print_json, tabl
 from .options import check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 INTERVAL_S, SHORTEST_S = 2.0, 0.1
 ANSWER_S = 2.0
 """How long shards may take to answer."""
+COLUMNS = ("models", "used", "of", "full", "req/s", "saved/s", "sent/s", "waiting", "behind")
+WIDTH = 100
+"""Characters that the table needs."""
+NOT_IF_NARROW = ("models", "of")
+"""Columns that are left out with fewer: `status` tells what they would."""
 SAID = 100
 """Characters of why one does not that are shown."""
 
@@ -45,15 +50,17 @@ def top(
         typer.Option("--interval", "-i", help="Seconds between two looks.", callback=_interval, metavar="SECONDS"),
     ] = INTERVAL_S,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one table and end; requests are counted for one interval before.")
+        bool,
+        typer.Option("--once", help="Print one table and end; requests and bytes are counted for one interval before."),
     ] = False,
     name: Name = None,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the shards: memory, models, requests, who waits for memory or for the disk. Ctrl-C ends it.
+    """Watch the shards: memory, models, requests, traffic, who waits for memory or for the disk. Ctrl-C ends it.
 
-    Requests are saves begun, versions fetched and prefix queries answered. --json needs --once.
+    Requests are saves begun, versions fetched and prefix queries answered. Traffic is bytes of tensors: those that
+    saves brought, and those that were sent to readers and other shards. --json needs --once.
     """
     if as_json and not once:
         raise typer.BadParameter("expected --once beside it", param_hint="--json")
@@ -74,7 +81,8 @@ def top(
         shards = [beat.as_dict() for beat in beats]
         print_json({"repository": known, "time": pulse.when.isoformat(), "shards": shards})
     else:
-        console().print(drawn(known, pulse, beats))
+        out = console()
+        out.print(drawn(known, pulse, beats, out.width))
 
 
 def follow(out: Console, name: str, pulse: Pulse, interval: float) -> None:
@@ -82,23 +90,26 @@ def follow(out: Console, name: str, pulse: Pulse, interval: float) -> None:
     from rich.live import Live
 
     if not out.is_terminal:
-        _repeat(lambda: out.print(drawn(name, pulse, pulse.look())), interval)
+        _repeat(lambda: out.print(drawn(name, pulse, pulse.look(), out.width)), interval)
         return
     with Live(console=out, screen=True, auto_refresh=False) as live:
-        _repeat(lambda: live.update(drawn(name, pulse, pulse.look()), refresh=True), interval)
+        _repeat(lambda: live.update(drawn(name, pulse, pulse.look(), out.width), refresh=True), interval)
 
 
-def drawn(name: str, pulse: Pulse, beats: Sequence[Beat]) -> Table:
-    """Draw one look as a table."""
+def drawn(name: str, pulse: Pulse, beats: Sequence[Beat], width: int) -> Table:
+    """Draw one look as a table for so many characters in a line."""
+    shown = [column for column in COLUMNS if width >= WIDTH or column not in NOT_IF_NARROW]
     title = f"repository {name}, {words.moment(pulse.when)} UTC"
-    rows = table(title, "shard", "node", right=("models", "used", "of", "full", "req/s", "waiting", "behind"))
-    rows.collapse_padding, rows.pad_edge, rows.show_edge = True, False, False  # 80 characters are enough
+    rows = table(title, "shard", "node", right=tuple(shown))
+    rows.collapse_padding, rows.pad_edge, rows.show_edge = True, False, False
     rows.columns[0].min_width, rows.columns[1].min_width = 5, 8
     for beat in beats:
-        rows.add_row(str(beat.shard), beat.node, *_cells([beat]), style=None if beat.stats is not None else "red")
+        rows.add_row(
+            str(beat.shard), beat.node, *_cells(shown, [beat]), style=None if beat.stats is not None else "red"
+        )
     if len(beats) > 1:
         rows.add_section()
-        rows.add_row("all", "", *_cells([beat for beat in beats if beat.stats is not None]))
+        rows.add_row("all", "", *_cells(shown, [beat for beat in beats if beat.stats is not None]))
     silent = [f"shard {beat.shard} does not answer: {beat.trouble:.{SAID}}" for beat in beats if beat.stats is None]
     rows.caption, rows.caption_justify = "\n".join(silent) or None, "left"
     return rows
@@ -114,26 +125,39 @@ def _repeat(show: Callable[[], None], interval: float) -> None:
         return
 
 
-def _cells(beats: Sequence[Beat]) -> list[str]:
-    """Sum up what some shards carry; dashes, where none of them answered."""
+def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
+    """Sum up what some shards carry, column by column; dashes, where none of them answered."""
     answered = [(beat, beat.stats) for beat in beats if beat.stats is not None]
     if not answered:
-        return ["-"] * 7
+        return ["-"] * len(shown)
     used, room = sum(beat.bytes_used for beat, _ in answered), sum(stats.capacity for _, stats in answered)
-    rates = [beat.requests_per_s for beat, _ in answered if beat.requests_per_s is not None]
+    requests = _sum(beat.requests_per_s for beat, _ in answered)
     behind = sum(stats.versions_behind for _, stats in answered)
     late = words.size(sum(stats.bytes_behind for _, stats in answered))
     memory = sum(stats.waiting_for_memory for _, stats in answered)
     disk = sum(stats.waiting_for_disk for _, stats in answered)
-    return [
-        f"{sum(stats.models for _, stats in answered):,}",
-        words.size(used),
-        words.size(room),
-        f"{used / room:.0%}" if room else "-",
-        f"{sum(rates):,.1f}" if rates else "-",
-        ", ".join(f"{what} {count}" for what, count in (("mem", memory), ("disk", disk)) if count) or "0",
-        f"{behind} ({late})" if behind else "0",
-    ]
+    cells = {
+        "models": f"{sum(stats.models for _, stats in answered):,}",
+        "used": words.size(used),
+        "of": words.size(room),
+        "full": f"{used / room:.0%}" if room else "-",
+        "req/s": f"{requests:,.1f}" if requests is not None else "-",
+        "saved/s": _traffic(beat.saved_per_s for beat, _ in answered),
+        "sent/s": _traffic(beat.sent_per_s for beat, _ in answered),
+        "waiting": ", ".join(f"{what} {count}" for what, count in (("mem", memory), ("disk", disk)) if count) or "0",
+        "behind": f"{behind} ({late})" if behind else "0",
+    }
+    return [cells[column] for column in shown]
+
+
+def _traffic(rates: Iterable[float | None]) -> str:
+    known = _sum(rates)
+    return words.size(round(known) if known is not None else None)
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
 
 
 def _pulse_of(repository: Repository) -> Pulse:

@@ -210,7 +210,9 @@ class TestTop:
         (shard,) = seen["shards"]
         assert (seen["repository"], shard["shard"], shard["answers"]) == ("changed", 0, True)
         assert shard["node"] == told(repo, "status")["nodes"][0]["address"]
-        assert (shard["capacity"], shard["requests_per_s"]) == (STORE, 0.0)
+        rates = [shard[rate] for rate in ("requests_per_s", "saved_per_s", "sent_per_s")]
+        assert (shard["capacity"], rates) == (STORE, [0.0, 0.0, 0.0])
+        assert shard["bytes_saved"] >= 8000
         assert shard["bytes_used"] >= 8000
         assert (shard["waiting_for_memory"], shard["waiting_for_disk"]) == (0, 0)
 

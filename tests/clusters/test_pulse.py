@@ -61,9 +61,14 @@ CTRL_C: Told = {}
 
 
 class TestPulse:
-    def test_requests_are_counted_since_the_look_before(self) -> None:
-        pulse = Shards({0: stats(0, 10)}, {0: stats(0, 30)}, {0: stats(0, 4)}, {0: SILENT}, {0: stats(0, 9)}, {}).pulse
-        rates = [pulse.look()[0].requests_per_s for _ in range(5)]
+    @pytest.mark.parametrize(
+        ("counted", "rate"),
+        [("requests", "requests_per_s"), ("bytes_saved", "saved_per_s"), ("bytes_sent", "sent_per_s")],
+    )
+    def test_requests_and_bytes_are_counted_since_the_look_before(self, counted: str, rate: str) -> None:
+        looks: list[Told] = [{0: stats(0, **{counted: number})} for number in (10, 30, 4, 9)]
+        pulse = Shards(*looks[:3], {0: SILENT}, looks[3], {}).pulse
+        rates = [pulse.look()[0].as_dict().get(rate) for _ in range(5)]
         assert rates == [None, 10.0, 2.0, None, None]  # it began anew, and was silent
 
     def test_memory_in_use_is_what_autoscaling_counts(self) -> None:
@@ -98,27 +103,35 @@ class TestPulse:
 
 
 class TestDrawn:
-    def text(self, told: Told, before: Told | None = None) -> list[str]:
+    def text(self, told: Told, before: Told | None = None, width: int = 100) -> list[str]:
         pulse = Shards(*([before] if before is not None else []), told).pulse
         if before is not None:
             pulse.look()
-        out = Console(file=io.StringIO(), width=80)
-        out.print(drawn("default", pulse, pulse.look()))
+        out = Console(file=io.StringIO(), width=width)
+        out.print(drawn("default", pulse, pulse.look(), width))
         assert isinstance(out.file, io.StringIO)
         return [line.rstrip() for line in out.file.getvalue().splitlines()]
 
-    def test_it_says_what_each_carries_and_who_waits_in_80_characters(self) -> None:
+    @pytest.mark.parametrize("width", [100, 80])
+    def test_it_says_what_each_carries_and_who_waits(self, width: int) -> None:
         waits = stats(1, 5, waiting_for_memory=2, versions_behind=3, bytes_behind=4_000, capacity=2000, models=1234)
-        lines = self.text({0: stats(0, 90), 1: waits}, {0: stats(0, 50), 1: stats(1, 5)})
+        busy = stats(0, 90, bytes_saved=700_000_000, bytes_sent=40_000)
+        lines = self.text({0: busy, 1: waits}, {0: stats(0, 50, bytes_saved=10**8), 1: stats(1, 5)}, width)
+        rows = [
+            "shard node models used of full req/s saved/s sent/s waiting behind",
+            "0 10.0.0.1 1 64 B 1.0 kB 6% 20.0 300.0 MB 20.0 kB 0 0",
+            "1 10.0.0.2 1,234 64 B 2.0 kB 3% 0.0 0 0 mem 2 3 (4.0 kB)",
+            "all 1,235 128 B 3.0 kB 4% 20.0 300.0 MB 20.0 kB mem 2 3 (4.0 kB)",
+        ]
+        if width < 100:
+            for word in (" models", " of", " 1 64", " 1.0 kB", " 1,234", " 2.0 kB", " 1,235", " 3.0 kB"):
+                rows = [row.replace(word, " 64" if word == " 1 64" else "") for row in rows]
         assert lines[0].startswith("repository default, 20")
-        assert lines[1].split() == cells("shard node models used of full req/s waiting behind")
-        assert lines[3].split() == cells("0 10.0.0.1 1 64 B 1.0 kB 6% 20.0 0 0")
-        assert lines[4].split() == cells("1 10.0.0.2 1,234 64 B 2.0 kB 3% 0.0 mem 2 3 (4.0 kB)")
-        assert lines[6].split() == cells("all 1,235 128 B 3.0 kB 4% 20.0 mem 2 3 (4.0 kB)")
+        assert [lines[number].split() for number in (1, 3, 4, 6)] == list(map(cells, rows))
 
     def test_a_silent_shard_is_shown_so(self) -> None:
         lines = self.text({0: stats(0, waiting_for_disk=1), 1: SILENT})
-        assert lines[4].split() == cells("1 10.0.0.2 - - - - - - -")
+        assert lines[4].split() == cells("1 10.0.0.2 - - - - - - - - -")
         assert "disk 1" in lines[6]
         assert lines[7].startswith("shard 1 does not answer: default/shard-1: gathered: expected")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ ENTER = 'echo $$ >"$PROCS" && exec "$@"'
 
 
 @contextmanager
-def memory_group(limit: int) -> Iterator[Path]:
+def memory_group(limit: int) -> Generator[Path]:
     """Make a control group of so many bytes, whose processes must have ended at the end; skips where none can be made.
 
     Gives:

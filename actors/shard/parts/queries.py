@@ -161,6 +161,8 @@ class Queries:
                 bytes_behind=nbytes,
                 capacity=self._context.config.capacity,
                 requests=self._context.requests,
+                bytes_saved=self._segment_memory.bytes_saved,
+                bytes_sent=self._context.bytes_sent,
                 bytes_mirrored=self._replica_store.nbytes,
                 mirrors_behind=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,

@@ -36,6 +36,7 @@ class BlockServer:
     """
 
     def __init__(self, context: ShardContext) -> None:
+        self._context = context
         self._index = context.index
         self._state = context.state
         self._lock = context.lock
@@ -83,7 +84,7 @@ class BlockServer:
         return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline.left())
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
-        """Keep what is asked for in place; None when some of it is on disk only. Call it with the lock held."""
+        """Keep what is asked for in place, and count it; None when some is on disk only. Call it with the lock held."""
         self._state.blocks(slots)  # all are here, and were used now
         segments = [segment for segment_id in slots if (segment := self._state.segment(segment_id)) is not None]
         chosen = [places for segment in segments if (places := _chosen(segment, slots[segment.id])) is not None]
@@ -93,6 +94,7 @@ class BlockServer:
         for segment, places in zip(segments, chosen, strict=True):
             view = self._segment_memory.view(segment) if places else None
             found[segment.id] = Served(view if view is not None else np.empty(0, np.uint8), places)
+            self._context.bytes_sent += sum(nbytes for _, nbytes in places.values())
         return found
 
 

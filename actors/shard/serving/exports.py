@@ -27,6 +27,7 @@ class Exports:
     """
 
     def __init__(self, context: ShardContext) -> None:
+        self._context = context
         self._state = context.state
         self._lock = context.lock
         self._engine = context.engine
@@ -42,8 +43,10 @@ class Exports:
             with self._lock:
                 known = self._exports.get(segment)
             generation = blocks[segment].generation
-            handle = known[1] if known is not None and known[0] == generation else self._engine.put(view)
+            there = known is not None and known[0] == generation
+            handle = known[1] if known is not None and there else self._engine.put(view)
             with self._lock:
+                self._context.bytes_sent += 0 if there else view.nbytes
                 self._exports[segment] = (generation, handle, time.monotonic())
             carried[segment] = replace(blocks[segment], handle=handle)
         return carried

@@ -86,6 +86,12 @@ def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool
     )
 
 
+def traffic(repo: Repository) -> tuple[int, int]:
+    """Bytes that saves brought, and bytes that were sent, of all shards since they started."""
+    shards = repo.stats().shards
+    return sum(shard.bytes_saved for shard in shards), sum(shard.bytes_sent for shard in shards)
+
+
 def is_private(array: np.ndarray) -> bool:
     """Tell whether memory is this process's own: a forked child has it as it is, whatever becomes of it here."""
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -148,6 +154,20 @@ class TestContract:
         assert loaded.transports == {transport: NBYTES}
         assert loaded.digests_checked
         assert str(loaded.ref) == f"{name}@1"
+
+    def test_shards_count_what_travels(self, repo: Repository, name: str, transport: str) -> None:
+        began = traffic(repo)
+        self.saved(repo, name, transport)
+        saved = traffic(repo)
+        repo.load(name, transport=transport)
+        loaded = traffic(repo)
+        assert (saved[0] - began[0], saved[1] - began[1]) == (NBYTES, 0)
+        assert loaded[0] == saved[0]
+        sent = loaded[1] - saved[1]
+        if transport == "object_store":  # whole blocks, with padding
+            assert NBYTES <= sent < NBYTES + 1024
+        else:
+            assert sent == (0 if transport in ("shared", "files") else NBYTES)
 
     def test_some_tensors_and_some_layers(self, repo: Repository, name: str, transport: str) -> None:
         self.saved(repo, name, transport, graph=GRAPH)
