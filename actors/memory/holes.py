@@ -46,7 +46,7 @@ def punch(fd: int, offset: int, length: int) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     where = (ctypes.c_int64(offset), ctypes.c_int64(length))
-    fallocate = getattr(libc, "fallocate64", libc.fallocate)
+    fallocate = libc.fallocate64 if hasattr(libc, "fallocate64") else libc.fallocate  # glibc, or others
     if fallocate(ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE), *where):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -127,7 +127,7 @@ class Os:
             more = length > memory.bytes.nbytes
             if memory.seals & (SEAL_GROW if more else SEAL_SHRINK):
                 raise PermissionError(errno.EPERM, "Operation not permitted")
-            memory.bytes = np.zeros(length, np.uint8)
+            memory.bytes = _aligned(length)
 
     @staticmethod
     def fstat(number: int) -> Any:
@@ -328,13 +328,21 @@ class Ctypes:
         return errno.EINVAL
 
 
+def _aligned(length: int) -> np.ndarray:
+    """Return zeros that start where a page does, as maps do: what is rounded to pages must not differ from run to run,
+    nor lie in another memory."""
+    memory = np.zeros(length + real_mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % real_mmap.PAGESIZE
+    return memory[start : start + length]
+
+
 def _mapped(address: int) -> tuple[Memory, int]:
     """Return whose bytes lie at an address, and where there."""
     for process in world().processes.values():
         for opened in process.descriptors.values():
             if opened.memory is not None:
                 start = address - opened.memory.bytes.ctypes.data
-                if -real_mmap.PAGESIZE < start < opened.memory.bytes.nbytes:
+                if 0 <= start < opened.memory.bytes.nbytes:
                     return opened.memory, start
     raise OSError(errno.EFAULT, "Bad address")
 

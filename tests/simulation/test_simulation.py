@@ -85,10 +85,11 @@ def test_worlds_that_found_something_find_nothing_now() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_seed_gives_the_same_trace() -> None:
-    once, again = outputs(("--seed", "5", "--trace"), ("--seed", "5", "--trace"))
+    once, again = outputs(("--seed", "216", "--trace"), ("--seed", "216", "--trace"))  # it makes and punches pages
     first, second = (text.rpartition("\n1 seeds")[0] for _, text in (once, again))
     assert len(first) > 1000
     assert first == second
+    assert "pages failed" not in first
 
 
 def world_of(*programs: object) -> tuple[World, Process]:
