@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from subject import Subject, Task
 
+SEED = 7
+MANY_IMAGES, FEW_IMAGES = 450, 50
 BATCH = 16
 MOMENTUM = 0.8
 """Of the moving statistics; an epoch is few batches long."""
@@ -17,30 +19,22 @@ TRUNK = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "features")
 """The layers with weights below the head."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Telling some digits apart."""
-
-    name: str
-    train: tuple[np.ndarray, np.ndarray]
-    """Images (N, 8, 8, 1) in 0 to 1, and labels (N,) that count from 0."""
-    test: tuple[np.ndarray, np.ndarray]
-
-    def accuracy(self, predictions: np.ndarray) -> float:
-        """Return the share of test images whose most likely class is right."""
-        return float(np.mean(predictions.argmax(axis=1) == self.test[1]))
+def digits() -> Subject:
+    """Return the subject: the digits 0 to 4 from many images, and 5 to 9 from few."""
+    first, later = (load_task(chosen, size) for chosen, size in ((range(5), MANY_IMAGES), (range(5, 10), FEW_IMAGES)))
+    return Subject(first, later, network, network, TRUNK, BATCH, judged=1024)
 
 
-def load_task(digits: Sequence[int], train_size: int, seed: int) -> Task:
-    """Make the task of telling `digits` apart from `train_size` images; all others are for the test."""
+def load_task(chosen: Sequence[int], train_size: int) -> Task:
+    """Make the task of telling some digits apart from `train_size` images; all others are for the test."""
     images, labels = load_digits(return_X_y=True)
-    chosen = np.isin(labels, digits)
-    images = (images[chosen] / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
-    labels = np.searchsorted(digits, labels[chosen])
+    which = np.isin(labels, chosen)
+    images = (images[which] / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    labels = np.searchsorted(chosen, labels[which])
     train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, train_size=train_size, stratify=labels, random_state=seed
+        images, labels, train_size=train_size, stratify=labels, random_state=SEED
     )
-    return Task(f"{digits[0]}-{digits[-1]}", (train_x, train_y), (test_x, test_y))
+    return Task(f"digits {chosen[0]} to {chosen[-1]}", (train_x, train_y), (test_x, test_y))
 
 
 def network(extra: Sequence[int] = (), dropout: float = 0.0) -> keras.Model:
@@ -70,24 +64,3 @@ def network(extra: Sequence[int] = (), dropout: float = 0.0) -> keras.Model:
             layers.Dense(5, activation="softmax", name="head"),
         ]
     )
-
-
-def train(
-    model: keras.Model,
-    task: Task,
-    rate: float,
-    epochs: int,
-    each_batch: Callable[[], None],
-    each_epoch: Callable[[], None],
-) -> None:
-    """Train the layers of `model` that are not frozen."""
-    model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
-    report = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: each_batch(), on_epoch_end=lambda epoch, logs: each_epoch()
-    )
-    model.fit(*task.train, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[report])
-
-
-def predict(model: keras.Model, task: Task) -> np.ndarray:
-    """Return the probabilities of the classes for each test image."""
-    return np.asarray(model(task.test[0], training=False))

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from digits import TRUNK, Task, load_task, network, predict, train
+from digits import SEED, TRUNK
 from interrupt import Interrupts
 from online.place import Place
 from picture import draw_lineage
 from report import Report, Retired, Version
+from subject import Subject, Task
 from tensorvine.actors import PrefixMatch, Repository
 from tensorvine.store import ModelRef
 from tensorvine.store.keras import assign, graph_of
 
-SEED = 7
 DROPOUT = 0.25
-LOW, HIGH = range(5), range(5, 10)
-MANY_IMAGES, FEW_IMAGES = 450, 50
 EPOCHS = 4
 """Of each fine-tuning, and of the training from scratch."""
 
@@ -38,10 +36,10 @@ class Branch:
     learns: tuple[str, ...] = ("head",)
     """Layers that learn although their tensors may be transferred; all others that match are frozen."""
 
-    def candidate(self) -> keras.Model:
+    def candidate(self, subject: Subject) -> keras.Model:
         """Build the candidate with fresh weights."""
         keras.utils.set_random_seed(SEED)
-        return network(self.extra, DROPOUT)
+        return subject.network(self.extra, DROPOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ FULL = Plan(
 )
 
 
-def run(*, quick: bool, out: Path, place: Place) -> None:
+def run(subject: Subject, *, quick: bool, out: Path, place: Place) -> None:
     """Run the whole job and draw its picture into the directory `out`."""
     plan = QUICK if quick else FULL
     report = Report(place.prefix)
@@ -96,7 +94,7 @@ def run(*, quick: bool, out: Path, place: Place) -> None:
         tempfile.TemporaryDirectory() as files,
         interrupts.deferred(),
     ):
-        job = Job(repo, place.prefix, plan, report, Path(files), interrupts.check)
+        job = Job(repo, place.prefix, subject, plan, report, Path(files), interrupts.check)
         job.train_root()
         job.branch_from_root()
         job.branch_from_branches()
@@ -116,7 +114,14 @@ class Job:
     """The steps, and what they saved."""
 
     def __init__(
-        self, repo: Repository, prefix: str, plan: Plan, report: Report, files: Path, check: Callable[[], None]
+        self,
+        repo: Repository,
+        prefix: str,
+        subject: Subject,
+        plan: Plan,
+        report: Report,
+        files: Path,
+        check: Callable[[], None],
     ) -> None:
         self.versions: list[Version] = []
         """In the order in which they were saved."""
@@ -125,28 +130,28 @@ class Job:
         """Of the names of models."""
         self._before = repo.stats().bytes_memory
         """What others had stored."""
+        self._subject = subject
         self._plan = plan
         self._report = report
         self._files = files
         self._check = check
         """Raises KeyboardInterrupt if Ctrl-C came; called between what TensorFlow does."""
-        self._low = load_task(LOW, MANY_IMAGES, SEED)
-        self._high = load_task(HIGH, FEW_IMAGES, SEED)
 
     # ---- saving ---------------------------------------------------------------------------------------------
 
     def train_root(self) -> None:
-        """Train a model for the digits 0 to 4 and save it."""
-        self._report.title("Digits 0 to 4: train and save")
+        """Train a model for the first task and save it."""
+        self._report.title(f"{_begun(self._subject.first)}: train and save")
         keras.utils.set_random_seed(SEED)
-        model = network()
-        self._train("root", model, self._low, 1e-3, self._plan.root_epochs)
-        self._save("root", model, self._low, "all layers; rate 0.001")
+        model = self._subject.root()
+        self._train("root", model, self._subject.first, 1e-3, self._plan.root_epochs)
+        self._save("root", model, self._subject.first, "all layers; rate 0.001")
 
     def branch_from_root(self) -> None:
         """Find the stored model by the architecture of a candidate, and fine-tune from it in several ways."""
-        self._report.title("Digits 5 to 9: find the stored model most like the candidate, and branch from it")
-        with self._repo.longest_prefix(graph_of(HEAD.candidate())) as match:
+        task = _begun(self._subject.later)
+        self._report.title(f"{task}: find the stored model most like the candidate, and branch from it")
+        with self._repo.longest_prefix(graph_of(HEAD.candidate(self._subject))) as match:
             self._report.found("candidate", match)
             for branch in self._plan.from_root:
                 self._fine_tune(branch, match)
@@ -155,23 +160,23 @@ class Job:
         """Let each further candidate find its own parent: the branches are stored models too."""
         self._report.title("Further candidates: each finds the stored model most like itself")
         for branch in self._plan.from_branches:
-            with self._repo.longest_prefix(graph_of(branch.candidate())) as match:
+            with self._repo.longest_prefix(graph_of(branch.candidate(self._subject))) as match:
                 self._report.found(branch.name, match)
                 self._fine_tune(branch, match)
 
     def train_from_scratch(self) -> None:
         """Train the candidate without transfer, to compare with."""
         self._report.title("The same candidate from scratch")
-        model = HEAD.candidate()
-        self._train("scratch", model, self._high, 1e-3, EPOCHS)
-        self._save("scratch", model, self._high, "all layers; rate 0.001")
+        model = HEAD.candidate(self._subject)
+        self._train("scratch", model, self._subject.later, 1e-3, EPOCHS)
+        self._save("scratch", model, self._subject.later, "all layers; rate 0.001")
 
     def _fine_tune(self, branch: Branch, match: PrefixMatch) -> None:
         """Transfer the tensors that match, freeze their layers, train the others, save what is new.
 
         What was found for one branch serves others, too: of its layers, those that this branch has.
         """
-        model = branch.candidate()
+        model = branch.candidate(self._subject)
         graph, found = graph_of(model), self._repo.graph(match.ref)
         layers = {
             m: theirs for m, theirs in match.layers.items() if graph.fingerprints.get(m) == found.fingerprints[theirs]
@@ -181,13 +186,15 @@ class Job:
         frozen = {mine: theirs for mine, theirs in layers.items() if mine not in branch.learns}
         for layer in model.layers:
             layer.trainable = layer.name not in frozen
-        self._train(branch.name, model, self._high, branch.rate, EPOCHS)
-        self._save(branch.name, model, self._high, f"{_learning(model)}; rate {branch.rate:g}", match.ref, frozen)
+        self._train(branch.name, model, self._subject.later, branch.rate, EPOCHS)
+        self._save(
+            branch.name, model, self._subject.later, f"{self._learning(model)}; rate {branch.rate:g}", match.ref, frozen
+        )
 
     def _train(self, name: str, model: keras.Model, task: Task, rate: float, epochs: int) -> None:
         self._check()
         with self._report.progress(name, epochs) as each_epoch:
-            train(model, task, rate, epochs, self._check, each_epoch)
+            self._subject.train(model, task, rate, epochs, self._check, each_epoch)
 
     def _save(
         self,
@@ -199,7 +206,7 @@ class Job:
         inherit: Mapping[str, str] | None = None,
     ) -> None:
         self._check()
-        predictions = predict(model, task)
+        predictions = self._subject.predict(model, task)
         accuracy = task.accuracy(predictions)
         saved = self._repo.save_model(
             self._prefix + name,
@@ -207,7 +214,7 @@ class Job:
             parent=parent,
             inherit=inherit or None,
             quality=accuracy,
-            metadata={"digits": task.name, "learned": learned},
+            metadata={"task": task.name, "learned": learned},
         )
         info = self._repo.info(saved.ref)
         self.versions.append(Version(info, predictions, _file_bytes(model, self._files / f"{name}.weights.h5")))
@@ -231,7 +238,7 @@ class Job:
         )
 
     def retire_worst(self) -> None:
-        """Retire the worst versions for the digits 5 to 9, and then the root."""
+        """Retire the worst versions for the later task, and then the root."""
         root, *others = self.versions
         worst = sorted(others, key=lambda version: version.accuracy)[: self._plan.retire]
         retired: list[Retired] = []
@@ -252,7 +259,7 @@ class Job:
             RuntimeError: a loaded model predicts something else than the saved one did.
         """
         for version in self._left():
-            loaded = predict(self._repo.load_model(version.ref), self._high)
+            loaded = self._subject.predict(self._repo.load_model(version.ref), self._subject.later)
             self._check()
             if not np.array_equal(loaded, version.predictions):
                 raise RuntimeError(f"{version.ref}: expected the predictions of the model that was saved; they differ")
@@ -266,11 +273,15 @@ class Job:
         live = set(self._repo.models(self._prefix))
         return [version for version in self.versions if version.ref in live]
 
+    def _learning(self, model: keras.Model) -> str:
+        """Name the layers that learn."""
+        names = [layer.name for layer in model.layers if layer.trainable_weights]
+        return "all layers" if {*self._subject.trunk} < {*names} else " + ".join(names)
 
-def _learning(model: keras.Model) -> str:
-    """Name the layers that learn."""
-    names = [layer.name for layer in model.layers if layer.trainable_weights]
-    return "all layers" if len(names) > len(TRUNK) else " + ".join(names)
+
+def _begun(task: Task) -> str:
+    """Return a task's name as it begins a line."""
+    return task.name[0].upper() + task.name[1:]
 
 
 def _file_bytes(model: keras.Model, path: Path) -> int:

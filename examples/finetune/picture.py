@@ -110,7 +110,7 @@ def _box(axes: Axes, corner: Corner, version: Version, live: bool, name: str) ->
     left, right, inner = x + PAD, x + BOX_W - PAD, BOX_W - 2 * PAD
     info = version.info
     axes.text(left, y + 0.21, name, va="center", fontsize=10.5, weight="bold", color=ink)
-    score = f"{version.accuracy:.1%} on {info.metadata['digits']}"
+    score = f"{version.accuracy:.1%} on {info.metadata['task']}"
     axes.text(right, y + 0.21, score, va="center", ha="right", fontsize=10, color=ink)
     axes.text(left, y + 0.44, f"learned: {info.metadata['learned']}", va="center", fontsize=7.5, color=GREY)
     if not live:

@@ -26,7 +26,7 @@ class Version:
 
     info: ModelInfo
     predictions: np.ndarray
-    """What the model predicted for the test images when it was saved."""
+    """What the model predicted for the test samples when it was saved."""
     file_bytes: int
     """Size of its `.weights.h5` file."""
 
@@ -37,7 +37,7 @@ class Version:
 
     @property
     def accuracy(self) -> float:
-        """On the test images of its own digits."""
+        """On the test samples of its own task."""
         return self.info.quality or 0.0
 
     @property
@@ -99,7 +99,7 @@ class Report:
 
     def accuracies(self, versions: Sequence[Version]) -> None:
         """Print what each version learned, and how well."""
-        table = self._table("Accuracy", "version", "parent", "digits", "learned", right=("accuracy",))
+        table = self._table("Accuracy", "version", "parent", "task", "learned", right=("accuracy",))
         best = max((v for v in versions if v.info.parent), key=lambda version: version.accuracy)
         for version in versions:
             info = version.info
@@ -107,14 +107,14 @@ class Report:
             row = (
                 self._short(info.ref),
                 self._short(info.parent or ""),
-                info.metadata["digits"],
+                info.metadata["task"],
                 info.metadata["learned"],
             )
             table.add_row(*row, f"{version.accuracy:.1%}", style=style)
         self._console.print(table)
         scratch = next(version for version in versions if version.ref.name == f"{self._prefix}scratch")
         self._console.print(
-            f"  With transfer {best.accuracy:.1%} ({self._short(best.ref)}); from scratch, on the same images for as "
+            f"  With transfer {best.accuracy:.1%} ({self._short(best.ref)}); from scratch, on the same samples for as "
             f"many epochs, {scratch.accuracy:.1%}."
         )
 

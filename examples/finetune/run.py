@@ -14,6 +14,9 @@ What it shows
 How to run it, after `pip install '.[examples]'`
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
+    python examples/finetune/run.py --data nt3      CANDLE's NT3, 60,483 features, with small networks
+    python examples/finetune/run.py --data nt3 --full-size --quick      its own network of 620 MB: about an hour, 10 GB and more
+In the place of the digits, NT3's first samples make the root, and its branches learn from those that come later.
 """
 
 import sys
@@ -27,18 +30,38 @@ sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, 
 from online.place import Address, Named, Place
 from online.starting import interruptible, stderr_closed
 
+DATA = ("digits", "nt3")
+
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="fewer branches and epochs")] = False,
+    data: Annotated[str, typer.Option(help="digits or nt3")] = "digits",
+    data_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-folder",
+            metavar="DIR",
+            help="with CANDLE's nt_train2.csv and nt_test2.csv, for --data nt3. Without it: generated data",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=20, help="of nt3's data that are generated")] = 1_400,
+    full_size: Annotated[bool, typer.Option("--full-size", help="NT3's own network, for --data nt3")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
     address: Address = None,
     repository: Named = None,
 ) -> None:
-    """Fine-tune a stored digits model along several branches, and draw what the versions share."""
+    """Fine-tune a stored model along several branches, and draw what the versions share."""
+    if data not in DATA:
+        raise typer.BadParameter(f"expected one of {', '.join(DATA)}; found {data!r}", param_hint="--data")
     with interruptible():
         with stderr_closed():
+            from digits import digits
             from job import run
-        run(quick=quick, out=out, place=Place("finetune", address, repository))
+            from nt3 import FULL, SMALL, nt3
+        place = Place("finetune", address, repository)
+        subject = digits() if data == "digits" else nt3(FULL if full_size else SMALL, data_folder, samples)
+        run(subject, quick=quick, out=out, place=place)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -21,7 +21,7 @@ ATTN_INFORMATIVE = 64
 NT3_FEATURES, NT3_CLASSES = 60_483, 2
 NT3_FILES = {"nt_train2.csv": 1_120, "nt_test2.csv": 280}
 """CANDLE's files -> samples of each."""
-NT3_INFORMATIVE, NT3_SHIFT = 600, 0.5
+NT3_INFORMATIVE, NT3_SHIFT = 3_000, 1.0
 """Features of the generated data that tell the classes apart, and by how many deviations."""
 NAMES = ("digits", "digits-shifted", "breast_cancer", "wine", "attn", "nt3")
 
