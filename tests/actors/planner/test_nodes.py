@@ -20,6 +20,7 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.engine.ray import RayEngine
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.planner import ScalePolicy
@@ -203,6 +204,18 @@ class TestOnePerNode:
                 eventually(on(repo, nodes.head), "the head to have all")
                 nodes.lose(second)
             check(repo, kept | {"far": np.full(1 << 20, 7, np.uint8)})
+
+    def test_a_node_that_dies_while_its_shard_starts(self, nodes: Nodes) -> None:
+        engine = RayEngine()
+        with start() as repo:
+            kept = saved(repo)
+            node = nodes.join()
+            # the planner reserves there, and starts the shard then
+            eventually(lambda: node in engine.reserved(f"{repo.name}:").values(), "room reserved on the node")
+            nodes.lose(node)
+            other = nodes.join()
+            eventually(on(repo, nodes.head, other), "a shard on each node that is left")
+            check(repo, kept)
 
     def test_what_lost_nodes_had_is_named_or_comes_back_and_no_node_keeps_two(
         self, nodes: Nodes, tmp_path: Path
