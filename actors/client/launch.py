@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 SESSION_S = 60.0
+"""How long a client's session lasts without a sign of life."""
 GREET_S = 2.0
 """For a shard of another repository to answer, which may be on a host that is gone."""
 OTHERS_END_S = 10.0
 """By when shards of a repository that was stopped have ended; so long they are asked."""
-"""How long a client's session lasts without a sign of life."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from tensorvine.actors.engine.room import STORE_MOST
 from tensorvine.clusters.head import free_port
 
-from tests.support.groups import ENTER, memory_group
+from tests.support.control_groups import ENTER, memory_group
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

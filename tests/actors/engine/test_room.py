@@ -11,7 +11,7 @@ import pytest
 from tensorvine.actors.engine.room import NEEDED_BYTES, STORE_LEAST, STORE_MOST, Room, available, outlast_workers
 from tensorvine.store.errors import StoreFullError
 
-from tests.support.groups import ENTER, memory_group
+from tests.support.control_groups import ENTER, memory_group
 
 MIB = 1 << 20
 ROOM = "from tensorvine.actors.engine.room import available; available().check()"

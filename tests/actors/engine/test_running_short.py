@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.groups import ENTER, memory_group
+from tests.support.control_groups import ENTER, memory_group
 
 LIMIT = 2 << 30
 WAIT_S = 300.0
