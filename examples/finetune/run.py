@@ -15,7 +15,7 @@ How to run it, after `pip install '.[examples]'`
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
     python examples/finetune/run.py --data nt3      CANDLE's NT3, 60,483 features, with small networks
-    python examples/finetune/run.py --data nt3 --full-size --quick     its own network, 620 MB: an hour, 10 GB
+    python examples/finetune/run.py --data nt3 --full-size --quick     its own network, 620 MB: takes 10 GB
 In the place of the digits, NT3's first samples make the root, and its branches learn from those that come later.
 """
 

@@ -4,8 +4,8 @@ Rules
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries saves out, in the order in which they were asked for. For a few seconds after each, and at first
-  after this client came, it maps the memory that the next is likely to get, in steps of a millisecond or two. Then it
-  ends; the next save starts it again.
+  after this client came to a repository that ran, it maps the memory that the next is likely to get, in steps of a
+  millisecond or two. Then it ends; the next save starts it again.
 - `close` waits for as long as the saves that are queued may take by their own timeouts.
 """
 
@@ -51,9 +51,14 @@ class _Work:
 
 
 class Saves:
-    """Carries out the saves of one client."""
+    """Carries out the saves of one client.
 
-    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
+    Args:
+        session, catalog, reader: the client's.
+        greets: others may have saved before: what a first save will get may be there to be mapped.
+    """
+
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader, greets: bool = True) -> None:
         self.saver = Saver(session, catalog, reader)
         self._staging = Staging()
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -62,8 +67,10 @@ class Saves:
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
         self._closed = False
-        self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
-        self._greeting.start()
+        self._greeting: threading.Thread | None = None
+        if greets:
+            self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
+            self._greeting.start()
 
     def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
         """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
@@ -151,7 +158,7 @@ class Saves:
             pause = 0.0 if more else AHEAD_S
         with self._lock:
             try:
-                return self._queue.get_nowait()
+                return self._queue.get(timeout=0.0)
             except queue.Empty:
                 self._thread = None
                 return None

@@ -56,6 +56,7 @@ def test_a_client_that_came_ends_at_once(repo: Repository) -> None:
     repo.save("m", TENSORS)
     came = Repository.connect(repo.name)
     came.close()
+    assert came._saves._greeting is not None
     assert not came._saves._greeting.is_alive()
     assert came._saves._thread is None or not came._saves._thread.is_alive()
 

@@ -22,7 +22,7 @@ from tests.support.redis_server import PASSWORD, RedisServer
 ROOT = Path(__file__).parents[3]
 STARTERS = ("benchmarks/redis_queries.py", "examples/edge_consumer/server.py", "tests/support/redis_server.py")
 """Every file that starts a Redis with a Unix socket alone."""
-ON_PORTS = ("tests/hosts/test_head.py",)
+ON_PORTS = ("tests/hosts/test_head.py", "tests/hosts/test_neighbours.py")
 """Every file that starts one with a port: in a network of its own, which no other machine reaches."""
 
 
