@@ -333,7 +333,7 @@ class TestAProcessThatWasGivenUp:
         with contextlib.suppress(ShardUnavailableError):  # the other has heard already
             replica_stores.told(2, ShardCalls.open_replica(0, 1), ShardCalls.put_in_replica(of, block, {}, None, 1.0))
         wait_until(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", PATIENCE_S)
-        assert not replica_stores.replica(2).nbytes
+        wait_until(lambda: not replica_stores.replica(2).nbytes, "the other to let go of it", PATIENCE_S)
         with pytest.raises(ShardUnavailableError, match="expected its incarnation 2"):
             replica_stores.told(2, ShardCalls.put_in_replica(of, block, {}, None, 1.0))
         assert not replicas.behind
