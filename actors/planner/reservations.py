@@ -18,12 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine, Node
 
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
 """What a shard takes at least that was not told how much."""
+RACE_S, RACE_PAUSE_S = 5.0, (0.05, 0.4)
+"""How long a start goes on trying for a share that others took while it tried, and its shortest and longest pause."""
 
 
 class Reservations:
@@ -75,12 +78,15 @@ class Reservations:
 
     def _take_share(self, shard: int, node: str, share: int) -> int:
         """Reserve a share; less, for as long as that is enough, where others that start now leave less than that."""
+        pauses, deadline = Backoff(*RACE_PAUSE_S), Deadline.after(RACE_S)
         while share >= LEAST_BYTES:
             if self._engine.reserve(self._name(shard), node, share, wait=False):
                 if self._left(node) >= share:
                     return share
                 self.release(shard)
             share //= 2
+            if share < LEAST_BYTES and pauses.wait(deadline):  # others may hold what they are about to let go of
+                share = max((self._left(node) - LEAST_BYTES) // 2, LEAST_BYTES)
         raise self._full(shard, node, LEAST_BYTES)
 
     def _left(self, node: str) -> int:

@@ -22,7 +22,7 @@ FULL, OTHER = 2, 1
 ALONE, TWICE = "alone", "twice"
 """Repositories, with one replica and with two."""
 NO_ROOM = "StorageError.*No space left on device"
-SHORT_S = 2.0
+SHORT_S = 5.0
 """Of what waits for a disk that is full."""
 
 
@@ -70,7 +70,7 @@ class Ground:
         deadline = time.monotonic() + WAIT_S
         while True:
             with pytest.raises(FailedError) as failed:
-                self.at.client(OTHER).do("flush", repository=repository, timeout=SHORT_S / 4)
+                self.at.client(OTHER).do("flush", repository=repository, timeout=SHORT_S / 10)
             if failed.value.kind == "StorageError":
                 failed.match(NO_ROOM)
                 return

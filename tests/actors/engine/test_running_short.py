@@ -28,8 +28,14 @@ def greedy():
         held.append(np.ones(32 << 20, np.uint8))
 
 def marks(prefix):
-    return [file.read_text().strip() for file in Path("/proc").glob("[0-9]*/oom_score_adj")
-            if (file.parent / "cmdline").read_bytes().startswith(prefix) and str(file.parent.name) in mine()]
+    found = []
+    for pid in mine():
+        try:
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(prefix):
+                found.append(Path(f"/proc/{pid}/oom_score_adj").read_text().strip())
+        except OSError:  # it has ended
+            continue
+    return found
 
 def mine():
     return Path(os.environ["PROCS"]).read_text().split()
