@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn, cast
@@ -60,11 +61,11 @@ class RayEngine:
         with _head_asked("nodes"):
             known = cast("list[dict[str, Any]]", ray.nodes())
             draining = state.get_draining_nodes()
-            free = _available()
+            free = _memory_free()
         alive = [
             Node(
                 row["NodeID"],
-                int((free.get(row["NodeID"]) or row["Resources"]).get("memory", 0)),  # a new one has all that it has
+                free.get(row["NodeID"], int(row["Resources"].get("memory", 0))),  # a new one has all that it has
                 row["Resources"],
                 row.get("Labels", {}),
                 row["NodeID"] in draining,
@@ -130,7 +131,7 @@ class RayEngine:
             total = totals.get(node)  # None: it is so new that the head does not know yet
             if total is not None and nbytes > total.get("memory", 0):
                 return False
-            while _memory_free(node) < nbytes + _SPARE_BYTES:
+            while _memory_free().get(node, 0) < nbytes + _SPARE_BYTES:
                 if not pauses.wait(deadline):
                     return False
             label = {"ray.io/node-id": node}
@@ -140,7 +141,7 @@ class RayEngine:
                 if late.passed or _has_no_room(made):
                     ray.util.remove_placement_group(made)
                     return False
-            if _memory_free(node) < _SPARE_BYTES:  # another one took the rest at the same moment
+            if _memory_free().get(node, 0) < _SPARE_BYTES:  # another one took the rest at the same moment
                 ray.util.remove_placement_group(made)
                 return False
             return True
@@ -228,13 +229,23 @@ def _has_no_room(group: PlacementGroup) -> bool:
     return told["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE")
 
 
-def _available() -> dict[str, dict[str, float]]:
-    """Return what nobody has reserved, by node."""
-    return cast("dict[str, dict[str, float]] | None", state.available_resources_per_node()) or {}
+def _memory_free() -> dict[str, int]:
+    """Return the memory that nobody has reserved, by node.
 
-
-def _memory_free(node: str) -> int:
-    return int(_available().get(node, {}).get("memory", 0))
+    What the head knows of nodes lags behind: of two that reserve at the same moment each could find there still what
+    the other one took. What it has given to placement groups it knows at once.
+    """
+    available = cast("dict[str, dict[str, float]] | None", state.available_resources_per_node()) or {}
+    totals = cast("dict[str, dict[str, float]] | None", state.total_resources_per_node()) or {}
+    taken = Counter[str]()
+    for group in cast("dict[str, dict[str, Any]]", ray.util.placement_group_table()).values():
+        if group["state"] == "CREATED":
+            for bundle, node in group["bundles_to_node_id"].items():
+                taken[node] += int(group["bundles"][bundle].get("memory", 0))
+    return {
+        node: min(int(available.get(node, total).get("memory", 0)), int(total.get("memory", 0)) - taken[node])
+        for node, total in totals.items()
+    }
 
 
 @contextlib.contextmanager
