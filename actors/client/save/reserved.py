@@ -87,10 +87,14 @@ class ReservedMemory:
         )
         try:
             upload.write(arrays, True)
+            copies = upload.copies(arrays)
+        except MovedError:  # it has drained meanwhile
+            self._give_back(reserved)
+            return None
         except BaseException:
             self._give_back(reserved)
             raise
-        return replace(request, arrays={**request.arrays, **upload.copies(arrays)}), upload
+        return replace(request, arrays={**request.arrays, **copies}), upload
 
     def renew(self, request: SaveRequest) -> None:
         """Have memory wait for another save like this one, its pages made.

@@ -8,16 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import NoReturn
 
 import numpy as np
 import pytest
 import ray
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save.pending import PendingSave
+from tensorvine.actors.client.save.upload import Upload
 from tensorvine.clusters import LocalCluster
-from tensorvine.store.errors import ModelNotFoundError
+from tensorvine.store.errors import ModelNotFoundError, MovedError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
+
+from tests.support.disk import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 _serial = count(1)
@@ -276,6 +280,21 @@ def test_saves_that_do_not_wait_all_arrive(four: Repository) -> None:
     assert [int(four.load(ref)["w"][0]) for ref in refs] == list(range(number - len(refs) + 1, number + 1))
     assert four.verify() == []
     assert [stats.bytes_staged <= 2 * whole.nbytes for stats in four.stats().shards] == [True]
+
+
+def test_a_save_whose_shard_drains_while_it_is_copied_is_staged_anew(
+    four: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = np.arange(1 << 17)
+    four.save_async("m", {"w": whole}).committed(60)
+    eventually(lambda: four._saves.saver.reserved._waiting is not None, "memory that waits for the next save")
+
+    def drained(upload: Upload, arrays: object) -> NoReturn:
+        raise MovedError(f"shard {upload.shard} has left the repository", 1)
+
+    monkeypatch.setattr(Upload, "copies", drained)
+    saved = four.save_async("m", {"w": whole + 1}).committed(60)
+    assert (four.load(saved.ref)["w"] == whole + 1).all()
 
 
 def test_a_pin_outlives_the_shard_that_gave_it(four: Repository) -> None:
