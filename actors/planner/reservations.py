@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
 """What a shard takes at least that was not told how much."""
-RACE_S, RACE_PAUSE_S = 5.0, (0.05, 0.4)
+RACE_S, RACE_PAUSE_S = 30.0, (0.05, 0.4)
 """How long a start goes on trying for a share that others took while it tried, and its shortest and longest pause."""
 
 
