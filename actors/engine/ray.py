@@ -47,6 +47,8 @@ _FREED_S = 10
 """How long it may take until memory that was let go is known to be free."""
 _MADE_S = 60
 """How long it may take until memory that is free is set aside, on the busiest machine."""
+_NEXT_LOOK_MS = 500
+"""How far away the next look for room is at least when a placement group that waits for it is removed."""
 _SPARE_BYTES = 1 << 20
 """Of a node's memory, left for actors that ask for a byte of it: without, they would wait for ever."""
 _LOST = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFreedError)
@@ -136,15 +138,10 @@ class RayEngine:
                     return False
             label = {"ray.io/node-id": node}
             made = ray.util.placement_group([{"memory": max(nbytes, 1)}], name=name, bundle_label_selector=[label])
-            late = Deadline.after(_MADE_S)
-            while not made.wait(1):
-                if late.passed or _has_no_room(made):
-                    ray.util.remove_placement_group(made)
-                    return False
-            if _memory_free().get(node, 0) < _SPARE_BYTES:  # another one took the rest at the same moment
-                ray.util.remove_placement_group(made)
-                return False
-            return True
+            if _is_made(made) and _memory_free().get(node, 0) >= _SPARE_BYTES:
+                return True
+            ray.util.remove_placement_group(made)  # another one took the rest at the same moment
+            return False
 
     def unreserve(self, name: str) -> None:
         """Remove a placement group."""
@@ -223,10 +220,24 @@ def _groups(prefix: str) -> list[dict[str, Any]]:
     return [g for g in groups.values() if g["name"].startswith(prefix) and g["state"] != "REMOVED"]
 
 
-def _has_no_room(group: PlacementGroup) -> bool:
-    """Tell whether the head found no room for a placement group, as others were faster; it may still be looking."""
-    told = cast("dict[str, Any]", ray.util.placement_group_table(group))
-    return told["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE")
+def _is_made(group: PlacementGroup) -> bool:
+    """Wait until a placement group is made, or the head found no room for it and is not about to look again.
+
+    Ray 2.60 loses the memory of a group that is removed while it is being made (ray-project/ray#64693). So one that
+    waits for room is given up right after a look in vain, when there is time until the next one.
+    """
+    looks, late, pauses = -1, Deadline.after(_MADE_S), Backoff(0.005, 0.05)
+    while True:
+        told = cast("dict[str, Any]", ray.util.placement_group_table(group))
+        if told["state"] == "CREATED":
+            return True
+        stats = told["stats"]
+        looked = looks not in (-1, stats["scheduling_attempt"]) and stats["highest_retry_delay_ms"] >= _NEXT_LOOK_MS
+        if stats["scheduling_state"] == "INFEASIBLE" or (looked and stats["scheduling_state"] == "NO_RESOURCES"):
+            return False
+        looks = stats["scheduling_attempt"]
+        if not pauses.wait(late):
+            return False
 
 
 def _memory_free() -> dict[str, int]:

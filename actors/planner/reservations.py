@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 """What a shard takes at least that was not told how much."""
 RACE_S, RACE_PAUSE_S = 30.0, (0.05, 0.4)
-"""How long a start goes on trying for a share that others took while it tried, and its shortest and longest pause."""
+"""How long a start goes on trying for a share: others let go of what they took in excess, and what is let go of shows
+late. And its shortest and longest pause."""
 
 
 class Reservations:
@@ -63,9 +64,7 @@ class Reservations:
         try:
             for shard, node in chosen.items():
                 if nbytes is None:
-                    rooms[shard] = self._take_share(
-                        shard, node.id, (node.memory_free - LEAST_BYTES) // 2 // beside[node.id]
-                    )
+                    rooms[shard] = self._take_share(shard, node.id, node.memory_free, beside[node.id])
                 elif self._engine.reserve(self._name(shard), node.id, nbytes):
                     rooms[shard] = nbytes
                 else:
@@ -76,18 +75,20 @@ class Reservations:
             raise
         return rooms
 
-    def _take_share(self, shard: int, node: str, share: int) -> int:
-        """Reserve a share; less, for as long as that is enough, where others that start now leave less than that."""
+    def _take_share(self, shard: int, node: str, free: int, beside: int) -> int:
+        """Reserve a share of what is free; less, for as long as that is enough, where others take it meanwhile."""
         pauses, deadline = Backoff(*RACE_PAUSE_S), Deadline.after(RACE_S)
-        while share >= LEAST_BYTES:
-            if self._engine.reserve(self._name(shard), node, share, wait=False):
-                if self._left(node) >= share:
-                    return share
-                self.release(shard)
-            share //= 2
-            if share < LEAST_BYTES and pauses.wait(deadline):  # others may hold what they are about to let go of
-                share = max((self._left(node) - LEAST_BYTES) // 2, LEAST_BYTES)
-        raise self._full(shard, node, LEAST_BYTES)
+        share = (free - LEAST_BYTES) // 2 // beside
+        while True:
+            while share >= LEAST_BYTES:
+                if self._engine.reserve(self._name(shard), node, share, wait=False):
+                    if self._left(node) >= share:
+                        return share
+                    self.release(shard)
+                share //= 2
+            if not pauses.wait(deadline):  # others may hold what they are about to let go of, or did just now
+                raise self._full(shard, node, LEAST_BYTES)
+            share = max((self._left(node) - LEAST_BYTES) // 2 // beside, LEAST_BYTES)
 
     def _left(self, node: str) -> int:
         return next((known.memory_free for known in self._engine.nodes() if known.id == node), 0)

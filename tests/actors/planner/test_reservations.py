@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.engine import Node
 from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.planner import reservations as reserving
 from tensorvine.actors.planner.reservations import LEAST_BYTES, Reservations
 from tensorvine.store.errors import StoreFullError
 from tensorvine.store.waiting import Backoff, Deadline
@@ -55,6 +58,35 @@ def reservations(memory: Memory, name: str = "default") -> Reservations:
     return Reservations(cast("Any", memory), name, "start")
 
 
+@pytest.fixture(scope="class")
+def impatient() -> Iterator[None]:
+    """Who finds no room gives up at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reserving, "RACE_S", 0.0)
+        yield
+
+
+class Lagging(Memory):
+    """Tells of what was let go only when it was asked some times more."""
+
+    def __init__(self, sizes: dict[str, int], late: int) -> None:
+        super().__init__(sizes)
+        self.late = late
+
+    def free(self, node: str) -> int:
+        self.late -= 1
+        return super().free(node) if self.late < 0 else LEAST_BYTES
+
+
+class TestLate:
+    @pytest.mark.parametrize("late", range(6))
+    def test_room_that_shows_late_is_found(self, late: int) -> None:
+        memory = Lagging({"a": 9 * LEAST_BYTES}, late)
+        rooms = reservations(memory).take({0: memory.nodes()[0]}, None)
+        assert LEAST_BYTES <= rooms[0] <= 4 * LEAST_BYTES
+
+
+@pytest.mark.usefixtures("impatient")
 class TestRules:
     @given(
         st.lists(st.integers(1, 64), min_size=1, max_size=4),
@@ -122,7 +154,9 @@ def _await_taken(expected: int) -> None:
     """Wait until so much is reserved; an actor takes a byte of its own."""
     deadline, pauses = Deadline.after(PATIENCE_S), Backoff(0.05, 0.5)
     while not expected <= (taken := (node := _node()).resources["memory"] - node.memory_free) < expected + 1024:
-        assert pauses.wait(deadline), f"expected {expected} reserved bytes; found {taken}"
+        told = ray.util.placement_group_table().values()
+        groups = [(group["name"], group["state"], group["bundles"]) for group in told if group["state"] != "REMOVED"]
+        assert pauses.wait(deadline), f"expected {expected} reserved bytes; found {taken}: {groups}"
 
 
 class TestOnRay:
@@ -144,9 +178,27 @@ class TestOnRay:
         total = int(_node().resources["memory"])
         with ThreadPoolExecutor(4) as pool, ExitStack() as stack:
             starts = [pool.submit(Repository.start, f"at-once-{n}", shards=1, preallocate_bytes=0) for n in range(4)]
-            held = [stack.enter_context(start.result(PATIENCE_S)) for start in starts]
+            for start in starts:
+                stack.callback(lambda start=start: start.exception() or start.result().close())
+            held = [start.result() for start in starts]
             taken = sum(repo.stats().shards[0].capacity for repo in held)
             assert 4 * LEAST_BYTES <= taken <= total - _node().memory_free <= total - MIB
+
+    def test_what_raced_for_memory_leaves_none_of_it_behind(self, cluster: object) -> None:
+        _await_taken(0)
+        engine, node = RayEngine(), _node()
+        nbytes = int(node.resources["memory"] * 0.6)  # there is room for one of them
+
+        def race(name: str) -> int:
+            made = 0
+            for _ in range(4):
+                made += engine.reserve(name, node.id, nbytes, wait=False)
+                engine.unreserve(name)
+            return made
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(race, [f"race-{n}" for n in range(4)])) >= 1
+        _await_taken(0)
 
     def test_shards_that_join_reserve_and_those_that_drain_let_go(self, cluster: object) -> None:
         _await_taken(0)
