@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...planner.topology import Topology
 from ...store.archive.archive import Archive
 from ...store.codecs.codec import Codec
 from ...store.errors import (
+    EngineStoppedError,
     OperationTimeoutError,
     OptionError,
     RepositoryNotFoundError,
@@ -34,7 +36,7 @@ from ..planner.following import able_nodes
 from ..planner.planner import Planner
 from ..planner.reservations import Reservations
 from ..rpc import redis_connection
-from ..rpc.channel import Channel
+from ..rpc.channel import Answer, Channel
 from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
+END_S = 1.0
+"""For the shards of a repository that is stopped to answer nobody any more."""
 SESSION_S = 60.0
 """How long a client's session lasts without a sign of life."""
 GREET_S = 2.0
@@ -75,6 +79,7 @@ class Launched:
         """Stop what was started; a second call does nothing."""
         names, self.names = self.names, []
         running = self._running(names)
+        self._end_shards(running)
         for name in running:
             self.engine.kill(name)
         if running:
@@ -83,9 +88,22 @@ class Launched:
             self.owns_cluster = False
             embedded.stop()
 
+    def _end_shards(self, running: Sequence[str]) -> None:
+        """Have the shards answer nobody from now on: a client that knows one is answered until its process ends."""
+        deadline, asked = Deadline.after(END_S), list[Answer[None]]()
+        for name in running:
+            if name != planner_name(self.repository):
+                with suppress(TensorVineError):  # it has ended before
+                    asked.append(Channel(self.engine, name).send(ShardCalls.end()))
+        for answer in asked:
+            with suppress(TensorVineError):
+                answer.result(deadline.left())
+
     def _release(self) -> None:
         try:
             Reservations(self.engine, self.repository, self.started_by).release_all()
+        except EngineStoppedError:
+            log.debug("repository %r: what it had reserved ended with its Ray", self.repository)
         except TensorVineError as exc:
             log.warning("repository %r: its memory stays reserved until this program ends: %s", self.repository, exc)
 

@@ -56,7 +56,7 @@ class Repository(Deployment):
         super().__init__(engine, name, launched)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
-        self._saves = Saves(self._session, self._catalog, self._reader)
+        self._saves = Saves(self._session, self._catalog, self._reader, greets=launched is None)
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)

@@ -75,12 +75,10 @@ class Session:
         self.repository = repository
         self.client = uuid.uuid4().hex[:16]
         self.node = engine.this_node()
-        self.planner = Channel(engine, planner_name(repository), follows=True)
+        self.planner = Channel(engine, planner_name(repository), follows=True, missing=RepositoryNotFoundError)
         try:
             self.planner.find()
-        except EngineStoppedError:
-            raise
-        except ShardUnavailableError as exc:
+        except RepositoryNotFoundError as exc:
             raise RepositoryNotFoundError(
                 f"expected a running repository named {repository!r}; found none in this cluster"
             ) from exc
@@ -92,6 +90,8 @@ class Session:
         self._looked = time.monotonic()
         self._heard = True
         """The planner answered last time."""
+        self._stopped = False
+        """There was no planner when it was asked last."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
         self.connections = Connections(self._channels)
         self.incarnations: dict[int, str] = {}
@@ -166,7 +166,7 @@ class Session:
             log.log(
                 logging.WARNING if self._heard else logging.DEBUG, "the planner does not tell the topology: %s", exc
             )
-            self._heard = False
+            self._heard, self._stopped = False, isinstance(exc, RepositoryNotFoundError)
             return
         with self._lock:
             self._heard = True
@@ -219,6 +219,7 @@ class Session:
 
         Raises:
             EngineStoppedError: the engine was shut down in this process.
+            RepositoryNotFoundError: the repository was stopped.
             ShardUnavailableError: the shard died; a call that changes something may or may not have happened.
             MovedError: it drained, or does not answer for the name; nothing has happened.
             OperationTimeoutError: no answer came in time.
@@ -417,12 +418,15 @@ class Session:
         return Backoff(seconds, seconds, self._closing).wait(deadline)
 
     def _check_left(self, shard: int, error: TensorVineError) -> None:
-        """Tell a shard that drained from one that died.
+        """Tell a shard that died from one that drained, and from a repository that is no more.
 
         Raises:
             MovedError: it drained.
+            RepositoryNotFoundError: the repository was stopped.
         """
         self.refresh()
+        if self._stopped:
+            raise RepositoryNotFoundError(f"{self.repository!r}: expected it to run; it was stopped") from error
         if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
 

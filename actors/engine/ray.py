@@ -108,7 +108,6 @@ class RayEngine:
 
     def find(self, name: str) -> Actor:
         """Find a named actor."""
-        _check_running(name)
         try:
             with _head_asked(name):
                 return cast(Actor, ray.get_actor(name, namespace=NAMESPACE))
@@ -164,7 +163,6 @@ class RayEngine:
 
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""
-        _check_running(name)
         with _head_asked(name):
             if value is None:
                 internal_kv._internal_kv_del(name, namespace=NAMESPACE)
@@ -173,7 +171,6 @@ class RayEngine:
 
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""
-        _check_running(prefix)
         with _head_asked(prefix):
             names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
             found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
@@ -261,7 +258,8 @@ def _memory_free() -> dict[str, int]:
 
 @contextlib.contextmanager
 def _head_asked(what: str) -> Generator[None]:
-    """Raise an error of the tree where the head of the cluster does not answer in Ray's time."""
+    """Raise an error of the tree where the head of the cluster does not answer in Ray's time, or there is none."""
+    _check_running(what)
     try:
         yield
     except (ray.exceptions.RayError, RuntimeError) as exc:

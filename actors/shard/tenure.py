@@ -18,6 +18,7 @@ import logging
 import os
 import secrets
 import select
+import threading
 import time
 from collections.abc import Callable
 
@@ -58,7 +59,9 @@ class Tenure:
         self._show = show
         self._entry = json.dumps([node, os.getpid(), secrets.token_hex(8)]).encode()
         self._ends = 0.0
-        self._superseded = False
+        self._over = ""
+        """Why there will be no lease any more."""
+        self._turn = threading.Lock()
         self._reached = True
         """The head answered last time."""
         _outlast(self._enter(), node, actor)
@@ -69,6 +72,12 @@ class Tenure:
     def holds(self) -> bool:
         """Whether the actor may answer for what it keeps."""
         return time.monotonic() < self._ends
+
+    def end(self) -> None:
+        """Hold no lease from now on."""
+        with self._turn:
+            self._over, self._ends = "it was stopped", 0.0
+            self._show(0.0)
 
     def check(self) -> None:
         """Refuse to answer while the actor may not.
@@ -83,18 +92,18 @@ class Tenure:
         """Wait until the actor may answer.
 
         Raises:
-            ShardUnavailableError: it never will: another one is in its place.
+            ShardUnavailableError: it never will: another one is in its place, or it was stopped.
             OperationTimeoutError: it may not yet.
         """
         pauses = Backoff(PAUSE_S, PAUSE_S)
         while not self.holds:
-            if self._superseded:
+            if self._over:
                 self.check()
             if not await pauses.wait_async(deadline):
                 raise OperationTimeoutError(self._lapsed())
 
     def _lapsed(self) -> str:
-        reason = "another one runs in its place" if self._superseded else "it does not answer"
+        reason = self._over or "it does not answer"
         return f"{self._actor}: expected the head of the cluster to say that this is it still; {reason}"
 
     def _enter(self) -> bytes | None:
@@ -110,15 +119,17 @@ class Tenure:
     def _renew(self) -> None:
         asked = time.monotonic()
         if self._registry.tenure(self._actor) == self._entry:
-            self._ends = asked + LEASE_S
-            self._show(self._ends)
+            with self._turn:
+                if not self._over:
+                    self._ends = asked + LEASE_S
+                    self._show(self._ends)
         else:
-            self._superseded = True
+            self._over = "another one runs in its place"
             log.error("%s; it answers nothing more", self._lapsed())
 
     def _keep(self) -> None:
         """Take a new lease, if this is the actor still."""
-        if self._superseded:
+        if self._over:
             return
         try:
             self._renew()

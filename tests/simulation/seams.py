@@ -74,6 +74,9 @@ class _NoServer:
     def address(self) -> None:
         return None
 
+    async def close(self) -> None:
+        pass
+
 
 class _NoTenure(HeldTenure):
     """Processes end whole here, and no network is cut: a shard's lease never runs out (see tests/hosts)."""

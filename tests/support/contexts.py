@@ -51,6 +51,9 @@ class HeldTenure:
 
     holds = True
 
+    def end(self) -> None:
+        self.holds = False
+
     def check(self) -> None:
         if not self.holds:
             raise ShardUnavailableError("there is no lease")

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """How much longer than its shard a saver waits: the shard knows why the disk, or another shard, is late."""
+GREET_S = 5.0
+"""How long a client that came waits for the shard of its node; a save that comes then asks anew."""
 
 
 class Saver:
@@ -55,11 +57,19 @@ class Saver:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
         self.reserved = ReservedMemory(session, self._helper)
         self._filled: int | None = None
-        """The shard that was written to last."""
+        """The shard that was written to last, or will probably be first."""
 
     def close(self) -> None:
         """End the helper thread."""
         self._helper.shutdown()
+
+    def greet(self) -> None:
+        """Have a connection to the shard that will probably be written to, and be expected there.
+
+        Raises:
+            TensorVineError: it does not answer.
+        """
+        self._filled = self._session.near(self._session.staying[0], Deadline.after(GREET_S))
 
     def map_ahead(self) -> bool:
         """Map some of the memory that the next save will get at the shard of the last one; False: all is mapped.

@@ -3,8 +3,9 @@
 Rules
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
-- One thread carries saves out, in the order in which they were asked for. It starts with the first. For a few seconds
-  after each it maps the memory that the next is likely to get, in steps of a millisecond or two.
+- One thread carries saves out, in the order in which they were asked for. For a few seconds after each, and at first
+  after this client came to a repository that ran, it maps the memory that the next is likely to get, in steps of a
+  millisecond or two. Then it ends; the next save starts it again.
 - `close` waits for as long as the saves that are queued may take by their own timeouts.
 """
 
@@ -50,9 +51,14 @@ class _Work:
 
 
 class Saves:
-    """Carries out the saves of one client."""
+    """Carries out the saves of one client.
 
-    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
+    Args:
+        session, catalog, reader: the client's.
+        greets: others may have saved before: what a first save will get may be there to be mapped.
+    """
+
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader, greets: bool = True) -> None:
         self.saver = Saver(session, catalog, reader)
         self._staging = Staging()
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -61,7 +67,10 @@ class Saves:
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
         self._closed = False
-        self._has_saved = False
+        self._greeting: threading.Thread | None = None
+        if greets:
+            self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
+            self._greeting.start()
 
     def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
         """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
@@ -77,11 +86,9 @@ class Saves:
                 if work.buffer is not None:
                     work.buffer.release()
                 raise OperationTimeoutError(f"save of {request.name!r}: expected an open repository; it was closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
-                self._thread.start()
             self._ends = Deadline(max(self._ends.at, time.monotonic()) + request.timeout)
             self._queue.put(work)
+            self._run()
         return work.pending
 
     def close(self) -> None:
@@ -93,11 +100,28 @@ class Saves:
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
 
     def _join(self, timeout: float) -> None:
+        for thread in (self._greeting, self._thread):
+            if thread is not None:
+                thread.join(timeout)
+                if thread.is_alive():
+                    log.error("%s should have ended and goes on; what it is about will be given up", thread.name)
+
+    def _run(self) -> None:
+        """Have a thread carry saves out. Call it with the lock held."""
         if self._thread is None:
+            self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
+            self._thread.start()
+
+    def _greet(self) -> None:
+        """Get to know the shard of this node, and map what a first save is likely to get there."""
+        try:
+            self.saver.greet()
+        except TensorVineError as exc:  # a save will say so, if it is so still
+            log.info("no memory is mapped ahead of a first save: %s", exc)
             return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            log.error("a save that should have ended goes on; what it is about will be given up")
+        with self._lock:
+            if not self._closed:
+                self._run()
 
     def _stage(self, work: _Work) -> None:
         """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""
@@ -123,17 +147,21 @@ class Saves:
             del work, released  # the tensors must not live until the next save
 
     def _next(self) -> _Work | None:
-        """Wait for the next save; map ahead meanwhile, for a while."""
-        looks = AHEAD_LOOKS if self._has_saved else 0
+        """Wait for the next save, and map ahead meanwhile; None: none has come for a while."""
+        looks, pause = AHEAD_LOOKS, 0.0
         while looks:
-            more = self._map_ahead()
-            looks -= 0 if more else 1
             try:
-                return self._queue.get(timeout=0.0 if more else AHEAD_S)
+                return self._queue.get(timeout=pause)
             except queue.Empty:
-                continue
-        self._has_saved = True
-        return self._queue.get()
+                more = self._map_ahead()
+            looks -= 0 if more else 1
+            pause = 0.0 if more else AHEAD_S
+        with self._lock:
+            try:
+                return self._queue.get(timeout=0.0)
+            except queue.Empty:
+                self._thread = None
+                return None
 
     def _map_ahead(self) -> bool:
         """Map some of the memory that the next save will get; False: there is no more now."""

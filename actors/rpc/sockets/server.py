@@ -58,6 +58,12 @@ class LazyServer:
                 self._refused = True
         return self._server.address if self._server is not None else None
 
+    async def close(self) -> None:
+        """End all connections, for good. To be called in the loop of the group `ctl`."""
+        server, self._server, self._refused = self._server, None, True
+        if server is not None:
+            await server.close()
+
 
 class CallServer:
     """Serves an actor's short calls in the event loop in which it is made.

@@ -20,6 +20,11 @@ class SessionCalls(ActorCalls):
         """End a client's session at once."""
         ...
 
+    @remote("ctl", by_socket=False, repeatable=True)
+    def end(self) -> None:
+        """Answer for no version from now on, and write nothing: the repository is stopped."""
+        ...
+
     @remote("ctl", repeatable=True)
     def renew(self, client: str) -> bool:
         """Keep a client's session alive."""

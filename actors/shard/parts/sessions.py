@@ -1,6 +1,7 @@
 """The clients of a shard: they come, stay and go.
 
 Rules
+- A shard that is stopped answers no client any more, however long its process takes to end.
 - A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies. Only
   a process that died has surely stopped filling memory: its parts are taken back at once.
 """
@@ -49,6 +50,7 @@ class Sessions:
         self._state = context.state
         self._lock = context.lock
         self._segment_memory = context.segment_memory
+        self._tenure = context.tenure
         self._settling = settling
         self._local = local
         self._senders = senders
@@ -75,6 +77,11 @@ class Sessions:
     async def goodbye(self, client: str) -> None:
         self._end(client)
         await self._settling.settle()
+
+    @answers(SessionCalls.end)
+    async def end(self) -> None:
+        self._tenure.end()
+        await self._server.close()
 
     @answers(SessionCalls.renew)
     async def renew(self, client: str) -> bool:

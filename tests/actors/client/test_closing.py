@@ -37,7 +37,7 @@ PARTS = ["Saves", "Reader", "Session"]
 def repository_of(monkeypatch: pytest.MonkeyPatch, closed: list[str], errors: dict[str, Exception]) -> Repository:
     for name in [*PARTS, "Catalog", "Verifier"]:
         part = Part(name, closed, errors.get(name))
-        monkeypatch.setattr(deployment if name == "Session" else repository, name, lambda *arguments, part=part: part)
+        monkeypatch.setattr(deployment if name == "Session" else repository, name, lambda *_, part=part, **__: part)
     launched: Any = Part("Launched", closed, errors.get("Launched"))
     return Repository(None, "stand-in", launched)  # pyright: ignore[reportArgumentType]
 
@@ -73,6 +73,9 @@ class SlowSaver:
     def save(self, request: SaveRequest, staged: Any, upload: Any) -> str:
         self.closed_early = self.closed.wait(0.2)
         return "saved"
+
+    def greet(self) -> None:
+        """There is nobody to greet."""
 
     def map_ahead(self) -> bool:
         return False

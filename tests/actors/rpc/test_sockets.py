@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import pickle
@@ -277,6 +278,22 @@ class TestTrouble:
         lazy = LazyServer(Target(), "shard 3")
         assert (lazy.address(), lazy.address()) == (None, None)
         assert caplog.text.count("shard 3: no socket, all calls go by the engine: no more sockets") == 1
+
+    def test_one_that_was_closed_opens_no_more(self) -> None:
+        async def scene() -> None:
+            lazy = LazyServer(Target(), "shard 3")
+            address = lazy.address()
+            assert address is not None
+            caller = BlockingConnections(address)
+            answer = await asyncio.to_thread(sent, caller, TargetCalls.wait("gate"))
+            await lazy.close()
+            await lazy.close()
+            assert lazy.address() is None
+            with pytest.raises(ShardUnavailableError):
+                await asyncio.to_thread(answer.result, 60.0, "x")
+            caller.close()
+
+        asyncio.run(scene())
 
 
 def given(answer: SocketAnswer[Any]) -> bool:

@@ -26,6 +26,9 @@ class Head:
         self.facts: dict[str, bytes] = {}
         self.cut = False
         self.asked = threading.Event()
+        self.swift = threading.Event()
+        """Set while it answers at once."""
+        self.swift.set()
 
     def keep(self, name: str, value: bytes | None) -> None:
         self._reach()
@@ -40,6 +43,7 @@ class Head:
 
     def _reach(self) -> None:
         self.asked.set()
+        self.swift.wait(60.0)
         if self.cut:
             raise ShardUnavailableError("the head is not reached")
 
@@ -89,6 +93,21 @@ class TestOneIncarnation:
             asyncio.run(tenure.held(Deadline.after(0.1)))
         head.cut = False
         asyncio.run(tenure.held(Deadline.after(60.0)))
+
+    def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
+        shows: list[float] = []
+        tenure = entered(head, shows=shows)
+        head.swift.clear()
+        renewing = threading.Thread(target=tenure._keep, daemon=True)
+        head.asked.clear()
+        renewing.start()
+        assert head.asked.wait(60.0)
+        tenure.end()
+        head.swift.set()
+        renewing.join(60.0)
+        assert shows[-1] == 0.0
+        with pytest.raises(ShardUnavailableError, match=r"shard 3: .*; it was stopped"):
+            asyncio.run(tenure.held(NEVER))
 
     def test_waits_for_a_head_that_does_not_answer_when_it_starts(self, head: Head) -> None:
         head.cut = True
