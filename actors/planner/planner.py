@@ -130,7 +130,7 @@ class Planner:
 
     @answers(PlannerCalls.socket_address)
     async def socket_address(self, node: str) -> SocketAddress | None:
-        return self._server.address() if node == self._engine.this_node() else None
+        return self._server.address(None if node == self._engine.this_node() else self._engine.address())
 
     @answers(PlannerCalls.topology)
     async def topology(self) -> Topology:

@@ -71,7 +71,7 @@ class _NoServer:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def address(self) -> None:
+    def address(self, host: str | None = None) -> None:
         return None
 
     async def close(self) -> None:

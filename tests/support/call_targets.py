@@ -125,7 +125,11 @@ class Loop:
 class Serving(Loop):
     """A target that is served."""
 
-    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
+    def __init__(
+        self,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        host: str | None = None,
+    ) -> None:
         super().__init__(new_loop)
         self.target = Target()
 
@@ -133,7 +137,10 @@ class Serving(Loop):
             return CallServer(self.target, "an actor")
 
         self.server = self.run(start())
-        self.address: SocketAddress = self.server.address
+        self.address: SocketAddress = self.server.address if host is None else self.run(self._address_at(host))
+
+    async def _address_at(self, host: str) -> SocketAddress:
+        return self.server.address_at(host)
 
     def close(self) -> None:
         self.run(self.server.close())
@@ -164,7 +171,8 @@ from tests.support.call_targets import Target
 
 async def serve():
     server = CallServer(Target(), "an actor")
-    print(pickle.dumps(server.address).hex(), flush=True)
+    address = server.address_at(sys.argv[1]) if sys.argv[1:] else server.address
+    print(pickle.dumps(address).hex(), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(serve())
@@ -172,11 +180,11 @@ asyncio.run(serve())
 
 
 class Away:
-    """A target that is served by another process."""
+    """A target that is served by another process; with a host, to callers of other machines."""
 
-    def __init__(self) -> None:
-        root = Path(__file__).parents[2]
-        self.process = subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=root, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *host: str) -> None:
+        root, command = Path(__file__).parents[2], [sys.executable, "-c", SCRIPT, *host]
+        self.process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address: SocketAddress = pickle.loads(bytes.fromhex(self.process.stdout.readline()))  # noqa: S301  its own
 

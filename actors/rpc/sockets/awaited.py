@@ -1,4 +1,4 @@
-"""A connection of an event loop to an actor of the same machine. It carries many calls at once."""
+"""A connection of an event loop to an actor. It carries many calls at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from ...engine.engine import GROUPS
 from ..calls import Request
 from .framing import (
     ANSWER_BYTES,
+    CALLER,
     HEADER,
+    SECRET_BYTES,
     WELCOME,
     SocketAddress,
+    check_proof,
     check_server,
     check_welcome,
     first_of,
     outcome_of,
     packed,
+    proof,
+    watch,
 )
 
 WELCOME_S = 5.0
@@ -68,6 +73,11 @@ class AwaitedConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def welcomed(self, said: bytes) -> None:
+        """Take what the server says first."""
+        self.open = said == WELCOME
+        self.welcome.set_result(said)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the loop calls this."""
         self._transport = cast(asyncio.Transport, transport)
@@ -85,8 +95,7 @@ class AwaitedConnection(asyncio.Protocol):
         """Take answers; the loop calls this."""
         if not self.welcome.done():
             said, data = data[:1], data[1:]
-            self.open = said == WELCOME
-            self.welcome.set_result(said)
+            self.welcomed(said)
         self._buffer += data
         try:
             while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
@@ -121,6 +130,8 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
     Raises:
         OSError: it does not answer there.
     """
+    if address.place is not None:
+        return await _connected_away(address, address.place)
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         end.setblocking(False)
@@ -139,6 +150,38 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
         connection.close()
         raise
     return connection
+
+
+async def _connected_away(address: SocketAddress, place: tuple[str, int]) -> AwaitedConnection:
+    """Connect this loop to an actor of another machine."""
+    loop = asyncio.get_running_loop()
+    end = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        end.setblocking(False)
+        async with asyncio.timeout(WELCOME_S):
+            await loop.sock_connect(end, place)
+            watch(end)
+            challenge = await _exactly(end, SECRET_BYTES)
+            await loop.sock_sendall(end, proof(address.secret, challenge, CALLER))
+            check_welcome(await loop.sock_recv(end, 1))
+            check_proof(await _exactly(end, SECRET_BYTES), address, challenge)
+    except BaseException:
+        end.close()
+        raise
+    connection = AwaitedConnection()
+    connection.welcomed(WELCOME)
+    await loop.create_connection(lambda: connection, sock=end)
+    return connection
+
+
+async def _exactly(end: socket.socket, nbytes: int) -> bytes:
+    found = b""
+    while len(found) < nbytes:
+        data = await asyncio.get_running_loop().sock_recv(end, nbytes - len(found))
+        if not data:
+            raise ConnectionResetError("expected a challenge or a proof; the connection was ended")
+        found += data
+    return found
 
 
 def _settle(answer: asyncio.Future[Any], message: bytes) -> None:

@@ -1,10 +1,11 @@
-"""Connections of threads to an actor of the same machine, past the engine.
+"""Connections of threads to an actor, past the engine.
 
 Rules
 - An engine's call wakes many threads one after another, and each may wait for a core. Here it wakes two: the actor's
   event loop, where the call is carried out as the engine's calls are, and who waits for the answer.
 - What cannot be sent (it is too large, or nobody answers there) has not happened, and goes by the engine. A connection
   that ends while an answer is awaited has ended with its actor: the call may or may not have happened.
+- To another machine a connection is made within `SEND_S`, or not tried again for `AWAY_S`: a firewall may say nothing.
 - Calls are numbered, and a connection carries one awaited call at a time. Who does not wait any more leaves its answer
   to the next, which skips it.
 """
@@ -12,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -25,13 +27,18 @@ from ...engine.engine import GROUPS
 from ..calls import Request
 from .framing import (
     ANSWER_BYTES,
+    CALLER,
     HEADER,
+    SECRET_BYTES,
     SocketAddress,
+    check_proof,
     check_server,
     check_welcome,
     first_of,
     outcome_of,
     packed,
+    proof,
+    watch,
 )
 
 log = logging.getLogger(__name__)
@@ -43,13 +50,15 @@ UNANSWERED = GROUPS["ctl"]
 """Calls of one connection that nobody waited for: with one more it ends, and the next call opens another."""
 AGAIN_S = 5.0
 """How long nothing is sent to a server that has ended a connection in the place of a welcome."""
+AWAY_S = 60.0
+"""How long nothing is sent to a machine to which there was no connection."""
 
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
 
 
 class BlockingConnections:
-    """The connections of a process's threads to one actor of this machine.
+    """The connections of a process's threads to one actor.
 
     Args:
         address: the actor's.
@@ -158,6 +167,11 @@ class _Pool:
         except (ConnectionResetError, BrokenPipeError):
             self._again = time.monotonic() + AGAIN_S
             raise
+        except OSError as exc:
+            if address.place is not None:
+                self._again = time.monotonic() + AWAY_S
+                log.info("%s: no connection, calls go by the engine for %.0f s: %s", address.name, AWAY_S, exc)
+            raise
         self._all.add(connection)
         return connection
 
@@ -188,20 +202,14 @@ class _Connection:
     def __init__(self, address: SocketAddress) -> None:
         self._buffer = bytearray()
         self._sent = self._answered = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.settimeout(SEND_S)
-            self._socket.connect(f"\0{address.name}")
-            check_server(self._socket, address)
-            self._socket.sendall(address.secret)
-            check_welcome(self._socket.recv(1))
-        except BaseException:
-            self._socket.close()
-            raise
+        self._away = address.place is not None
+        self._socket = _near(address) if address.place is None else _away(address, address.place)
 
     def send(self, message: bytes) -> int:
         if self._sent - self._answered >= UNANSWERED:
             raise ConnectionAbortedError(f"expected at most {UNANSWERED} calls without an answer")
+        if self._away:
+            self._check_open()
         self._sent += 1
         self._socket.settimeout(SEND_S)
         self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
@@ -220,9 +228,60 @@ class _Connection:
                 data = self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:  # there is no time, and nothing has come
                 raise TimeoutError from None
+            except TimeoutError as exc:
+                if exc.errno == errno.ETIMEDOUT:  # the system's, and not ours
+                    raise ConnectionAbortedError(f"its machine is silent: {exc}") from exc
+                raise
             if not data:
                 raise ConnectionResetError("it has ended")
             self._buffer += data
 
     def close(self) -> None:
         self._socket.close()
+
+    def _check_open(self) -> None:
+        """Find out that the server has ended: what is sent to another machine then would go, and come to nothing."""
+        self._socket.settimeout(0.0)
+        with contextlib.suppress(BlockingIOError):
+            if not self._socket.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError("it has ended")
+
+
+def _near(address: SocketAddress) -> socket.socket:
+    """Connect to an actor of this machine."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        end.settimeout(SEND_S)
+        end.connect(f"\0{address.name}")
+        check_server(end, address)
+        end.sendall(address.secret)
+        check_welcome(end.recv(1))
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+def _away(address: SocketAddress, place: tuple[str, int]) -> socket.socket:
+    """Connect to an actor of another machine."""
+    end = socket.create_connection(place, SEND_S)
+    try:
+        watch(end)
+        challenge = _exactly(end, SECRET_BYTES)
+        end.sendall(proof(address.secret, challenge, CALLER))
+        check_welcome(end.recv(1))
+        check_proof(_exactly(end, SECRET_BYTES), address, challenge)
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+def _exactly(end: socket.socket, nbytes: int) -> bytes:
+    found = b""
+    while len(found) < nbytes:
+        data = end.recv(nbytes - len(found))
+        if not data:
+            raise ConnectionResetError("expected a challenge or a proof; the connection was ended")
+        found += data
+    return found

@@ -5,6 +5,7 @@ Rules
 - Who has not shown it yet, or was refused and waits for the end of its pause, takes one of `VISITORS` places. For who
   comes when all are taken, who was refused goes first, then who has been silent longest. So no number of silent
   visitors keeps a caller out: it shows the secret with the first bytes that it sends.
+- Who comes from another machine gets a challenge first, and shows a proof of as many bytes in the place of the secret.
 - Who is refused is noted in `Refusals`, and learns nothing.
 """
 
@@ -16,39 +17,55 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ..refusals import Refusals
-from .framing import SECRET_BYTES, SocketAddress, credentials
+from .framing import CALLER, SECRET_BYTES, SERVER, WELCOME, SocketAddress, credentials, proof, watch
 
 GREETING_S = 5.0
 """Within which a visitor shows the secret."""
 VISITORS = 32
+BACKLOG = 128
 AT_ONCE = 8
 """How many are let come before those who came are read."""
 REST_S = 0.5
 """How long nobody comes after the machine had no descriptor for a visitor."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """What is known of who has not shown the secret yet."""
+
+    ends: asyncio.TimerHandle
+    expected: bytes
+    """What is to be shown."""
+    welcome: bytes
+    """What is said to who showed it."""
+    shown: bytearray = field(default_factory=bytearray)
+
+
 class Entrance:
     """Opens a socket in the event loop in which it is made.
 
     Args:
-        admit: takes the socket of who has shown the secret; called in the loop.
+        admit: takes the socket of who has shown the secret, and what to say to it first; called in the loop.
         refusals: where those who are not let in are noted.
+        host: the address of an interface of this machine, for callers of others; None: for callers of this machine.
 
     Raises:
         OSError: no socket can be had.
     """
 
-    def __init__(self, admit: Callable[[socket.socket], None], refusals: Refusals) -> None:
-        name, secret = f"tensorvine-{os.getpid()}-{secrets.token_hex(8)}", secrets.token_bytes(SECRET_BYTES)
-        self.address = SocketAddress(name, os.getpid(), secret)
+    def __init__(
+        self, admit: Callable[[socket.socket, bytes], None], refusals: Refusals, host: str | None = None
+    ) -> None:
+        self._listener, name, place = _listening() if host is None else _listening_at(host)
+        self.address = SocketAddress(name, os.getpid(), secrets.token_bytes(SECRET_BYTES), place)
         self._admit = admit
         self._refusals = refusals
-        self._listener = _listening(name)
         self._loop = asyncio.get_running_loop()
-        self._silent: dict[socket.socket, tuple[bytearray, asyncio.TimerHandle]] = {}
-        """Who has not shown the secret yet, as they came -> what came of it, and the end of the wait."""
+        self._silent: dict[socket.socket, _Visit] = {}
+        """Who has not shown the secret yet, as they came."""
         self._refused: dict[socket.socket, asyncio.TimerHandle] = {}
         """Who was refused -> the end of the pause."""
         self._resting: asyncio.TimerHandle | None = None
@@ -80,18 +97,28 @@ class Entrance:
                 self._resting = self._loop.call_later(REST_S, self._loop.add_reader, self._listener, self._accept)
                 return
             visitor.setblocking(False)
-            self._receive(visitor)
+            try:
+                self._receive(visitor)
+            except OSError:  # it has gone
+                visitor.close()
 
     def _receive(self, visitor: socket.socket) -> None:
-        _, user, _ = credentials(visitor)
-        if user != os.geteuid():
+        expected, welcome = self.address.secret, WELCOME
+        if self.address.place is not None:
+            watch(visitor)
+            challenge = secrets.token_bytes(SECRET_BYTES)
+            visitor.send(challenge)  # there is room for so few bytes
+            expected = proof(self.address.secret, challenge, CALLER)
+            welcome += proof(self.address.secret, challenge, SERVER)
+        elif (user := credentials(visitor)[1]) != os.geteuid():
             self._refuse(visitor, f"expected a process of user {os.geteuid()}; found one of user {user}")
             if self._is_full:
                 self._see_off(visitor)
             return
         while self._is_full:
             self._make_room()
-        self._silent[visitor] = bytearray(), self._loop.call_later(GREETING_S, self._give_up, visitor)
+        ends = self._loop.call_later(GREETING_S, self._give_up, visitor)
+        self._silent[visitor] = _Visit(ends, expected, welcome)
         self._loop.add_reader(visitor, self._read, visitor)
         self._read(visitor)  # most have sent it by now
 
@@ -111,21 +138,21 @@ class Entrance:
             self._refusals.note(f"{VISITORS} connections had not shown the secret when another one came")
 
     def _read(self, visitor: socket.socket) -> None:
-        shown, _ = self._silent[visitor]
+        visit = self._silent[visitor]
         try:
-            data = visitor.recv(SECRET_BYTES - len(shown))
+            data = visitor.recv(SECRET_BYTES - len(visit.shown))
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        shown += data
-        if data and len(shown) < SECRET_BYTES:
+        visit.shown.extend(data)
+        if data and len(visit.shown) < SECRET_BYTES:
             return
         self._forget(visitor)
         if not data:  # it has gone
             visitor.close()
-        elif hmac.compare_digest(shown, self.address.secret):
-            self._admit(visitor)
+        elif hmac.compare_digest(visit.shown, visit.expected):
+            self._admit(visitor, visit.welcome)
         else:
             self._refuse(visitor, "expected the secret of this socket's address; found something else")
 
@@ -133,7 +160,7 @@ class Entrance:
         self._read(visitor)  # what came in time counts, however long the loop was busy
         if visitor not in self._silent:
             return
-        came = len(self._silent[visitor][0])
+        came = len(self._silent[visitor].shown)
         self._forget(visitor)
         self._refuse(visitor, f"expected {SECRET_BYTES} bytes of a secret within {GREETING_S:.0f} s; {came} came")
 
@@ -146,17 +173,27 @@ class Entrance:
 
     def _forget(self, visitor: socket.socket) -> None:
         self._loop.remove_reader(visitor)
-        _, wait = self._silent.pop(visitor)
-        wait.cancel()
+        self._silent.pop(visitor).ends.cancel()
 
 
-def _listening(name: str) -> socket.socket:
+def _listening_at(host: str) -> tuple[socket.socket, str, tuple[str, int]]:
+    """Listen on a free port of an interface; gives the socket, its name and its place."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    place = host, int(listener.getsockname()[1])
+    return listener, f"{host}:{place[1]}", place
+
+
+def _listening() -> tuple[socket.socket, str, None]:
+    """Listen on a socket of this machine that needs no file; gives the socket and its name."""
+    name = f"tensorvine-{os.getpid()}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
         listener.bind(f"\0{name}")
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
-    return listener
+    return listener, name, None

@@ -1,8 +1,10 @@
-"""How a call and its answer stand on a socket between two processes of one machine.
+"""How a call and its answer stand on a socket between two processes, of one machine or of two.
 
 Rules
 - A connection begins with the secret of the address, from the caller; `entrance` compares it before anything else is
   read. The server answers with one byte: `WELCOME`, or `FULL`. Who shows another secret is not answered.
+- Between machines the secret does not travel: the server sends a challenge, both ends prove that they know the secret
+  (`proof`), and the server's proof follows its `WELCOME`. A machine that is silent for `SILENT_S` has gone.
 - A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
   unpickled only of who knows the secret, or is the process that the address names.
 - What is announced has a limit, and only what has come takes memory.
@@ -12,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import hmac
 import os
 import pickle
 import socket
@@ -23,6 +26,9 @@ from ....store.errors import ShardUnavailableError
 from ..calls import Request
 
 SECRET_BYTES = 32
+"""Of a secret, of a challenge and of a proof."""
+SILENT_S = 20
+"""How long a machine may take to confirm what it was sent, or a sign of life while nothing is sent."""
 MESSAGE_BYTES = 1 << 20
 """Of a call; a larger one goes by the engine."""
 ANSWER_BYTES = 64 << 20
@@ -30,19 +36,23 @@ ANSWER_BYTES = 64 << 20
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 WELCOME, FULL = b"+", b"-"
+CALLER, SERVER = b"caller", b"server"
+"""The ends of a connection, in their proofs."""
 _CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True, slots=True)
 class SocketAddress:
-    """Where an actor answers calls of its machine. It travels by the engine alone: who has it is trusted."""
+    """Where an actor answers calls. It travels by the engine alone: who has it is trusted."""
 
     name: str
-    """Of the socket, which needs no file."""
+    """Of the socket. One for callers of its own machine needs no file; another one is called as its place."""
     pid: int
     """Of the actor's process, as which it must show itself."""
     secret: bytes = field(repr=False)
     """Of the actor's process; what callers show first."""
+    place: tuple[str, int] | None = None
+    """Host and port, for callers of other machines; None: a Unix socket."""
 
 
 class AnswerTooLargeError(OverflowError):
@@ -121,6 +131,34 @@ def check_server(connection: Peered, address: SocketAddress) -> None:
 def credentials(connection: Peered) -> tuple[int, int, int]:
     """Return process, user and group of who is at the other end."""
     return _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+
+
+def watch(connection: socket.socket) -> None:
+    """Have small messages sent at once, and a connection to a machine that has gone end by itself."""
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),
+        (socket.TCP_KEEPIDLE, SILENT_S // 4),
+        (socket.TCP_KEEPINTVL, SILENT_S // 4),
+        (socket.TCP_KEEPCNT, 3),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def proof(secret: bytes, challenge: bytes, end: bytes) -> bytes:
+    """Return what shows that one end, the `CALLER` or the `SERVER`, knows the secret."""
+    return hmac.digest(secret, end + challenge, "sha256")
+
+
+def check_proof(found: bytes, address: SocketAddress, challenge: bytes) -> None:
+    """Make sure that the server knows the secret, too.
+
+    Raises:
+        ConnectionRefusedError: it does not.
+    """
+    if not hmac.compare_digest(found, proof(address.secret, challenge, SERVER)):
+        raise ConnectionRefusedError(f"{address.name}: expected a proof that it is the actor; found something else")
 
 
 def check_welcome(found: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The actor's end of the sockets by which callers of its machine reach it (see `channel`).
+"""The actor's end of the sockets by which callers reach it past the engine (see `channel`).
 
 Rules
 - Calls are carried out in the event loop in which the server is made: where the engine carries out the same methods.
@@ -24,7 +24,7 @@ from ...engine.engine import GROUPS
 from ..calls import socket_methods
 from ..refusals import Refusals
 from .entrance import Entrance
-from .framing import ANSWER_BYTES, FULL, HEADER, MESSAGE_BYTES, WELCOME, AnswerTooLargeError, SocketAddress, first_of
+from .framing import ANSWER_BYTES, FULL, HEADER, MESSAGE_BYTES, AnswerTooLargeError, SocketAddress, first_of
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ UNREAD_BYTES = ANSWER_BYTES
 
 
 class LazyServer:
-    """Opens an actor's server when somebody of its machine asks for it first.
+    """Opens an actor's server when somebody asks for it first.
 
     Args:
         actor: whose; what it `answers` by socket may be called.
@@ -46,21 +46,31 @@ class LazyServer:
         self._actor = actor
         self._who = who
         self._server: CallServer | None = None
-        self._refused = False
+        self._refused = set[str | None]()
+        """Hosts at which no socket could be had; None stands for this machine."""
+        self._closed = False
 
-    def address(self) -> SocketAddress | None:
-        """Return where it is; None where there can be none. To be called in the loop of the group `ctl`."""
-        if self._server is None and not self._refused:
-            try:
+    def address(self, host: str | None = None) -> SocketAddress | None:
+        """Return where it is; None where there can be none. To be called in the loop of the group `ctl`.
+
+        Args:
+            host: this machine's address, as other machines reach it, for callers there; None: for callers of this one.
+        """
+        if self._closed or host in self._refused:
+            return None
+        try:
+            if self._server is None:
                 self._server = CallServer(self._actor, self._who)
-            except OSError as exc:
-                log.warning("%s: no socket, all calls go by the engine: %s", self._who, exc)
-                self._refused = True
-        return self._server.address if self._server is not None else None
+            return self._server.address if host is None else self._server.address_at(host)
+        except OSError as exc:
+            whose = "all calls" if host is None else "calls of other machines"
+            log.warning("%s: no socket, %s go by the engine: %s", self._who, whose, exc)
+            self._refused.add(host)
+            return None
 
     async def close(self) -> None:
         """End all connections, for good. To be called in the loop of the group `ctl`."""
-        server, self._server, self._refused = self._server, None, True
+        server, self._server, self._closed = self._server, None, True
         if server is not None:
             await server.close()
 
@@ -103,12 +113,28 @@ class CallServer:
         self._served: set[_Served] = set()
         self._welcoming: set[asyncio.Task[None]] = set()
         self._was_full = False
-        self._entrance = Entrance(self._admit, self.refusals)
-        self.address = self._entrance.address
+        self._entrances = [Entrance(self._admit, self.refusals)]
+        self.address = self._entrances[0].address
+
+    def address_at(self, host: str) -> SocketAddress:
+        """Return where callers of other machines reach it.
+
+        Args:
+            host: this machine's address there.
+
+        Raises:
+            OSError: nothing can listen there.
+        """
+        for entrance in self._entrances:
+            if entrance.address.place is not None and entrance.address.place[0] == host:
+                return entrance.address
+        self._entrances.append(Entrance(self._admit, self.refusals, host))
+        return self._entrances[-1].address
 
     async def close(self) -> None:
         """End all connections, and the calls under way."""
-        self._entrance.close()
+        for entrance in self._entrances:
+            entrance.close()
         await asyncio.gather(*self._welcoming, return_exceptions=True)
         for served in list(self._served):
             served.end()
@@ -119,10 +145,10 @@ class CallServer:
         """Take a connection out of the books."""
         self._served.discard(served)
 
-    def _admit(self, visitor: socket.socket) -> None:
+    def _admit(self, visitor: socket.socket, welcome: bytes) -> None:
         """Take a connection into the books, if there is room for one."""
         if len(self._served) < CONNECTIONS:
-            served = _Served(self)
+            served = _Served(self, welcome)
             self._served.add(served)
             welcoming = asyncio.get_running_loop().create_task(self._welcome(served, visitor))
             self._welcoming.add(welcoming)
@@ -166,8 +192,9 @@ class CallServer:
 class _Served(asyncio.Protocol):
     """A connection, at the server. It has shown the secret."""
 
-    def __init__(self, server: CallServer) -> None:
+    def __init__(self, server: CallServer, welcome: bytes) -> None:
         self._server = server
+        self._welcome = welcome
         self._buffer = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = dict.fromkeys(GROUPS, 0)
@@ -177,7 +204,7 @@ class _Served(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(WELCOME)
+        self._transport.write(self._welcome)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.left(self)

@@ -71,7 +71,7 @@ class Sessions:
 
     @answers(SessionCalls.socket_address)
     async def socket_address(self, node: str) -> SocketAddress | None:
-        return self._server.address() if node == self._engine.this_node() else None
+        return self._server.address(None if node == self._engine.this_node() else self._engine.address())
 
     @answers(SessionCalls.goodbye)
     async def goodbye(self, client: str) -> None:

@@ -63,7 +63,7 @@ def ended(stranger: socket.socket) -> bool:
 
 
 def held(server: CallServer) -> int:
-    return len(server._entrance._silent) + len(server._entrance._refused)
+    return sum(len(door._silent) + len(door._refused) for door in server._entrances)
 
 
 class TestSecret:
@@ -153,7 +153,7 @@ class TestCrowds:
     def test_what_came_in_time_counts_however_long_the_loop_was_busy(self) -> None:
         async def scene() -> list[socket.socket]:
             admitted: list[socket.socket] = []
-            door = entrance.Entrance(admitted.append, Refusals("a door"))
+            door = entrance.Entrance(lambda visitor, _: admitted.append(visitor), Refusals("a door"))
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(f"\0{door.address.name}")
                 while not door._silent:
@@ -202,7 +202,7 @@ class TestCrowds:
 
     def test_one_that_closes_while_visitors_wait_closes_them(self, serving: Serving) -> None:
         with visitor(serving) as silent, visitor(serving, bytes(SECRET_BYTES)) as refused:
-            until(lambda: held(serving.server) == 2 or serving.server._entrance._silent)
+            until(lambda: held(serving.server) == 2 or serving.server._entrances[0]._silent)
             serving.run(closed(serving.server))
             assert ended(silent)
             assert ended(refused)

@@ -153,8 +153,8 @@ class TestErrors:
     ) -> None:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(WAIT_S)
-            stranger.connect(f"\0{serving.address.name}")
-            stranger.sendall(serving.address.secret)
+            stranger.connect(f"\0{serving.server.address.name}")
+            stranger.sendall(serving.server.address.secret)
             assert stranger.recv(1) == b"+"
             stranger.sendall(HEADER.pack(3, 1) + b"abc")
             assert stranger.recv(1) == b""

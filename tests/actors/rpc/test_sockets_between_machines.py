@@ -1,0 +1,188 @@
+"""Sockets for callers of other machines: what holds on one machine, and who is at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tensorvine.actors.rpc.sockets import blocking
+from tensorvine.actors.rpc.sockets.awaited import connected
+from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
+from tensorvine.actors.rpc.sockets.framing import SECRET_BYTES, WELCOME, SocketAddress
+from tensorvine.actors.rpc.sockets.server import LazyServer
+from tensorvine.store.errors import ShardUnavailableError
+
+from tests.actors.rpc import test_sockets as near
+from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls, called, sent, until
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """Of the loops that Ray runs actors in, for callers of other machines."""
+    made = Serving(
+        asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop, HOST
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def away() -> Iterator[Away]:
+    made = Away(HOST)
+    yield made
+    made.kill()
+
+
+class TestCalls(near.TestCalls):
+    """As on one machine; how messages are cut is tried there."""
+
+    test_messages_are_found_however_the_bytes_come = None  # type: ignore[assignment]
+
+
+class TestErrors(near.TestErrors):
+    """As on one machine."""
+
+
+class TestDeath(near.TestDeath):
+    """As on one machine, but that a process of another user is told from the actor by what it can prove."""
+
+    test_another_user_is_not_heard = None  # type: ignore[assignment]
+
+    def test_a_machine_that_is_silent_is_taken_for_dead(self, away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+        caller = BlockingConnections(away.address)
+        answer = sent(caller, TargetCalls.wait("gate"))
+
+        class Silent(socket.socket):
+            def recv(self, *_: object) -> bytes:
+                raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+        connection = answer._connection
+        assert connection is not None
+        silent = Silent(fileno=connection._socket.detach())
+        monkeypatch.setattr(connection, "_socket", silent)
+        with pytest.raises(ShardUnavailableError, match="its machine is silent"):
+            answer.result(WAIT_S, "shard 3")
+        caller.close()
+
+
+class TestBothEnds:
+    """Each shows the other that it knows the secret."""
+
+    def test_who_does_not_know_the_secret_is_not_let_in(self, serving: Serving) -> None:
+        stranger = BlockingConnections(replace(serving.address, secret=bytes(SECRET_BYTES)))
+        assert stranger.send(TargetCalls.note(1)) is None
+        with pytest.raises(ConnectionResetError):
+            serving.run(connected(replace(serving.address, secret=bytes(SECRET_BYTES))))
+        assert serving.target.seen == []
+        stranger.close()
+
+    def test_what_another_one_showed_is_worth_nothing(self, serving: Serving) -> None:
+        assert serving.address.place is not None
+        with socket.create_connection(serving.address.place, WAIT_S) as stranger:
+            challenge = stranger.recv(SECRET_BYTES, socket.MSG_WAITALL)
+            with socket.create_connection(serving.address.place, WAIT_S) as other:
+                assert other.recv(SECRET_BYTES, socket.MSG_WAITALL) != challenge
+            stranger.sendall(serving.address.secret)  # the secret itself is no proof either
+            assert near_ended(stranger)
+
+    @pytest.mark.parametrize("says", [WELCOME + bytes(SECRET_BYTES), WELCOME, b"", b"-"])
+    def test_a_server_that_cannot_prove_itself_is_told_nothing(self, says: bytes) -> None:
+        with socket.create_server((HOST, 0)) as listener, Loopback() as loop:
+            heard: list[bytes] = []
+
+            def impostor() -> None:
+                for _ in range(2):
+                    visitor, _ = listener.accept()
+                    with visitor:
+                        visitor.sendall(bytes(SECRET_BYTES))
+                        visitor.recv(SECRET_BYTES, socket.MSG_WAITALL)
+                        visitor.sendall(says)
+                        visitor.shutdown(socket.SHUT_WR)
+                        heard.append(visitor.recv(1))
+
+            serves = threading.Thread(target=impostor, daemon=True)
+            serves.start()
+            address = SocketAddress("an impostor", 1, b"s" * SECRET_BYTES, (HOST, listener.getsockname()[1]))
+            caller = BlockingConnections(address)
+            assert caller.send(TargetCalls.note("secret words")) is None
+            with pytest.raises((ConnectionRefusedError, ConnectionResetError)):
+                loop.run(connected(address))
+            serves.join(WAIT_S)
+            assert heard == [b"", b""]
+            caller.close()
+
+
+class TestReach:
+    """Whether there is a way there."""
+
+    def test_a_machine_that_is_not_reached_is_left_to_the_engine_for_a_while(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with socket.create_server((HOST, 0)) as listener:
+            place = (HOST, int(listener.getsockname()[1]))
+        caller = BlockingConnections(SocketAddress("gone", 1, b"s" * SECRET_BYTES, place))
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                assert caller.send(TargetCalls.note(1)) is None
+        assert caplog.text.count("gone: no connection, calls go by the engine for 60 s") == 1
+        monkeypatch.setattr(blocking.time, "monotonic", lambda: float("inf"))
+        assert caller.send(TargetCalls.note(1)) is None
+        assert caplog.text.count("gone: no connection") == 1  # at its level
+        caller.close()
+
+    def test_callers_of_both_kinds_are_served_at_once(self, serving: Serving) -> None:
+        callers = [BlockingConnections(serving.address), BlockingConnections(serving.server.address)]
+        assert [called(caller, TargetCalls.note(number)) for number, caller in enumerate(callers)] == [0, 1]
+        for caller in callers:
+            caller.close()
+
+    def test_where_nothing_can_listen_only_calls_of_other_machines_go_by_the_engine(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene() -> None:
+            lazy = LazyServer(Target(), "shard 3")
+            assert lazy.address("192.0.2.77") is None
+            assert lazy.address("192.0.2.77") is None
+            assert lazy.address() is not None
+            assert lazy.address(HOST) is not None
+            await lazy.close()
+
+        asyncio.run(scene())
+        assert caplog.text.count("shard 3: no socket, calls of other machines go by the engine") == 1
+
+    def test_a_loop_calls_a_machine_and_hears_that_it_ended(self, away: Away, away_loop: Loop) -> None:
+        connection = away_loop.run(connected(away.address))
+
+        async def note(value: int) -> int:
+            answer = connection.send(TargetCalls.note(value), "shard 1")
+            assert answer is not None
+            return await answer
+
+        assert away_loop.run(note(3)) == 3
+        away.kill()
+        until(lambda: not connection.open)
+
+
+class Loopback(Loop):
+    """An event loop that ends with its block."""
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def near_ended(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:  # what it sent was not read
+        return True
