@@ -14,6 +14,7 @@ from .framing import (
     ANSWER_BYTES,
     CALLER,
     HEADER,
+    PING,
     SECRET_BYTES,
     WELCOME,
     SocketAddress,
@@ -29,6 +30,8 @@ from .framing import (
 
 WELCOME_S = 5.0
 """How long a server may take to say whether it has room for a connection."""
+PING_S, STALE_S = 1.0, 3.0
+"""How often another machine is asked for a sign of life, and how long it may give none until calls go by the engine."""
 UNSENT_BYTES = 8 << 20
 """Of calls that the server has not taken yet; more go by the engine meanwhile."""
 
@@ -36,9 +39,15 @@ _R = TypeVar("_R")
 
 
 class AwaitedConnection(asyncio.Protocol):
-    """One connection; `connected` makes it."""
+    """One connection; `connected` makes it.
 
-    def __init__(self) -> None:
+    Args:
+        away: the actor is on another machine.
+    """
+
+    def __init__(self, away: bool = False) -> None:
+        self._away = away
+        self._heard = asyncio.get_running_loop().time()
         self.open = False
         """It is welcome, and has not ended."""
         self.welcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -58,7 +67,7 @@ class AwaitedConnection(asyncio.Protocol):
         message, group = packed(request), request.remote.group
         if message is None or self._transport is None or self._transport.is_closing():
             return None
-        if not self._writable or self._under_way[group] >= GROUPS[group]:
+        if not self._writable or self._under_way[group] >= GROUPS[group] or not self._is_fresh:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
@@ -82,6 +91,8 @@ class AwaitedConnection(asyncio.Protocol):
         """Begin; the loop calls this."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(UNSENT_BYTES)
+        if self._away:
+            self._ping(self._transport)
 
     def pause_writing(self) -> None:
         """Leave calls to the engine; the loop calls this."""
@@ -93,6 +104,7 @@ class AwaitedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take answers; the loop calls this."""
+        self._heard = asyncio.get_running_loop().time()
         if not self.welcome.done():
             said, data = data[:1], data[1:]
             self.welcomed(said)
@@ -115,7 +127,20 @@ class AwaitedConnection(asyncio.Protocol):
             if not answer.done():
                 answer.set_exception(ShardUnavailableError(f"{who}: expected an answer; {self._why}"))
 
+    @property
+    def _is_fresh(self) -> bool:
+        return not self._away or asyncio.get_running_loop().time() - self._heard < STALE_S
+
+    def _ping(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
+            return
+        if self._writable:
+            transport.write(PING)
+        asyncio.get_running_loop().call_later(PING_S, self._ping, transport)
+
     def _take(self, number: int, message: bytes) -> None:
+        if not number and not message:  # a sign of life
+            return
         if number not in self._waiting:
             raise ConnectionAbortedError(f"expected the answer to a call that was sent; found one to number {number}")
         answer, _, group = self._waiting.pop(number)
@@ -168,7 +193,7 @@ async def _connected_away(address: SocketAddress, place: tuple[str, int]) -> Awa
     except BaseException:
         end.close()
         raise
-    connection = AwaitedConnection()
+    connection = AwaitedConnection(away=True)
     connection.welcomed(WELCOME)
     await loop.create_connection(lambda: connection, sock=end)
     return connection

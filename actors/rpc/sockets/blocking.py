@@ -29,6 +29,7 @@ from .framing import (
     ANSWER_BYTES,
     CALLER,
     HEADER,
+    PING,
     SECRET_BYTES,
     SocketAddress,
     check_proof,
@@ -44,7 +45,9 @@ from .framing import (
 log = logging.getLogger(__name__)
 
 SEND_S = 1.0
-"""How long a server may leave a call in the socket's buffer before the engine is asked."""
+"""How long a server may leave a call in the socket's buffer, or a ping unanswered, before the engine is asked."""
+FRESH_S = 1.0
+"""How long after another machine was heard of last a call is sent without a ping before it."""
 RECEIVE_BYTES = 1 << 16
 UNANSWERED = GROUPS["ctl"]
 """Calls of one connection that nobody waited for: with one more it ends, and the next call opens another."""
@@ -203,13 +206,14 @@ class _Connection:
         self._buffer = bytearray()
         self._sent = self._answered = 0
         self._away = address.place is not None
+        self._heard = time.monotonic()
         self._socket = _near(address) if address.place is None else _away(address, address.place)
 
     def send(self, message: bytes) -> int:
         if self._sent - self._answered >= UNANSWERED:
             raise ConnectionAbortedError(f"expected at most {UNANSWERED} calls without an answer")
         if self._away:
-            self._check_open()
+            self._check_there()
         self._sent += 1
         self._socket.settimeout(SEND_S)
         self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
@@ -218,10 +222,10 @@ class _Connection:
     def receive(self, number: int, deadline: Deadline) -> bytes:
         while True:
             while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
-                self._answered += 1
+                self._answered += 1 if found[0] else 0  # to a ping
                 if found[0] == number:
                     return found[1]
-                if found[0] > number:
+                if found[0] > number > 0:
                     raise ConnectionAbortedError(f"expected the answer to call {number}; found one to {found[0]}")
             self._socket.settimeout(deadline.left())
             try:
@@ -234,17 +238,22 @@ class _Connection:
                 raise
             if not data:
                 raise ConnectionResetError("it has ended")
+            self._heard = time.monotonic()
             self._buffer += data
 
     def close(self) -> None:
         self._socket.close()
 
-    def _check_open(self) -> None:
-        """Find out that the server has ended: what is sent to another machine then would go, and come to nothing."""
+    def _check_there(self) -> None:
+        """Find out that the server has ended, or its machine is gone: what is sent then would come to nothing."""
         self._socket.settimeout(0.0)
         with contextlib.suppress(BlockingIOError):
             if not self._socket.recv(1, socket.MSG_PEEK):
                 raise ConnectionResetError("it has ended")
+        if time.monotonic() - self._heard > FRESH_S:
+            self._socket.settimeout(SEND_S)
+            self._socket.sendall(PING)
+            self.receive(0, Deadline.after(SEND_S))
 
 
 def _near(address: SocketAddress) -> socket.socket:

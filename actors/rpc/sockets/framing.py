@@ -5,6 +5,8 @@ Rules
   read. The server answers with one byte: `WELCOME`, or `FULL`. Who shows another secret is not answered.
 - Between machines the secret does not travel: the server sends a challenge, both ends prove that they know the secret
   (`proof`), and the server's proof follows its `WELCOME`. A machine that is silent for `SILENT_S` has gone.
+- Between machines nothing is sent on a connection of which nothing was heard for a while: the engine may know that the
+  actor runs elsewhere by now. A `PING` is answered by the same bytes, at once.
 - A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
   unpickled only of who knows the secret, or is the process that the address names.
 - What is announced has a limit, and only what has come takes memory.
@@ -35,6 +37,7 @@ ANSWER_BYTES = 64 << 20
 """Of an answer; in the place of a larger one comes `AnswerTooLargeError`. The table of 100,000 tensors has 8 MiB."""
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
+PING = HEADER.pack(0, 0)
 WELCOME, FULL = b"+", b"-"
 CALLER, SERVER = b"caller", b"server"
 """The ends of a connection, in their proofs."""

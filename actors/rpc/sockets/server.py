@@ -24,7 +24,7 @@ from ...engine.engine import GROUPS
 from ..calls import socket_methods
 from ..refusals import Refusals
 from .entrance import Entrance
-from .framing import ANSWER_BYTES, FULL, HEADER, MESSAGE_BYTES, AnswerTooLargeError, SocketAddress, first_of
+from .framing import ANSWER_BYTES, FULL, HEADER, MESSAGE_BYTES, PING, AnswerTooLargeError, SocketAddress, first_of
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +230,9 @@ class _Served(asyncio.Protocol):
         self._transport.abort()
 
     def _begin(self, number: int, message: bytes) -> None:
+        if not number and not message:
+            self._transport.write(PING)
+            return
         try:
             method, arguments = pickle.loads(message)  # noqa: S301  of who knows the secret
             group = self._server.methods.get(method, "ctl")

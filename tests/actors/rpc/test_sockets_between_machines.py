@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tensorvine.actors.rpc.sockets import blocking
-from tensorvine.actors.rpc.sockets.awaited import connected
+from tensorvine.actors.rpc.sockets import awaited, blocking
+from tensorvine.actors.rpc.sockets.awaited import AwaitedConnection, connected
 from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
 from tensorvine.actors.rpc.sockets.framing import SECRET_BYTES, WELCOME, SocketAddress
 from tensorvine.actors.rpc.sockets.server import LazyServer
@@ -186,3 +187,53 @@ def near_ended(stranger: socket.socket) -> bool:
         return stranger.recv(1) == b""
     except ConnectionResetError:  # what it sent was not read
         return True
+
+
+class TestSignsOfLife:
+    """No call is sent to a machine of which nothing was heard for a while."""
+
+    def test_a_thread_asks_first(self, away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(blocking, "FRESH_S", -1.0)
+        caller = BlockingConnections(away.address)
+        late = sent(caller, TargetCalls.wait("gate"))
+        assert called(caller, TargetCalls.note(1)) == 1
+        called(caller, TargetCalls.open("gate"))
+        assert late.result(WAIT_S, "x") == "gate"
+        assert called(caller, TargetCalls.note(2)) == 2
+        monkeypatch.setattr(blocking, "SEND_S", 0.1)
+        away.process.send_signal(signal.SIGSTOP)  # as good as a machine that is gone: what is sent is not answered
+        assert caller.send(TargetCalls.note(3)) is None
+        away.process.send_signal(signal.SIGCONT)
+        caller.close()
+
+    def test_what_nobody_waited_for_is_skipped_before_a_sign(self, away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(blocking, "FRESH_S", -1.0)
+        caller = BlockingConnections(away.address)
+        for number in range(5):
+            sent(caller, TargetCalls.note(number))
+        assert called(caller, TargetCalls.note("end")) == "end"
+        caller.close()
+
+    def test_a_loop_goes_by_the_engine_until_there_is_one_again(
+        self, away: Away, away_loop: Loop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(awaited, "PING_S", 0.01)
+        connection = away_loop.run(connected(away.address))
+
+        async def note(value: int) -> object:
+            answer = connection.send(TargetCalls.note(value), "shard 1")
+            return None if answer is None else await answer
+
+        away.process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(awaited, "STALE_S", 0.2)
+        until(lambda: away_loop.run(asleep(connection)))
+        assert away_loop.run(note(1)) is None
+        away.process.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(awaited, "STALE_S", WAIT_S)
+        until(lambda: away_loop.run(note(2)) == 2)
+        away.kill()
+        until(lambda: not connection.open)
+
+
+async def asleep(connection: AwaitedConnection) -> bool:
+    return not connection._is_fresh
