@@ -51,7 +51,7 @@ SCRIPT = textwrap.dedent("""
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
     mine = ray.get_runtime_context().get_node_id()
-    print("sockets within the node only:", [(h.socket is not None) == (h.node == mine) for h in hellos.values()])
+    print("a socket of their own machine:", [(h.socket.place is None) == (h.node == mine) for h in hellos.values()])
 
     tensors = {"a": np.arange(1 << 20, dtype=np.int64), "b": np.ones(7)}
     graph = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
@@ -143,7 +143,7 @@ def test_two_raylets_share_a_repository() -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines()[-11:] == [
         "shards on nodes: 2",
-        "sockets within the node only: [True, True]",
+        "a socket of their own machine: [True, True]",
         "homes of metadata: 2",
         "bytes are where they were made: True 0",
         "a reader elsewhere got all: True 800000",
