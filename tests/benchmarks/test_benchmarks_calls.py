@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from benchmarks import calls
-from benchmarks.measure import Effort, Sample
+from benchmarks.measure import Effort, Report, Sample
 
 
 def test_lines_stand_beside_the_engine_and_the_floor(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(calls.ROUNDS, Effort.QUICK, (5, 1))
-    found = calls.run(Effort.QUICK).as_dict()
+    report = Report("calls")
+    calls.within_a_node(report, Effort.QUICK)
+    found = report.as_dict()
     cases = [f"{what} {when}" for when in ("one after the other", "after 0.2 s") for what in ("a call", "info", "save")]
     assert len(found["rows"]) == len(cases)
     assert all(row["case"].startswith(case.split()[0]) for row, case in zip(found["rows"], cases, strict=True))
     for row in found["rows"]:
         assert row["ours_s"] > 0
-        assert row["limit"] == calls.FLOOR
+        assert row["limit"] == calls.NEAR
         assert row["limit_ratio"] == pytest.approx(row["ours_s"] / row["limit_s"])
     assert [row["peer"] for row in found["rows"]] == [calls.ENGINE, None, None] * 2
     assert found["case"] == "a call after 0.2 s", "the headline is of calls as they are made"
 
 
 def test_a_call_is_held_against_rays() -> None:
-    names = (calls.OURS, calls.ENGINE, calls.FLOOR, "info", "save")
+    names = (calls.OURS, calls.ENGINE, calls.AWAY, "info", "save")
     samples = {name: Sample((seconds,)) for name, seconds in zip(names, (1.0, 4.0, 0.5, 2.0, 3.0), strict=True)}
-    first, *_ = calls.rows("now and then", samples)
+    first, *_ = calls.rows("between nodes: ", "now and then", samples, calls.AWAY)
+    assert first.case == "between nodes: a call now and then"
     assert (first.ratio, first.limit_ratio) == (4.0, 2.0)
     assert [goal.reached for goal in first.goals] == [True]
 
 
-def test_a_byte_comes_back() -> None:
-    with calls.echo() as there_and_back:
+@pytest.mark.parametrize("ends", [socket.socketpair, calls.connected])
+def test_a_byte_comes_back(ends: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+    with calls.echo(ends()) as there_and_back:
         for _ in range(3):
             there_and_back()
+
+
+SCRIPT = """
+import json
+from benchmarks import calls
+from benchmarks.measure import Effort, Report
+
+calls.ROUNDS[Effort.QUICK] = 5, 1
+report = Report("calls")
+calls.between_nodes(report, Effort.QUICK)
+print(json.dumps(report.as_dict()["rows"]))
+"""
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(240)
+def test_calls_of_another_raylet_go_by_a_socket() -> None:
+    """In a process of its own, for it starts two raylets."""
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=220)
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = json.loads(run.stdout.splitlines()[-1])
+    assert len(rows) == 6
+    assert all(row["case"].startswith(calls.BETWEEN) and row["limit"] == calls.AWAY for row in rows)
