@@ -1,4 +1,4 @@
-"""The channel: calls of this process to one actor, by a socket where both are on one machine, else by the engine.
+"""The channel: calls of this process to one actor, by a socket where there is one for them, else by the engine.
 
 Rules
 - Threads use `call` and `send`, event loops use `ask`, either may use `post`. A loop has one connection, which carries
@@ -7,8 +7,9 @@ Rules
   as after a restart; until it knows, calls go by the engine. Else its owner tells the threads' socket (`open`).
 - A thread's call that found the actor dead has it looked up again: what was stopped and started is another actor of
   the same name. A loop does not look up again: it would stand still for as long as the cluster's head takes.
-- What a socket does not carry goes by the engine: what is too large, what needs it to travel, all calls to other
-  machines. A call whose answer is too large is asked again by the engine, if it may be repeated.
+- What a socket does not carry goes by the engine: what is too large, what needs it to travel, and all calls to a
+  machine that is not reached, or was not heard of just now. A call whose answer is too large is asked again by the
+  engine, if it may be repeated.
 - Nothing else is repeated here. Whether a request may be repeated is said where it is declared, and owners of channels
   do it (`Session`, `Resizing`).
 """
@@ -29,7 +30,7 @@ from ..engine.engine import Actor, Engine, Future
 from .actor_calls import ActorCalls
 from .calls import Request
 from .sockets.awaited import AwaitedConnection, connected
-from .sockets.blocking import BlockingConnections, SocketAnswer
+from .sockets.blocking import AWAY_S, BlockingConnections, SocketAnswer
 from .sockets.framing import AnswerTooLargeError, SocketAddress
 
 log = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ class _ThreadSide:
             log.info("%s: its socket is not known, calls go by the engine: %s", self._name, exc)
             return
         self._asked = None
-        if address is None:  # it is on another machine, or has none
+        if address is None:  # it has none
             self._again = math.inf
         self._use(address)
 
@@ -316,13 +317,16 @@ class _LoopSide:
             self._connection.close()
 
     async def _connect(self) -> None:
+        address: SocketAddress | None = None
         try:
-            address: SocketAddress | None = await self._engine.awaitable(self._ask(), ADDRESS_S, self._name)
-            if address is None:  # it is on another machine, or has none
+            address = await self._engine.awaitable(self._ask(), ADDRESS_S, self._name)
+            if address is None:  # it has none
                 self._again = math.inf
             else:
                 self._connection = await connected(address)
         except (TensorVineError, OSError) as exc:
+            if address is not None and address.place is not None:
+                self._again = time.monotonic() + AWAY_S
             log.info("%s: no connection to it, calls go by the engine: %s", self._name, exc)
         finally:
             self._connecting = None

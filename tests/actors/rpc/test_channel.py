@@ -190,7 +190,13 @@ class TestBothFaces:
         channel.close()
 
     @pytest.mark.parametrize(
-        "address", [None, ShardUnavailableError("it died"), SocketAddress("tensorvine-none", 1, b"")]
+        "address",
+        [
+            None,
+            ShardUnavailableError("it died"),
+            SocketAddress("tensorvine-none", 1, b""),
+            SocketAddress("away", 1, b"", ("127.0.0.1", 9)),
+        ],
     )
     def test_without_a_socket_all_goes_by_the_engine(self, serving: Serving, face: Face, address: Any) -> None:
         engine = StandInEngine(serving, serving.target, address)
