@@ -206,9 +206,14 @@ class TestProducer:
 
     @pytest.mark.parametrize("when", ["before", "sent"])
     @pytest.mark.parametrize("phase", ["begin", "commit"])
-    def test_one_that_dies_during_a_publish_leaves_whole_versions_and_nothing_else(self, own, name, phase, when):
+    def test_one_that_dies_during_a_publish_leaves_whole_versions_and_nothing_else(
+        self, own, name, phase, when, tmp_path
+    ):
+        started = tmp_path / "started"
+
         def train(publisher: Publisher) -> None:
             publisher.publish(tensors(1)).committed(30)
+            eventually(started.exists, "who started the producer to have heard of it")
             send = Session.send
 
             def deadly(self: Session, shard: int, request: Request[Any]) -> Any:
@@ -223,6 +228,7 @@ class TestProducer:
             publisher.publish(tensors(2)).committed(30)
 
         with Consumer.start(own, name, Tagged) as consumer, Producer.start(own, name, train) as producer:
+            started.touch()
             with pytest.raises(ShardUnavailableError):
                 producer.result(60)
             assert consumer.infer(None).outputs in ([1.0], [2.0])
