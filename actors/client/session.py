@@ -169,7 +169,7 @@ class Session:
             self._heard, self._stopped = False, isinstance(exc, RepositoryNotFoundError)
             return
         with self._lock:
-            self._heard = True
+            self._heard, self._stopped = True, False
             known = self.topology
             if newest.version <= known.version or newest.started_by != known.started_by:  # another one has its name now
                 return

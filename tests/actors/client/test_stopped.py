@@ -21,6 +21,25 @@ QUESTIONS: dict[str, Callable[[Repository], object]] = {
 }
 
 
+def test_a_planner_that_is_found_again_is_no_stopped_repository(
+    cluster: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"stopped-{uuid.uuid4().hex[:6]}"
+    with Repository.start(name, shards=1, preallocate_bytes=0), closing(Repository.connect(name)) as known:
+        known.save("m", TENSORS)
+        session, died = known._session, ShardUnavailableError("it died")
+
+        def missing(*_: object) -> object:
+            raise RepositoryNotFoundError("there is none")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session.planner, "call", missing)
+            with pytest.raises(RepositoryNotFoundError, match="it was stopped"):
+                session._check_left(0, died)
+        session._check_left(0, died)
+        assert (known.load("m")["dense/kernel"] == 1).all()
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_stopped_repository_answers_nobody(cluster: object, question: str) -> None:
     name = f"stopped-{uuid.uuid4().hex[:6]}"
