@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -106,6 +107,30 @@ def test_what_is_asked_for_is_imported_before_workers_are_started(forked: tuple[
     assert not ray.get(forked[0].run.remote(imported), timeout=30)
     ask_for([name])
     assert ray.get(ray.remote(num_cpus=0)(Empty).remote().run.remote(imported), timeout=60)
+
+
+IMPORTED = """
+import sys
+from tests.support.warm import server
+server.have_imported({"ray", *sys.argv[1:]}, set())
+print(server.drawn_by_a_child() == server.drawn_by_a_child())
+"""
+
+
+@pytest.mark.parametrize("name", ["ray.tune", "ray.util.collective", "deephyper.evaluator"])
+def test_workers_that_are_forked_draw_ids_of_their_own(name: str) -> None:
+    """As two drew the same, an actor that both called ended: their calls had the same id."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED, name], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_what_draws_an_id_as_it_is_imported_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text("import ray\nray.NodeID.from_random()\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", IMPORTED, "drawing"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "one of ['drawing', 'ray'] draws an id of Ray's as it is imported" in done.stderr
 
 
 def test_environments_of_workers_are_made_when_they_are_asked_for(cluster: LocalCluster) -> None:

@@ -11,6 +11,7 @@ Rules
   first worker of the two starts it; it ends with the raylet.
 - A server imports no framework but those that it is told, and starts no thread of Python before it forks. It may be
   told later: then workers that are started from there on have them.
+- A server draws nothing from Ray's generator of random numbers before it forks: its children would draw the same ids.
 - `agent.py` stands for both agents of a node: there are no metrics, and that for `runtime_env` starts when it is asked.
 - Ray's dashboard and its monitors of logs and of demand are left out: nobody reads the ones, nor adds nodes for the
   other, and that of logs looks into all of them ten times a second.
