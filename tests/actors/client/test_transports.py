@@ -33,6 +33,8 @@ from tensorvine.store.errors import (
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 
+from tests.support.far import connect_from_afar
+
 TRANSPORTS = ["shared", "socket", "object_store", "gloo", "files"]
 CARRYING = ["socket", "object_store"]
 TENSORS = {
@@ -63,8 +65,7 @@ def name() -> str:
 @pytest.fixture
 def far(repo: Repository) -> Iterator[Repository]:
     """A client that takes itself for one on another node."""
-    client = Repository.connect(repo.name)
-    client._session.node = "another"
+    client = connect_from_afar(repo.name)
     yield client
     client.close()
 
@@ -279,7 +280,7 @@ class TestFarReader:
     def test_memory_that_is_not_the_shard_s_is_not_mapped_but_carried(
         self, repo: Repository, name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with closing(Repository.connect(repo.name)) as client:
+        with closing(connect_from_afar(repo.name)) as client:
             for shard in client._session.topology.alive:
                 hello = client._session.connection(shard).hello
                 client._session.connections.drop(shard)
@@ -415,8 +416,7 @@ class TestFallingBack:
     def test_a_shard_that_dies_before_its_bytes_come_is_lost_by_name(self, cluster: object, name: str) -> None:
         with Repository.start(f"dies-{name}", shards=1, preallocate_bytes=0) as repo:
             repo.save(name, TENSORS)
-            far = Repository.connect(repo.name)
-            far._session.node = "another"
+            far = connect_from_afar(repo.name)
             process = psutil.Process(repo._session.connection(0).hello.pid)
 
             def die() -> None:
@@ -434,8 +434,7 @@ class TestFallingBack:
         with Repository.start(f"again-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
             repo.save(name, TENSORS)
             repo.flush()
-            far = Repository.connect(repo.name)
-            far._session.node = "another"
+            far = connect_from_afar(repo.name)
             process = psutil.Process(repo._session.connection(0).hello.pid)
             send, hashes = far._session.send, []
 

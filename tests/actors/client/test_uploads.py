@@ -27,6 +27,8 @@ from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.holders import Save
 from tensorvine.store.waiting import Backoff, Deadline
 
+from tests.support.far import connect_from_afar
+
 WAIT_S = 60.0
 CAPACITY = 256 << 20
 RANDOM = np.random.default_rng(3)
@@ -106,8 +108,7 @@ def repo(cluster: object) -> Iterator[Repository]:
 
 @contextlib.contextmanager
 def far_from(repo: Repository) -> Iterator[Repository]:
-    client = Repository.connect(repo.name)
-    client._session.node = "another"
+    client = connect_from_afar(repo.name)
     try:
         yield client
     finally:

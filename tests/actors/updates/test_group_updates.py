@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +19,7 @@ from tensorvine.actors.client.fetch.group_transport import GroupTransport
 from tensorvine.actors.client.reader import Reader
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
+from tests.support.far import connect_from_afar
 from tests.support.warm import plain_workers
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -32,8 +33,8 @@ def tensors(value: float) -> dict[str, np.ndarray]:
 class Far:
     """A client that gets bytes by groups."""
 
-    def __init__(self, repository: str) -> None:
-        self.repo = Repository.connect(repository)
+    def __init__(self, repository: str, connect: Callable[[str], Repository] = Repository.connect) -> None:
+        self.repo = connect(repository)
 
     def load(self, ref: str, timeout: float = 60.0) -> float:
         loaded = self.repo._reader.fetch(ref, transport="gloo", verify=True, timeout=timeout)
@@ -67,8 +68,7 @@ def test_nothing_is_loaded_before_somebody_asks(cluster: object, name: str) -> N
     with plain_workers(), Repository.start(f"lazy-{name}", shards=1, preallocate_bytes=0) as repo:
         shard = repo._session.connection(0).hello.pid
         repo.save(name, tensors(1))
-        far = Far(repo.name)
-        far.repo._session.node = "another"
+        far = Far(repo.name, connect_from_afar)
         assert set(far.repo._reader.far_transports) == {"socket", "object_store"}
         far.repo.load(name)
         assert not has_torch(shard)
