@@ -75,11 +75,20 @@ class _Rounds:
         start = time.perf_counter()
         least = min(GIB, full // 2)
         wait_until(lambda: self._repo.stats().shards[0].bytes_resident < least, f"less than {least} bytes resident")
-        fell = time.perf_counter() - start
+        fell = round(time.perf_counter() - start, 1)
+        left = self._settled()
         later = [self._and_retire(self._repo), *(self._after_a_pause() for _ in range(ROUNDS))]
-        facts = {"MiB resident before": full // MIB, "seconds until it fell": round(fell, 1)}
+        facts = {"MiB resident before": full // MIB, "MiB that stay": left // MIB, "seconds until it fell": fell}
         yield self._row("saves after that went", later, cold, (base, 1.3), facts)
         yield self._row("the first of them", later[:1], cold, (base, 1.3))
+
+    def _settled(self) -> int:
+        """Wait until no more goes, and give what stays."""
+        found = [self._repo.stats().shards[0].bytes_resident]
+        while len(found) < 2 or found[-1] != found[-2]:
+            time.sleep(PAUSE_S)  # the shard looks once a second
+            found.append(self._repo.stats().shards[0].bytes_resident)
+        return found[-1]
 
     def _row(
         self,

@@ -4,6 +4,8 @@ Rules
 - M10. Which, `store.segments.page_plan` says. Pages are made ahead while no save is under way, in memory that is
   free or not: to make pages changes nothing in them. Pages go only while the arena has them owned by `PAGES`; then the
   clients are told, then they go. The shard's lock is held for neither.
+- What goes is unmapped in all processes, which holds up who copies: each piece waits for saves that are under way, but
+  not for long ones.
 - A grant that does not fit waits for the few pages that are just going (`settle`): nothing is refused for their sake.
 - What was shown to clients as ahead goes a look later at the earliest: they may be about to map it.
 - Pages are made ahead as long as more than `SPARE_SHARE` of the memory would be left, the machine's or that of the
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 SPARE_SHARE = 0.1
+WAY_LOOKS, WAY_S = 10, 0.005
+"""How often a piece that may go looks for saves under way, and the seconds between."""
 
 
 class PageCare:
@@ -94,7 +98,7 @@ class PageCare:
         while True:
             with self._lock:
                 ahead = self._plan.ahead(self._arena.free_spans, time.monotonic())
-                busy = any(isinstance(owner, Save) and not owner.ahead for owner in self._arena.owners())
+                busy = self._arena.saving
             missing = self._show(ahead)
             if missing is None or busy or not self._may_make(sum(end - start for start, end in ahead)):
                 return
@@ -140,8 +144,17 @@ class PageCare:
             for start, end in self._memory.data_in(*span)[::-1]:
                 whole = (start // CHUNK_BYTES * CHUNK_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
                 for piece in pieces(whole, STEP_BYTES):
+                    self._give_way()
                     if not self._gave_back(piece, shown):
                         return
+
+    def _give_way(self) -> None:
+        """Let saves that are under way end, if they soon do."""
+        for _ in range(WAY_LOOKS):
+            with self._lock:
+                if not self._arena.saving:
+                    return
+            time.sleep(WAY_S)
 
     def _idle(self, shown: Sequence[Span]) -> list[Span]:
         """Return what may go now, but for what clients may just map."""

@@ -86,7 +86,7 @@ class SegmentMemory:
     @property
     def serves_saves(self) -> bool:
         """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
-        return any(isinstance(owner, Save) and not owner.ahead for owner in self._arena.owners())
+        return self._arena.saving
 
     def publish(self) -> None:
         """Show the epoch on the version page. Call it with the lock held."""

@@ -11,10 +11,11 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..holders import Filling, Owner
+from ..holders import Filling, Owner, Save
 from .segment import padded
 
 KEPT = Filling("kept")
@@ -46,6 +47,8 @@ class Arena:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._taken: dict[int, tuple[int, Owner]] = {}
+        self._parts = Counter[Owner]()
+        """How many parts each owner has; those that have none are not in it."""
         self._free: list[tuple[int, int]] = [(0, capacity)] if capacity else []
 
     def used(self, *, kept: bool) -> int:
@@ -78,7 +81,7 @@ class Arena:
             return offsets
         self._free = before
         for offset in offsets:
-            del self._taken[offset]
+            self._drop(offset)
         return []
 
     def claim(self, offset: int, length: int, owner: Owner) -> bool:
@@ -87,21 +90,22 @@ class Arena:
             if start <= offset and offset + length <= end:
                 beside = ((start, offset), (offset + length, end))
                 self._free[position : position + 1] = [span for span in beside if span[0] < span[1]]
-                self._taken[offset] = (length, owner)
+                self._take(offset, length, owner)
                 return True
         return False
 
     def give(self, offset: int, owner: Owner) -> None:
         """Hand the part that starts at `offset` to another owner."""
-        length, _ = self._taken[offset]
+        length, before = self._taken[offset]
         self._taken[offset] = (length, owner)
+        self._parts[owner] += 1
+        self._has_one_less(before)
 
     def free(self, offset: int) -> None:
         """Take back the part that starts at `offset`; an unknown one is no error."""
-        taken = self._taken.pop(offset, None)
-        if taken is None:
+        if offset not in self._taken:
             return
-        spans = sorted([*self._free, (offset, offset + taken[0])])
+        spans = sorted([*self._free, (offset, offset + self._drop(offset))])
         merged = [spans[0]]
         for start, end in spans[1:]:
             if start == merged[-1][1]:
@@ -116,7 +120,12 @@ class Arena:
 
     def owners(self) -> set[Owner]:
         """Who fills a part now."""
-        return {owner for _, owner in self._taken.values()} - {KEPT, PAGES}
+        return self._parts.keys() - {KEPT, PAGES}
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save fills a part now; one whose memory waits for it does not."""
+        return any(isinstance(owner, Save) and not owner.ahead for owner in self._parts)
 
     def owner_of(self, offset: int) -> Owner | None:
         """Who holds the part that starts at `offset`."""
@@ -127,6 +136,21 @@ class Arena:
         for position, (start, end) in enumerate(self._free):
             if end - start >= length:
                 self._free[position : position + 1] = [(start + length, end)] if end - start > length else []
-                self._taken[start] = (length, owner)
+                self._take(start, length, owner)
                 return start
         return None
+
+    def _take(self, offset: int, length: int, owner: Owner) -> None:
+        self._taken[offset] = (length, owner)
+        self._parts[owner] += 1
+
+    def _drop(self, offset: int) -> int:
+        """Have nobody own a part any more; gives its length."""
+        length, owner = self._taken.pop(offset)
+        self._has_one_less(owner)
+        return length
+
+    def _has_one_less(self, owner: Owner) -> None:
+        self._parts[owner] -= 1
+        if not self._parts[owner]:
+            del self._parts[owner]

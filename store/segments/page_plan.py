@@ -22,7 +22,7 @@ Span: TypeAlias = tuple[int, int]
 
 RECENT_S = 600.0
 IDLE_S = 20.0
-IDLE_BYTES = 512 << 20
+IDLE_BYTES = 768 << 20
 
 
 class PagePlan:

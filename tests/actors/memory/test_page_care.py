@@ -127,6 +127,37 @@ class TestGivingBack:
         assert granted[0].length == CAPACITY
         assert life.held.bytes_filling == CAPACITY
 
+    @pytest.mark.parametrize("ends", [True, False], ids=["one-that-ends", "one-that-takes-long"])
+    def test_what_goes_waits_for_saves_that_end_soon(
+        self, life: Life, monkeypatch: pytest.MonkeyPatch, ends: bool
+    ) -> None:
+        gone = [life.saved(4 * CHUNK_BYTES, 9)[0] for _ in range(4)]
+        save, part = life.grant(CHUNK_BYTES)
+        for each in gone:
+            life.retire(each)
+        life.care.look()
+        waits, during = list[float](), list[bool]()
+
+        def waited(seconds: float) -> None:
+            waits.append(seconds)
+            if ends and len(waits) == 3:
+                life.held.adopt(save, os.getpid(), [((0, life.serial), part, [part.length])])
+
+        def noted(start: int, end: int) -> None:
+            during.append(life.care._arena.saving)
+            punch(start, end)
+
+        punch = life.memory.punch
+        monkeypatch.setattr(page_care_module.time, "sleep", waited)
+        monkeypatch.setattr(life.memory, "punch", noted)
+        full = life.memory.bytes_resident
+        life.now += IDLE_S
+        life.care.look()
+        life.care.look()
+        assert during == [not ends] * len(during)
+        assert life.memory.bytes_resident < full
+        assert len(waits) == (3 if ends else page_care_module.WAY_LOOKS * len(during))
+
     def test_a_system_that_takes_none_back_is_asked_once(
         self, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
