@@ -36,6 +36,7 @@ from ...store.holders import Lease
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
+from ..planner.nearby import Nearby
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
@@ -94,6 +95,7 @@ class Session:
         """There was no planner when it was asked last."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
         self.connections = Connections(self._channels)
+        self._nearby = Nearby(self.planner, self.node, lambda shard, until: self.connection(shard, until).hello.node)
         self.incarnations: dict[int, str] = {}
         """Of the shards that answered when all were asked last."""
         self._greeted: set[int] = set()
@@ -131,13 +133,9 @@ class Session:
         """Return the shard that made a segment of this serial number."""
         return self.topology.maker(serial)
 
-    def near(self, home: int, deadline: Deadline = NEVER) -> int:
+    def near(self, home: int | None = None, deadline: Deadline = NEVER) -> int:
         """Return the shard that should hold bytes made here: the home if it is on this node, else one that is."""
-        staying = self.staying
-        if home in staying and self.connection(home, deadline).hello.node == self.node:
-            return home
-        near = next((s for s in staying if self.connection(s, deadline).hello.node == self.node), None)
-        return near if near is not None else home if home in staying else staying[0]
+        return self._nearby.choose(home, self.staying, self.topology.version, deadline)
 
     def moved(self, name: str, shard: int, error: MovedError, deadline: Deadline) -> None:
         """Take note that a shard does not answer for a name, so that the next try goes elsewhere.

@@ -19,6 +19,14 @@ class PlannerCalls(LedgerCalls):
         """Return the shape of the repository."""
         ...
 
+    @remote("ctl", repeatable=True)
+    def shards_on(self, node: str, version: int) -> tuple[int, ...] | None:
+        """Return the shards that were on a node when the planner looked last, some seconds ago at most.
+
+        None: it has not looked since the topology had this version.
+        """
+        ...
+
     @remote("ctl")
     def claim(self) -> None:
         """Take the path for this repository, and sweep what a crash left half-written there.

@@ -83,11 +83,17 @@ class Following:
         self._scaler = Scaler(policy) if policy is not None else None
         self._count = len(topology().shards) if policy is not None else count
         self._turn = threading.Lock()
-        self._known: tuple[object, float, dict[int, str]] = (None, 0.0, {})
-        """What the places of the shards depend on, when they were asked for, and the places."""
+        self._known: tuple[tuple[int, frozenset[str]], float, dict[int, str]] = ((-1, frozenset()), 0.0, {})
+        """What the places of the shards depend on (the topology's version, and the nodes that may hold them), when they
+        were asked for, and the places."""
         self._blind = Deadline.after(LATE_S)
         """By when the shards should have said where they are."""
         threading.Thread(target=self._follow, name="tensorvine-follow", daemon=True).start()
+
+    def shards_on(self, node: str, version: int) -> tuple[int, ...] | None:
+        """Return the shards that were on a node at the last look; None: it was before this version of the topology."""
+        (looked, _), _, places = self._known
+        return tuple(shard for shard, at in places.items() if at == node) if looked >= version else None
 
     def scale(self, shards: int | None, timeout: float) -> ScaleReport:
         """Have so many shards from now on; None: one on each node.

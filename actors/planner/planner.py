@@ -137,6 +137,10 @@ class Planner:
         await asyncio.wrap_future(self._ready)
         return self._topology
 
+    @answers(PlannerCalls.shards_on)
+    async def shards_on(self, node: str, version: int) -> tuple[int, ...] | None:
+        return self._following.shards_on(node, version) if self._following is not None else None
+
     @answers(PlannerCalls.claim)
     async def claim(self) -> None:
         deadline, pauses = Deadline.after(CLAIM_S), Backoff(0.1, 0.1)

@@ -69,7 +69,7 @@ class Saver:
         Raises:
             TensorVineError: it does not answer.
         """
-        self._filled = self._session.near(self._session.staying[0], Deadline.after(GREET_S))
+        self._filled = self._session.near(deadline=Deadline.after(GREET_S))
 
     def map_ahead(self) -> bool:
         """Map some of the memory that the next save will get at the shard of the last one; False: all is mapped.

@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.planner import ScalePolicy
@@ -181,6 +182,19 @@ def save_from(node: str, repo: Repository, names: list[str]) -> None:
     ray.get(_save.options(scheduling_strategy=here).remote(repo.name, names), timeout=WAIT_S)
 
 
+def met_from(node: str, repo: Repository, name: str) -> set[int]:
+    """Save from another node; gives the shards that the client has met then."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.get(_met.options(scheduling_strategy=here).remote(repo.name, name), timeout=WAIT_S)
+
+
+@ray.remote(num_cpus=0)
+def _met(repository: str, name: str) -> set[int]:
+    with Repository.connect(repository) as repo:
+        repo.save(name, {"w": np.full(1 << 20, 7, np.uint8)})
+        return set(repo._session._greeted)
+
+
 @ray.remote(num_cpus=0)
 def _save(repository: str, names: list[str]) -> None:
     with Repository.connect(repository) as repo:
@@ -204,6 +218,18 @@ class TestOnePerNode:
                 eventually(on(repo, nodes.head), "the head to have all")
                 nodes.lose(second)
             check(repo, kept | {"far": np.full(1 << 20, 7, np.uint8)})
+
+    def test_a_client_meets_the_shard_of_its_node_and_the_home_and_no_other(self, nodes: Nodes) -> None:
+        with start() as repo:
+            first, second = nodes.join(), nodes.join()
+            eventually(on(repo, nodes.head, first, second), "a shard on each node")
+            shard_on = {node: shard for shard, node in places(repo).items()}
+            repo._session.refresh()
+            request = PlannerCalls.shards_on(second, repo._session.topology.version)
+            known = (shard_on[second],)
+            eventually(lambda: repo._session.planner.call(request, WAIT_S) == known, "the planner to have looked")
+            name = next(name for name in map(str, count()) if repo._session.home(name) == shard_on[first])
+            assert met_from(second, repo, name) == {shard_on[first], shard_on[second]}
 
     def test_a_node_that_dies_while_its_shard_starts(self, nodes: Nodes) -> None:
         engine = RayEngine()
