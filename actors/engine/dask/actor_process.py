@@ -32,6 +32,7 @@ from .children import Boot
 from .engine import DaskEngine
 from .lines import Answer, Line, LostError
 from .records import Reach, Seat, life_of
+from .switchboard import Switchboard
 from .traffic import ENGINE_CALLS, pack
 
 AGENT_S = 120.0
@@ -110,7 +111,7 @@ def run(boot: Boot) -> NoReturn:
     report = boot.report
     plan, life = report.plan, report.life
     seat = Seat(boot.cluster, life_of(plan.key, life), boot.address, "", boot.node, life)
-    engine = DaskEngine(seat, lambda: AgentLink(boot.agent))
+    engine = DaskEngine(seat, Switchboard(lambda: AgentLink(boot.agent)))
     try:
         path, made_of = pickle.loads(plan.start)  # noqa: S301  of who started it
         sys.path += [entry for entry in path if entry not in sys.path]

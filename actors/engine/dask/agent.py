@@ -131,14 +131,14 @@ class AgentProcess:
         own = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [gpu for gpu in own.split(",") if gpu] if own is not None else _gpus()
         return Agent(
-            self._id,
-            self._address,
-            self._hiring.machine,
-            self._attendance.memory(self._memory),
-            float(len(os.sched_getaffinity(0))),
-            tuple(gpus),  # as this process may use them
-            self._attendance.resources(),
-            self._hiring.labels,
+            id=self._id,
+            address=self._address,
+            machine=self._hiring.machine,
+            memory=self._attendance.memory(self._memory),
+            cpus=float(len(os.sched_getaffinity(0))),
+            gpus=tuple(gpus),
+            resources=self._attendance.resources(),
+            labels=self._hiring.labels,
         )
 
     async def _talk(self, comm: Comm) -> None:

@@ -32,21 +32,14 @@ def engine_of(client: Client | None = None) -> DaskEngine:
     if used.asynchronous or scheduler.startswith("inproc"):
         raise OptionError(f"client: expected one that is not asynchronous, of a cluster with processes; found {used}")
 
-    def link() -> SchedulerLink:
-        return SchedulerLink(scheduler, cast(Security, used.security))
-
-    finding = Switchboard(link)
+    switchboard = Switchboard(lambda: SchedulerLink(scheduler, cast(Security, used.security)))
     try:
-        cluster = finding.ask("cluster")
-    finally:
-        finding.close()
-    seat = Seat(
-        cluster,
-        client_owner(used.id),
-        own_address(scheduler),
-        machine(),
-        is_open=lambda: used.status not in ("closing", "closed"),
-    )
-    engine = DaskEngine(seat, link)
-    engine.nodes()
+        cluster = switchboard.ask("cluster")
+        owner, address = client_owner(used.id), own_address(scheduler)
+        seat = Seat(cluster, owner, address, machine(), is_open=lambda: used.status not in ("closing", "closed"))
+        engine = DaskEngine(seat, switchboard)
+        engine.nodes()
+    except BaseException:
+        switchboard.close()
+        raise
     return engine

@@ -51,7 +51,7 @@ class DirectoryPlugin(SchedulerPlugin):
 
     def __init__(self, settles_s: float = 0.0) -> None:
         self._settles_s = settles_s
-        self._settled = not settles_s
+        self._settled = self._clients_are_known = not settles_s
 
     async def start(self, scheduler: Scheduler) -> None:
         """Add the handlers; the scheduler calls this."""
@@ -117,6 +117,8 @@ class DirectoryPlugin(SchedulerPlugin):
         orders: asyncio.Queue[Order] = asyncio.Queue()
         self._orders[joined.id] = orders
         self._directory.join(joined, reports)
+        if self._clients_are_known:
+            self._check_owners()
         self._tell()
         sending = asyncio.create_task(_send(comm, orders))
         try:
@@ -163,6 +165,7 @@ class DirectoryPlugin(SchedulerPlugin):
         asyncio.get_running_loop().call_later(CLIENTS_S, self._check_owners)
 
     def _check_owners(self) -> None:
+        self._clients_are_known = True
         self._directory.check_owners(map(client_owner, self._scheduler.clients))
         self._tell()
 

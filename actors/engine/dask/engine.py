@@ -35,7 +35,7 @@ from ..engine import SERVICE, Lifetime, Node
 from .blocks import Block, BlockHandle, Blocks, Owner, as_arguments
 from .lines import Answer, LostError
 from .records import Agent, DaskActor, Plan, Seat
-from .switchboard import DirectoryLink, Switchboard
+from .switchboard import Switchboard
 from .traffic import pack
 
 FREED_S = 10.0
@@ -47,17 +47,17 @@ class DaskEngine:
 
     Args:
         seat: who it works for, and where.
-        link: makes what asks the directory; called in the engine's event loop.
+        switchboard: its connections; it closes them.
     """
 
-    def __init__(self, seat: Seat, link: Callable[[], DirectoryLink]) -> None:
+    def __init__(self, seat: Seat, switchboard: Switchboard) -> None:
         self._seat = seat
         self._closed = False
         self._opening = threading.Lock()
         self._owner: Owner | None = None
         """This process, for those who have handles of its blocks."""
         self._blocks = Blocks(self._as_owner)
-        self._switchboard = Switchboard(link)
+        self._switchboard = switchboard
         self._switchboard.node = seat.node
         _engines[seat.cluster] = self
 

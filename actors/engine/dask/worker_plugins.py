@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -25,7 +26,6 @@ from typing import Any, cast
 import dask.config
 from distributed import Nanny, NannyPlugin, Security, Worker, WorkerPlugin
 
-from ....store.errors import ShardUnavailableError
 from ....store.waiting import Backoff, Deadline
 from ..sockets.framing import credentials
 
@@ -68,18 +68,15 @@ class NannysAgent(NannyPlugin):
     name = "tensorvine-agent-of-nannies"
     idempotent = True
 
-    def __init__(self) -> None:
-        self._attached: Attached | None = None
-
     async def setup(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  Dask awaits it
         """Attach a nanny; it calls this when it starts."""
-        told: dict[str, Any] = {"memory": nanny.memory_manager.memory_limit, "resources": nanny.resources}
-        self._attached = await attach(str(nanny.scheduler_addr), cast(Security, nanny.security), told)
+        self._attachment = Attachment(str(cast(Any, nanny).scheduler_addr), cast(Security, nanny.security))
+        told = cast("dict[str, object]", {"memory": nanny.memory_manager.memory_limit, "resources": nanny.resources})
+        await self._attachment.begin(told)
 
     async def teardown(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Let go of the agent; a nanny calls this when it closes."""
-        if self._attached is not None:
-            await self._attached.leave()
+        await self._attachment.leave()
 
 
 class WorkersAgent(WorkerPlugin):
@@ -89,76 +86,111 @@ class WorkersAgent(WorkerPlugin):
     idempotent = True
 
     def __init__(self) -> None:
-        self._attached: Attached | None = None
+        self._attachment: Attachment | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Attach a worker; it calls this when it starts."""
         if worker.nanny is None:
+            self._attachment = Attachment(str(cast(Any, worker.scheduler).address), worker.security)
             told = {"memory": worker.memory_manager.memory_limit, "resources": worker.state.total_resources}
-            self._attached = await attach(str(cast(Any, worker.scheduler).address), worker.security, told)
+            await self._attachment.begin(told)
 
     async def teardown(self, worker: Worker) -> None:
         """Let go of the agent; a worker calls this when it closes."""
-        if self._attached is not None:
-            await self._attached.leave()
+        if self._attachment is not None:
+            await self._attachment.leave()
 
 
-class Attached:
-    """A connection to the agent of this machine."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def leave(self) -> None:
-        """Say that this process closes, and wait until its node may end, for a while."""
-        try:
-            async with asyncio.timeout(LEAVE_S):
-                self._writer.write(b'{"leaving": true}\n')
-                await self._writer.drain()
-                await self._reader.read(1)
-        except (OSError, TimeoutError) as exc:
-            log.info("the agent of this machine did not let go: %r", exc)
-        self._writer.close()
-
-
-async def attach(scheduler: str, security: Security, told: Mapping[str, object]) -> Attached:
-    """Attach this process to its machine's agent for a cluster, which is started where there is none.
+class Attachment:
+    """Keeps this process attached to its machine's agent for a cluster.
 
     Args:
         scheduler: the cluster's.
         security: of connections to it.
-        told: what this process may take, "memory" in bytes, and the "resources" that it has.
-
-    Raises:
-        ShardUnavailableError: there is no agent, and none could be started.
     """
-    here = machine()
-    where = f"tensorvine-agent-{hashlib.sha256(f'{here} {scheduler}'.encode()).hexdigest()[:24]}"
-    labels = dask.config.get("tensorvine.labels", {})
-    hiring = Hiring(scheduler, security, where, here, labels)
-    deadline, pauses = Deadline.after(START_S), Backoff(0.02, 0.2)
-    while True:
+
+    def __init__(self, scheduler: str, security: Security) -> None:
+        here = machine()
+        name = hashlib.sha256(f"{here} {scheduler}".encode()).hexdigest()[:24]
+        labels = cast("dict[str, str]", dask.config.get("tensorvine.labels", {}))
+        self._hiring = Hiring(scheduler, security, f"tensorvine-agent-{name}", here, labels)
+        self._told = b""
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def begin(self, told: Mapping[str, object]) -> None:
+        """Attach, and again whenever the agent has ended; a machine of which that fails has no node.
+
+        Args:
+            told: what this process may take, "memory" in bytes, and the "resources" that it has.
+        """
+        self._told = json.dumps(told).encode() + b"\n"
+        await self._try()
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def leave(self) -> None:
+        """Say that this process closes, and wait until its node may end, for a while."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._streams is None:
+            return
+        reader, writer = self._streams
         try:
-            reader, writer = await asyncio.open_unix_connection(f"\0{where}")
-            break
-        except OSError:
-            await _start(hiring)
-        if not await pauses.wait_async(deadline):
-            raise ShardUnavailableError(f"expected an agent on this machine within {START_S:.0f} s; none started")
-    user = credentials(writer.get_extra_info("socket"))[1]
-    if user != os.geteuid():
+            async with asyncio.timeout(LEAVE_S):
+                writer.write(b'{"leaving": true}\n')
+                await writer.drain()
+                await reader.read(1)
+        except (OSError, TimeoutError) as exc:
+            log.info("the agent of this machine did not let go: %r", exc)
         writer.close()
-        raise ShardUnavailableError(f"expected an agent of user {os.geteuid()} at {where}; found one of user {user}")
-    writer.write(json.dumps(told).encode() + b"\n")
-    try:
-        async with asyncio.timeout(deadline.left()):
-            joined = await reader.read(1)
-    except (OSError, TimeoutError):
-        joined = b""
-    if joined != JOINED:
-        log.warning("the agent of this machine is no node of %s yet", scheduler)
-    return Attached(reader, writer)
+
+    async def _keep(self) -> None:
+        pauses = Backoff(0.5, 30.0)
+        while True:
+            if self._streams is not None:
+                reader, writer = self._streams
+                with contextlib.suppress(OSError):
+                    await reader.read()
+                writer.close()
+                self._streams = None
+                log.warning("the agent of this machine has ended: another one is started")
+                pauses.reset()
+            await self._try()
+            if self._streams is None:
+                await pauses.wait_async()
+
+    async def _try(self) -> None:
+        try:
+            self._streams = await self._attached(Deadline.after(START_S))
+        except (OSError, TimeoutError) as exc:
+            log.warning("this machine has no agent, and is no node of %s: %r", self._hiring.scheduler, exc)
+
+    async def _attached(self, deadline: Deadline) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Attach to the agent, which is started if there is none, and wait until it is a node."""
+        reader, writer = await self._connected(deadline)
+        try:
+            user = credentials(writer.get_extra_info("socket"))[1]
+            if user != os.geteuid():
+                raise PermissionError(f"expected an agent of user {os.geteuid()}; found one of user {user}")
+            writer.write(self._told)
+            async with asyncio.timeout(deadline.left()):
+                if await reader.read(1) != JOINED:
+                    raise ConnectionResetError("expected an agent that is a node; it ended the connection")
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _connected(self, deadline: Deadline) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        pauses = Backoff(0.02, 0.2)
+        while True:
+            try:
+                return await asyncio.open_unix_connection(f"\0{self._hiring.socket}")
+            except OSError:
+                await _start(self._hiring)
+            if not await pauses.wait_async(deadline):
+                raise TimeoutError(f"expected it to start within {START_S:.0f} s")
 
 
 async def _start(hiring: Hiring) -> None:

@@ -244,6 +244,7 @@ class Directory:
             self._names[report.plan.name] = key
             self._actors[key] = _Actor(report, agent)
         else:
+            self._dying[key, report.life] = _Actor(report, agent)
             self.orders.append((agent, Kill(key, report.life)))
         self.changed.add(key)
 
@@ -266,7 +267,7 @@ class Directory:
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         self.changed.add(key)
-        if actor.node is None:
+        if actor.node not in self._agents:  # nor has it a process
             self.owner_ended(actor.owner)
             return
         self._dying[key, actor.report.life] = actor
