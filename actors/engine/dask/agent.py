@@ -61,7 +61,7 @@ class AgentProcess:
         self._news: asyncio.Queue[tuple[str, tuple[object, ...]]] = asyncio.Queue()
         """For the directory."""
         self._connected = False
-        self._leaving: asyncio.TimerHandle | None = None
+        self._ending: asyncio.TimerHandle | None = None
         self._address = own_address(hiring.scheduler)
         self._children = Children(self._boot, self._note_death)
         self._attendance = Attendance(self._attend, self._over.set)
@@ -97,7 +97,11 @@ class AgentProcess:
     async def _carry_out(self, ask: str, question: tuple[str, tuple[Any, ...]]) -> object:
         method, arguments = question
         if method not in ("ready", "failed"):
-            return await self._link.ask(method, *arguments)
+            try:
+                return await self._link.ask(method, *arguments)
+            except Exception as exc:  # noqa: BLE001  raised again
+                exc.__context__ = exc.__cause__ = None  # Dask has errors pickled with these, which are its own
+                raise exc.with_traceback(None) from None
         if method == "ready":
             self._children.ready(*arguments)
         self._news.put_nowait((method, arguments))
@@ -112,12 +116,12 @@ class AgentProcess:
             try:
                 comm = await self._link.join(self._introduced(), self._reports())
                 pauses.reset()
-                self._connected = True
                 self._attendance.joined()
+                self._note_connected(True)
                 await self._talk(comm)
             except (OSError, ShardUnavailableError) as exc:
                 log.info("no connection to the directory: %s", exc)
-            self._connected = False
+            self._note_connected(False)
             await pauses.wait_async()
 
     def _reports(self) -> list[Report]:
@@ -145,7 +149,7 @@ class AgentProcess:
         """Carry out orders and send news, until the connection ends."""
         sending = asyncio.create_task(self._send(comm))
         try:
-            if self._leaving is not None:
+            if self._attendance.is_waited_for:  # else workers may come that belong to a new scheduler
                 self._news.put_nowait(("leaves", (self._id,)))
             while True:
                 self._obey(pickle.loads(cast(bytes, await comm.read())))  # noqa: S301  of the scheduler
@@ -160,7 +164,7 @@ class AgentProcess:
             case Kill(key, life):
                 self._children.kill(key, life)
             case End():
-                if self._leaving is not None:
+                if self._attendance.is_closing:
                     self._over.set()
 
     async def _send(self, comm: Comm) -> None:
@@ -169,19 +173,30 @@ class AgentProcess:
             with contextlib.suppress(OSError):  # who reads learns it, too; it is told again with the reports
                 await comm.write(pickle.dumps(news, 5))
 
+    def _note_connected(self, connected: bool) -> None:
+        if connected != self._connected:
+            self._connected = connected
+            self._be_patient()
+
     def _attend(self) -> None:
-        """Begin to leave if all who are attached close; else stay, and say what the node has now."""
-        if not self._attendance.is_closing:
-            if self._leaving is not None:
-                self._leaving.cancel()
-                self._leaving = None
-            self._news.put_nowait(("join", (self._introduced(),)))
-        elif self._leaving is None:
-            patience = LEAVE_S if self._connected else LOST_S
-            self._leaving = asyncio.get_running_loop().call_later(patience, self._over.set)
+        """Say what the node has now, or that it leaves."""
+        if self._attendance.is_closing:
             self._news.put_nowait(("leaves", (self._id,)))
-            if not self._connected:  # nobody can drain it
-                self._attendance.let_go()
+        else:
+            self._news.put_nowait(("join", (self._introduced(),)))
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        """Decide how long this agent lives when those who were attached close."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if not self._attendance.is_closing:
+            return
+        patience = LEAVE_S if self._connected and self._attendance.is_waited_for else LOST_S
+        self._ending = asyncio.get_running_loop().call_later(patience, self._over.set)
+        if not self._connected:  # nobody can drain it
+            self._attendance.let_go()
 
 
 def _gpus() -> list[str]:

@@ -49,13 +49,15 @@ class Attendance:
         self._closing: set[asyncio.StreamWriter] = set()
         self.somebody = asyncio.Event()
         """Set when the first has come."""
+        self.is_closing = False
+        """All who were attached close, or have closed, and nobody has come since."""
         self._joined = asyncio.Event()
         self._countdown = self._loop.call_later(FIRST_S, alone)
 
     @property
-    def is_closing(self) -> bool:
-        """Whether all who are attached close."""
-        return len(self._closing) == len(self._told) > 0
+    def is_waited_for(self) -> bool:
+        """Whether somebody who closes waits for the node to leave."""
+        return self.is_closing and len(self._closing) > 0
 
     def joined(self) -> None:
         """Tell those who are attached, and who come, that their agent is a node."""
@@ -94,6 +96,7 @@ class Attendance:
                 told = cast("dict[str, Any]", json.loads(await reader.readline()))
             self._countdown.cancel()
             self._told[writer] = told
+            self.is_closing = False
             self.somebody.set()
             self._changed()
             async with asyncio.timeout(FIRST_S):
@@ -101,6 +104,7 @@ class Attendance:
             writer.write(JOINED)
             if await reader.readline():
                 self._closing.add(writer)
+                self.is_closing = len(self._closing) == len(self._told)
                 self._changed()
                 if not self.is_closing:
                     writer.write(MAY_GO)

@@ -15,7 +15,6 @@ import pytest
 import ray
 import ray.exceptions
 from distributed import Client
-from distributed import LocalCluster as DaskCluster
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.engine.dask.clients import engine_of
@@ -34,6 +33,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 
+from tests.support.dask_cluster import local_cluster
 from tests.support.probe import PATIENCE_S, Probe
 
 SOON_S = 0.2
@@ -249,7 +249,7 @@ class TestDaskEngine(EngineContract):
 def dask() -> Iterator[DaskEngine]:
     """The engine of a cluster of Dask with two workers."""
     with (
-        DaskCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as workers,
+        local_cluster(2) as workers,
         Client(workers) as client,
         closing(engine_of(client)) as engine,
     ):
