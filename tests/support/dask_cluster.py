@@ -38,9 +38,17 @@ class DaskProcesses:
         self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
         return self.scheduler
 
-    def start_worker(self, node: str) -> subprocess.Popen[bytes]:
-        """Start a worker with its nanny."""
-        options = ("--nthreads", "1", "--host", "127.0.0.1", "--memory-limit", "100MB")
+    def start_worker(self, node: str, nanny: bool = True) -> subprocess.Popen[bytes]:
+        """Start a worker, with its nanny or without one."""
+        options = (
+            "--nanny" if nanny else "--no-nanny",
+            "--nthreads",
+            "1",
+            "--host",
+            "127.0.0.1",
+            "--memory-limit",
+            "100MB",
+        )
         self.workers.append(self._start("worker", self.address, *options, node=node))
         return self.workers[-1]
 

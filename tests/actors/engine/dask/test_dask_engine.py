@@ -238,6 +238,15 @@ class TestLimits:
             engine.call(spawn(), "no_such")
 
 
+def test_a_cluster_of_threads_is_refused() -> None:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(OptionError, match="of a cluster with processes"),
+    ):
+        engine_of(client)
+
+
 def test_two_engines_of_two_clusters_in_one_process(engine: DaskEngine) -> None:
     with (
         local_cluster(1) as cluster,

@@ -126,6 +126,18 @@ def test_when_all_workers_are_killed_no_process_stays() -> None:
             engine.this_node()
 
 
+def test_a_worker_without_a_nanny_holds_its_node_itself() -> None:
+    with dask_processes("one") as (processes, engine):
+        (first,) = engine.nodes()
+        worker = processes.start_worker("two", nanny=False)
+        (second,) = until(lambda: [found for found in engine.nodes() if found.id != first.id])
+        actor = engine.spawn(DaskProbe, "moves", {"engine": engine}, second.id)
+        facts = ask(engine, actor, "facts")
+        worker.kill()
+        until(lambda: not is_running(facts["pid"]))
+        assert until(lambda: facts_of(engine, actor))["node"] == first.id
+
+
 def test_without_a_scheduler_calls_go_on_and_the_next_one_learns_of_the_actors() -> None:
     with dask_processes("one", "two") as (processes, engine):
         actor = engine.spawn(DaskProbe, "stays", {"engine": engine}, engine.nodes()[0].id)
