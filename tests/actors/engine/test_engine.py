@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import uuid
@@ -425,3 +426,13 @@ def test_a_wait_on_a_shard_on_dask_is_woken_by_a_save(on_dask):
     saved = on_dask.save("m", {"w": np.zeros(1)})
     waiter.join(PATIENCE_S)
     assert found == [saved.ref]
+
+
+def test_a_shard_on_dask_that_is_killed_is_started_again_and_serves(on_dask):
+    name = name_with_home(on_dask, 0, "kept")
+    on_dask.save(name, {"w": np.zeros(4, np.float32)})
+    before = on_dask._session.connection(0).hello.pid
+    os.kill(before, signal.SIGKILL)
+    saved = on_dask.save(name, {"w": BODY})
+    assert np.array_equal(on_dask.load(saved.ref)["w"], BODY)
+    assert on_dask._session.connection(0).hello.pid != before
