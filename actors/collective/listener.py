@@ -22,8 +22,8 @@ from typing import Any
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
 from ..engine import embedded
+from ..engine.sockets.refusals import Refusals
 from ..rpc.greetings import SILENT, Greetings, Welcome, credential
-from ..rpc.refusals import Refusals
 from .links import Link
 from .standing import ranks
 from .timeouts import TIMEOUTS

@@ -36,13 +36,13 @@ from ...store.versions.ledger import Fact, Ledger, Told
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
+from ..engine.sockets.framing import SocketAddress
 from ..rpc.calls import answers
 from ..rpc.channel import Answer
+from ..rpc.lazy_server import LazyServer
 from ..rpc.messages import Account, RecoveryInfo, ShardPlan
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
-from ..rpc.sockets.framing import SocketAddress
-from ..rpc.sockets.server import LazyServer
 from ..shard.calls import ShardCalls
 from ..shard.tenure import Tenure
 from .calls import PlannerCalls

@@ -1,4 +1,4 @@
-"""How calls travel: sockets within a node, the engine between nodes, and the messages that they carry.
+"""How calls travel: short ones by sockets, the others by the engine, and the messages that they carry.
 
 From outside: all of it. Stands on `memory` and `engine`.
 """

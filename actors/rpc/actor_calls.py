@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..engine.sockets.framing import SocketAddress
 from .calls import remote
-from .sockets.framing import SocketAddress
 
 
 class ActorCalls:

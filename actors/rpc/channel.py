@@ -22,16 +22,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import Deadline
 from ..engine.engine import Actor, Engine, Future
+from ..engine.sockets.awaited import AwaitedConnection, connected
+from ..engine.sockets.blocking import AWAY_S, BlockingConnections, SocketAnswer
+from ..engine.sockets.framing import AnswerTooLargeError, SocketAddress
 from .actor_calls import ActorCalls
 from .calls import Request
-from .sockets.awaited import AwaitedConnection, connected
-from .sockets.blocking import AWAY_S, BlockingConnections, SocketAnswer
-from .sockets.framing import AnswerTooLargeError, SocketAddress
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Answer(Generic[_R_co]):
     """The answer to a thread's call, to come."""
 
     def __init__(
-        self, channel: Channel, engine: Engine, request: Request[_R_co], waiting: SocketAnswer[_R_co] | Future
+        self, channel: Channel, engine: Engine, request: Request[_R_co], waiting: SocketAnswer | Future
     ) -> None:
         self._channel = channel
         self._engine = engine
@@ -198,7 +198,7 @@ class Answer(Generic[_R_co]):
         try:
             if isinstance(self._waiting, SocketAnswer):
                 try:
-                    return cast("SocketAnswer[_R_co]", self._waiting).result(timeout, self._who)
+                    return self._waiting.result(timeout, self._who)
                 except AnswerTooLargeError:
                     if not self._request.remote.repeatable:
                         raise

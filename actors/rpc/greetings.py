@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .refusals import Refusals
+from ..engine.sockets.refusals import Refusals
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from ...store.versions.ledger import Told
 from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
+from ..engine.sockets.framing import SocketAddress
 from .redis_keys import Address
-from .sockets.framing import SocketAddress
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
 """How a version's bytes may be asked to come (see `client.fetch.transports`)."""

@@ -23,8 +23,8 @@ from ..engine.engine import Engine
 from ..engine.room import outlast_workers
 from ..memory.page_care import LOOK_S
 from ..rpc.calls import answers, composed
+from ..rpc.lazy_server import LazyServer
 from ..rpc.messages import Disk, ShardConfig, Tag
-from ..rpc.sockets.server import LazyServer
 from .admission import Admission
 from .calls.changes import ChangeCalls
 from .context import ShardContext, open_context

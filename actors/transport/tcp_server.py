@@ -25,8 +25,8 @@ from typing import Any
 from ...store.errors import ShardUnavailableError, TensorVineError
 from ...store.segments.segment import SegmentId
 from ...store.waiting import Deadline
+from ..engine.sockets.refusals import Refusals
 from ..rpc.greetings import PAUSE_S, Greetings
-from ..rpc.refusals import Refusals
 from .frames import (
     MESSAGE_BYTES,
     Digests,

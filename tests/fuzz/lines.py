@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from tensorvine.actors.engine.sockets.awaited import AwaitedConnection, connected
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections
+from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES, WELCOME, SocketAddress
+from tensorvine.actors.engine.sockets.server import CallServer
 from tensorvine.actors.rpc.calls import answers, remote
-from tensorvine.actors.rpc.sockets.awaited import AwaitedConnection, connected
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
-from tensorvine.actors.rpc.sockets.framing import HEADER, SECRET_BYTES, WELCOME, SocketAddress
-from tensorvine.actors.rpc.sockets.server import CallServer
+from tensorvine.actors.rpc.lazy_server import call_server
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
 from tests.fuzz.mutations import of_bytes
@@ -71,7 +72,7 @@ def _server_reading(folder: Path) -> Iterator[Read]:
     loop = asyncio.new_event_loop()
 
     async def opened() -> CallServer:
-        return CallServer(_Actor(), "fuzzed")
+        return call_server(_Actor(), "fuzzed")
 
     server = loop.run_until_complete(opened())
     other = loop.run_until_complete(connected(server.address))

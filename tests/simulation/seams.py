@@ -28,7 +28,7 @@ from typing import Any
 from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.memory import memory, page_care
-from tensorvine.actors.rpc.sockets import server
+from tensorvine.actors.rpc import lazy_server
 from tensorvine.actors.shard import sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
@@ -105,7 +105,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (opening.open_directory, disk.open_directory),
         (tcp_server.TcpServer, cluster.SimulatedTcpServer),
         (tcp.TcpClient, cluster.SimulatedTcpClient),
-        (server.LazyServer, _NoServer),
+        (lazy_server.LazyServer, _NoServer),
         (tenure.Tenure, _NoTenure),
         (engine_ray.RayEngine, cluster.SimulatedEngine),
         (deployment.default_engine, cluster.SimulatedEngine),

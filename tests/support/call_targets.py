@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections, SocketAnswer
+from tensorvine.actors.engine.sockets.framing import SocketAddress
+from tensorvine.actors.engine.sockets.server import CallServer
 from tensorvine.actors.rpc.actor_calls import ActorCalls
 from tensorvine.actors.rpc.calls import Request, answers, remote
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections, SocketAnswer
-from tensorvine.actors.rpc.sockets.framing import SocketAddress
-from tensorvine.actors.rpc.sockets.server import CallServer
+from tensorvine.actors.rpc.lazy_server import call_server
 
 WAIT_S = 30.0
 
@@ -134,7 +135,7 @@ class Serving(Loop):
         self.target = Target()
 
         async def start() -> CallServer:
-            return CallServer(self.target, "an actor")
+            return call_server(self.target, "an actor")
 
         self.server = self.run(start())
         self.address: SocketAddress = self.server.address if host is None else self.run(self._address_at(host))
@@ -147,7 +148,7 @@ class Serving(Loop):
         super().close()
 
 
-def sent(caller: BlockingConnections, request: Request[R]) -> SocketAnswer[R]:
+def sent(caller: BlockingConnections, request: Request[R]) -> SocketAnswer:
     answer = caller.send(request)
     assert answer is not None
     return answer
@@ -166,11 +167,11 @@ def until(reached: Callable[[], object]) -> None:
 
 SCRIPT = """
 import asyncio, pickle, sys
-from tensorvine.actors.rpc.sockets.server import CallServer
+from tensorvine.actors.rpc.lazy_server import call_server
 from tests.support.call_targets import Target
 
 async def serve():
-    server = CallServer(Target(), "an actor")
+    server = call_server(Target(), "an actor")
     address = server.address_at(sys.argv[1]) if sys.argv[1:] else server.address
     print(pickle.dumps(address).hex(), flush=True)
     await asyncio.Event().wait()

@@ -12,10 +12,10 @@ import logging
 import os
 import time
 
+from ...engine.sockets.framing import SocketAddress
 from ...rpc.calls import answers
+from ...rpc.lazy_server import LazyServer
 from ...rpc.messages import Hello
-from ...rpc.sockets.framing import SocketAddress
-from ...rpc.sockets.server import LazyServer
 from ..calls.sessions import SessionCalls
 from ..context import ShardContext
 from ..local_clients import LocalClients

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 import ray.exceptions
-from dask import config as dask_config
 from distributed import Client
-from distributed import LocalCluster as DaskCluster
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine import ray as engine_ray
+from tensorvine.actors.engine.dask.clients import engine_of
+from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray import RayEngine
 from tensorvine.actors.planner.planner import Planner, Topology
@@ -32,7 +34,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 
-from tests.support.dask_engine import DaskEngine
+from tests.support.dask_cluster import local_cluster
 from tests.support.probe import PATIENCE_S, Probe
 
 SOON_S = 0.2
@@ -206,7 +208,7 @@ class EngineContract:
         self.ask(engine, probe, "tell", topic)
         assert [engine.result(poll, PATIENCE_S, "probe") for poll in polls] == [topic] * 100
 
-    # ---- death: last, for where actors share a process it takes others along --------------------------
+    # ---- death ----------------------------------------------------------------------------------------
 
     def test_a_process_that_dies_takes_its_calls_and_its_blocks(self, engine, spawn):
         _, actor = spawn()
@@ -215,13 +217,6 @@ class EngineContract:
             self.ask(engine, actor, "die")
         with pytest.raises(ModelLostError, match="keeper"):
             engine.get(handles, PATIENCE_S, "keeper")
-
-
-class TestRayEngine(EngineContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def engine(cls, cluster):
-        return RayEngine()
 
     def test_an_actor_that_died_is_restarted_and_knows_it(self, engine, spawn):
         _, actor = spawn(start=5)
@@ -237,37 +232,29 @@ class TestRayEngine(EngineContract):
             return None
 
 
+class TestRayEngine(EngineContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, cluster):
+        return RayEngine()
+
+
 class TestDaskEngine(EngineContract):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, dask):
-        return DaskEngine()
-
-    def test_an_actor_that_died_stays_dead(self, engine, spawn):
-        name, actor = spawn()
-        with pytest.raises(ShardUnavailableError):
-            self.ask(engine, actor, "die")
-        until(lambda: self.is_missing(engine, name))
-        with pytest.raises(ShardUnavailableError):
-            self.ask(engine, actor, "start")
-
-    def is_missing(self, engine, name):
-        try:
-            engine.find(name)
-        except LookupError:
-            return True
-        return False
+        return dask
 
 
 @pytest.fixture(scope="module")
-def dask() -> Iterator[Client]:
-    """Two worker processes of Dask, this process's current client."""
+def dask() -> Iterator[DaskEngine]:
+    """The engine of a cluster of Dask with two workers."""
     with (
-        DaskCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as workers,
-        dask_config.set({"distributed.comm.timeouts.connect": "10s"}),  # how long a dead worker is tried
-        Client(workers, direct_to_workers=True) as client,
+        local_cluster(2) as workers,
+        Client(workers) as client,
+        closing(engine_of(client)) as engine,
     ):
-        yield client
+        yield engine
 
 
 def new_name() -> str:
@@ -356,10 +343,9 @@ def test_a_head_that_does_not_answer_is_an_error_of_the_tree(asked, monkeypatch)
 
 
 @pytest.fixture
-def on_dask(dask: Client) -> Iterator[Repository]:
-    """A repository of two shards, each in a worker of its own."""
-    dask.wait_for_workers(2)  # an earlier test may have ended one
-    engine, name = DaskEngine(), f"dask-{uuid.uuid4().hex[:6]}"
+def on_dask(dask: DaskEngine) -> Iterator[Repository]:
+    """A repository of two shards."""
+    engine, name = dask, f"dask-{uuid.uuid4().hex[:6]}"
     topology = Topology(name, (0, 1), "test")
     engine.spawn(Planner, planner_name(name), {"engine": engine, "topology": topology})
     for index in topology.shards:
@@ -440,3 +426,13 @@ def test_a_wait_on_a_shard_on_dask_is_woken_by_a_save(on_dask):
     saved = on_dask.save("m", {"w": np.zeros(1)})
     waiter.join(PATIENCE_S)
     assert found == [saved.ref]
+
+
+def test_a_shard_on_dask_that_is_killed_is_started_again_and_serves(on_dask):
+    name = name_with_home(on_dask, 0, "kept")
+    on_dask.save(name, {"w": np.zeros(4, np.float32)})
+    before = on_dask._session.connection(0).hello.pid
+    os.kill(before, signal.SIGKILL)
+    saved = on_dask.save(name, {"w": BODY})
+    assert np.array_equal(on_dask.load(saved.ref)["w"], BODY)
+    assert on_dask._session.connection(0).hello.pid != before

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.engine import GROUPS
 from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.sockets import awaited
+from tensorvine.actors.engine.sockets.framing import SocketAddress
+from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
 from tensorvine.actors.rpc.calls import Request, answers, remote, socket_methods
 from tensorvine.actors.rpc.channel import Answer, Channel
-from tensorvine.actors.rpc.sockets import awaited, server
-from tensorvine.actors.rpc.sockets.framing import SocketAddress
 from tensorvine.store.errors import (
     MovedError,
     OperationTimeoutError,
@@ -232,10 +234,8 @@ class TestBothFaces:
         assert serving.target.seen
         channel.close()
 
-    def test_a_server_that_has_no_room_leaves_all_to_the_engine(
-        self, serving: Serving, face: Face, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server, "CONNECTIONS", 0)
+    def test_a_server_that_has_no_room_leaves_all_to_the_engine(self, serving: Serving, face: Face) -> None:
+        serving.server.traffic = replace(SHORT_CALLS, connections=0)
         engine = StandInEngine(serving, serving.target, serving.address)
         channel = channel_of(engine)
         for number in range(20):
@@ -244,9 +244,9 @@ class TestBothFaces:
         channel.close()
 
     def test_an_answer_that_is_too_large_for_a_socket_comes_by_the_engine_if_it_may_be_asked_for_again(
-        self, serving: Serving, face: Face, monkeypatch: pytest.MonkeyPatch
+        self, serving: Serving, face: Face
     ) -> None:
-        monkeypatch.setattr(server, "ANSWER_BYTES", 10_000)
+        serving.server.traffic = replace(SHORT_CALLS, answer_bytes=10_000)
         engine = StandInEngine(serving, serving.target, serving.address)
         channel = channel_of(engine)
         until_by_socket(face, channel, engine)
@@ -395,14 +395,14 @@ def test_a_channel_that_is_closed_in_the_moment_of_its_welcome_keeps_no_connecti
 ) -> None:
     engine = StandInEngine(serving, serving.target, serving.address)
     channel, loop = channel_of(engine), Loop()
-    receive, welcomed = awaited.AwaitedConnection.data_received, threading.Event()
+    receive, welcomed = awaited.AwaitedConnection.buffer_updated, threading.Event()
 
-    def receive_and_close(connection: awaited.AwaitedConnection, data: bytes) -> None:
-        receive(connection, data)
+    def receive_and_close(connection: awaited.AwaitedConnection, nbytes: int) -> None:
+        receive(connection, nbytes)
         channel.close()
         welcomed.set()
 
-    monkeypatch.setattr(awaited.AwaitedConnection, "data_received", receive_and_close)
+    monkeypatch.setattr(awaited.AwaitedConnection, "buffer_updated", receive_and_close)
 
     async def scene() -> None:
         await channel.ask(TargetCalls.note(1), WAIT_S)

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tensorvine.actors.engine.sockets.refusals import Refusals
 from tensorvine.actors.rpc.greetings import CREDENTIAL_BYTES, PAUSE_S, SILENT_S, Greetings, credential
-from tensorvine.actors.rpc.refusals import Refusals
 
 TOKEN = "a token"  # noqa: S105  of no listener but the test's
 NAME = b" and so I am"

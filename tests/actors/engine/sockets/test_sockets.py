@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import given as each
 from hypothesis import strategies as st
+from tensorvine.actors.engine.sockets import blocking
+from tensorvine.actors.engine.sockets import server as server_module
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections, SocketAnswer
+from tensorvine.actors.engine.sockets.framing import HEADER, MESSAGE_BYTES, first_of
+from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
 from tensorvine.actors.rpc.calls import Request, remote, socket_methods
-from tensorvine.actors.rpc.sockets import blocking
-from tensorvine.actors.rpc.sockets import server as server_module
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections, SocketAnswer
-from tensorvine.actors.rpc.sockets.framing import HEADER, MESSAGE_BYTES, first_of
-from tensorvine.actors.rpc.sockets.server import LazyServer
+from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import MovedError, OperationTimeoutError, ShardUnavailableError
 
 from tests.support.call_targets import METHODS, WAIT_S, Away, Serving, Target, TargetCalls, called, sent, until
@@ -176,10 +177,9 @@ class TestTrouble:
         self,
         serving: Serving,
         caller: BlockingConnections,
-        monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr(server_module, "CONNECTIONS", 2)
+        serving.server.traffic = replace(SHORT_CALLS, connections=2)
         held = [sent(caller, TargetCalls.wait("gate")) for _ in range(2)]
         assert caller.send(TargetCalls.note(1)) is None
         assert "2 connections are served" in caplog.text

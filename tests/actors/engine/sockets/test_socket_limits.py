@@ -10,15 +10,15 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tensorvine.actors.engine.engine import GROUPS
-from tensorvine.actors.rpc.sockets import blocking
-from tensorvine.actors.rpc.sockets import server as server_module
-from tensorvine.actors.rpc.sockets.awaited import UNSENT_BYTES, connected
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
-from tensorvine.actors.rpc.sockets.framing import (
+from tensorvine.actors.engine.sockets import blocking
+from tensorvine.actors.engine.sockets.awaited import connected
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections
+from tensorvine.actors.engine.sockets.framing import (
     ANSWER_BYTES,
     HEADER,
     MESSAGE_BYTES,
@@ -26,6 +26,7 @@ from tensorvine.actors.rpc.sockets.framing import (
     SocketAddress,
     first_of,
 )
+from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
 from tensorvine.store.errors import ShardUnavailableError
 
 from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, sent, until
@@ -86,7 +87,7 @@ class TestSizes:
     def test_a_message_takes_memory_as_it_comes(self, serving: Serving, friend: socket.socket) -> None:
         friend.sendall(HEADER.pack(MESSAGE_BYTES, 1) + b"abc")
         (served,) = serving.server._served
-        until(lambda: len(served._buffer) == HEADER.size + 3)
+        until(lambda: len(served._incoming) == HEADER.size + 3)
 
     def test_what_is_announced_may_be_as_large_as_the_limit(self) -> None:
         buffer = bytearray(HEADER.pack(3, 7) + b"abcd")
@@ -136,10 +137,9 @@ class TestUnread:
         serving: Serving,
         caller: BlockingConnections,
         friend: socket.socket,
-        monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr(server_module, "UNREAD_BYTES", 1_000_000)
+        serving.server.traffic = replace(SHORT_CALLS, unread_bytes=1_000_000)
         serving.target.gates["x" * 400_000] = gate = asyncio.Event()
         for number in range(20):
             friend.sendall(message(number, "wait", "x" * 400_000))
@@ -224,7 +224,7 @@ class TestUnderWay:
             return len(waiting), came, answered
 
         count, came, again = asyncio.run(asyncio.wait_for(scene(), WAIT_S))
-        assert count * MESSAGE_BYTES <= UNSENT_BYTES + 2 * MESSAGE_BYTES
+        assert count * MESSAGE_BYTES <= SHORT_CALLS.unsent_bytes + 2 * MESSAGE_BYTES
         assert came == [content] * count
         assert again == b"again", "and takes calls again when these have gone"
 

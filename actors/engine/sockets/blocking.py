@@ -19,12 +19,11 @@ import socket
 import time
 import weakref
 from collections import deque
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
-from ...engine.engine import GROUPS
-from ..calls import Request
+from ..engine import GROUPS
 from .framing import (
     ANSWER_BYTES,
     CALLER,
@@ -37,10 +36,10 @@ from .framing import (
     check_welcome,
     first_of,
     outcome_of,
-    packed,
     proof,
     watch,
 )
+from .traffic import Request, packed
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +55,6 @@ AGAIN_S = 5.0
 AWAY_S = 60.0
 """How long nothing is sent to a machine to which there was no connection."""
 
-_R = TypeVar("_R")
-_R_co = TypeVar("_R_co", covariant=True)
-
 
 class BlockingConnections:
     """The connections of a process's threads to one actor.
@@ -72,7 +68,7 @@ class BlockingConnections:
         self._pool = _Pool()
         weakref.finalize(self, self._pool.close)
 
-    def send(self, request: Request[_R]) -> SocketAnswer[_R] | None:
+    def send(self, request: Request) -> SocketAnswer | None:
         """Send a call; None: it cannot be sent, and nothing has happened."""
         message = packed(request)
         if message is None:
@@ -80,7 +76,7 @@ class BlockingConnections:
         connection: _Connection | None = None
         try:
             connection = self._pool.take(self._address)
-            number = connection.send(message)
+            number = connection.send(message.pickled)
         except OSError as exc:
             log.debug("socket %s: %s goes by the engine: %s", self._address.name, request.remote.name, exc)
             if connection is not None:
@@ -93,7 +89,7 @@ class BlockingConnections:
         self._pool.close()
 
 
-class SocketAnswer(Generic[_R_co]):
+class SocketAnswer:
     """An answer to come."""
 
     def __init__(self, connection: _Connection, number: int, pool: _Pool) -> None:
@@ -103,7 +99,7 @@ class SocketAnswer(Generic[_R_co]):
         self._message = b""
         self._ended: OSError | None = None
 
-    def result(self, timeout: float, who: str) -> _R_co:
+    def result(self, timeout: float, who: str) -> Any:
         """Wait for the answer; after a timeout it may be waited for again.
 
         Raises:

@@ -9,6 +9,8 @@ Rules
   actor runs elsewhere by now. A `PING` is answered by the same bytes, at once.
 - A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
   unpickled only of who knows the secret, or is the process that the address names.
+- A message of number 0 that is not empty announces buffers, where the kind of traffic has them: it has the size of
+  each, in 8 bytes. They follow the message after it, one behind the other.
 - What is announced has a limit, and only what has come takes memory.
 - Both ends count the calls of a connection that are not answered: as many of each group as the engine serves of it.
   The caller sends more than these by the engine, so a long poll stands in no short call's way.
@@ -21,11 +23,11 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ....store.errors import ShardUnavailableError
-from ..calls import Request
 
 SECRET_BYTES = 32
 """Of a secret, of a challenge and of a proof."""
@@ -62,14 +64,6 @@ class AnswerTooLargeError(OverflowError):
     """A socket does not carry the answer to a call, which was carried out."""
 
 
-def packed(request: Request[object]) -> bytes | None:
-    """Return a call as a message without its header; None: a socket does not carry it."""
-    if not request.remote.by_socket:
-        return None
-    message = pickle.dumps((request.remote.name, request.arguments), 5)
-    return message if len(message) <= MESSAGE_BYTES else None
-
-
 def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
     """Take the first whole message out of a buffer.
 
@@ -93,14 +87,18 @@ def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
     return number, message
 
 
-def outcome_of(message: bytes) -> Any:
+def outcome_of(message: bytes, buffers: Sequence[memoryview] = ()) -> Any:
     """Return an answer, or raise what the method raised.
+
+    Args:
+        message: the pickle.
+        buffers: what came beside it.
 
     Raises:
         ShardUnavailableError: the bytes are no answer.
     """
     try:
-        done, found = pickle.loads(message)  # noqa: S301  of the process that the address names
+        done, found = pickle.loads(message, buffers=buffers)  # noqa: S301  of the process that the address names
         if not done and not isinstance(found, BaseException):
             raise TypeError(f"expected an error; found {type(found).__name__}")
     except Exception as exc:  # whatever the bytes make of it

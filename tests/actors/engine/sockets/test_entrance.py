@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorvine.actors.rpc.refusals import LINES, Refusals
-from tensorvine.actors.rpc.sockets import blocking, entrance
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
-from tensorvine.actors.rpc.sockets.entrance import VISITORS
-from tensorvine.actors.rpc.sockets.framing import HEADER, SECRET_BYTES
-from tensorvine.actors.rpc.sockets.server import CallServer
+from tensorvine.actors.engine.sockets import blocking, entrance
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections
+from tensorvine.actors.engine.sockets.entrance import VISITORS
+from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES
+from tensorvine.actors.engine.sockets.refusals import LINES, Refusals
+from tensorvine.actors.engine.sockets.server import CallServer
 
 from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, until
 

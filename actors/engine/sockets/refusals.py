@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...store.waiting import Backoff
+from ....store.waiting import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from ....store.errors import ShardUnavailableError
-from ...engine.engine import GROUPS
-from ..calls import Request
 from .framing import (
-    ANSWER_BYTES,
     CALLER,
-    HEADER,
     PING,
     SECRET_BYTES,
     WELCOME,
@@ -21,32 +18,34 @@ from .framing import (
     check_proof,
     check_server,
     check_welcome,
-    first_of,
     outcome_of,
-    packed,
     proof,
     watch,
 )
+from .incoming import Incoming, Message
+from .traffic import SHORT_CALLS, Packed, Request, Traffic, packed
 
-WELCOME_S = 5.0
-"""How long a server may take to say whether it has room for a connection."""
+CONNECT_S = 5.0
+"""How long another machine may take to accept a connection."""
 PING_S, STALE_S = 1.0, 3.0
 """How often another machine is asked for a sign of life, and how long it may give none until calls go by the engine."""
-UNSENT_BYTES = 8 << 20
-"""Of calls that the server has not taken yet; more go by the engine meanwhile."""
-
-_R = TypeVar("_R")
 
 
-class AwaitedConnection(asyncio.Protocol):
+class ConnectionEndedError(ShardUnavailableError):
+    """A connection ended while an answer was awaited, and the actor with it."""
+
+
+class AwaitedConnection(asyncio.BufferedProtocol):
     """One connection; `connected` makes it.
 
     Args:
+        traffic: what it carries.
         away: the actor is on another machine.
     """
 
-    def __init__(self, away: bool = False) -> None:
-        self._away = away
+    def __init__(self, traffic: Traffic = SHORT_CALLS, away: bool = False) -> None:
+        self._traffic = traffic
+        self._asks_for_life = away and traffic.asks_for_life
         self._heard = asyncio.get_running_loop().time()
         self.open = False
         """It is welcome, and has not ended."""
@@ -55,25 +54,32 @@ class AwaitedConnection(asyncio.Protocol):
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Any], str, str]] = {}
         """The number of a call -> its answer to come, what errors name, its group."""
-        self._under_way = dict.fromkeys(GROUPS, 0)
+        self._under_way = dict.fromkeys(traffic.under_way, 0)
         """By group, as the server counts them."""
-        self._buffer = bytearray()
+        self._incoming = Incoming(traffic.answer_bytes, traffic.buffers)
+        self._said = memoryview(bytearray(1))
+        """Where the welcome is received."""
         self._writable = True
         self._why = "it died or is being restarted"
         self._transport: asyncio.Transport | None = None
 
-    def send(self, request: Request[_R], who: str) -> asyncio.Future[_R] | None:
-        """Send a call, which errors name `who`; None: it cannot be sent, and nothing has happened."""
-        message, group = packed(request), request.remote.group
-        if message is None or self._transport is None or self._transport.is_closing():
+    def send(self, request: Request, who: str) -> asyncio.Future[Any] | None:
+        """Send a short call, which errors name `who`; None: it cannot be sent, and nothing has happened."""
+        message = packed(request)
+        return self.send_packed(message, request.remote.group, who) if message is not None else None
+
+    def send_packed(self, message: Packed, group: str, who: str) -> asyncio.Future[Any] | None:
+        """Send a call of a concurrency group; see `send`."""
+        if self._transport is None or self._transport.is_closing():
             return None
-        if not self._writable or self._under_way[group] >= GROUPS[group] or not self._is_fresh:
+        if not self._writable or self._under_way[group] >= self._traffic.under_way[group] or not self._is_fresh:
             return None
         number = next(self._numbers)
-        answer: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer, who, group
         self._under_way[group] += 1
-        self._transport.write(HEADER.pack(len(message), number) + message)
+        for part in message.parts(number):
+            self._transport.write(part)
         return answer
 
     def close(self) -> None:
@@ -90,8 +96,8 @@ class AwaitedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; the loop calls this."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(UNSENT_BYTES)
-        if self._away:
+        self._transport.set_write_buffer_limits(self._traffic.unsent_bytes)
+        if self._asks_for_life:
             self._ping(self._transport)
 
     def pause_writing(self) -> None:
@@ -102,19 +108,23 @@ class AwaitedConnection(asyncio.Protocol):
         """Take calls again; the loop calls this."""
         self._writable = True
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say where to receive answers; the loop calls this."""
+        return self._incoming.space() if self.welcome.done() else self._said
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Take answers; the loop calls this."""
         self._heard = asyncio.get_running_loop().time()
         if not self.welcome.done():
-            said, data = data[:1], data[1:]
-            self.welcomed(said)
-        self._buffer += data
+            self.welcomed(bytes(self._said))
+            return
+        self._incoming.came(nbytes)
         try:
-            while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
-                self._take(*found)
+            while (found := self._incoming.first()) is not None:
+                self._take(found)
         except ConnectionAbortedError as exc:
             self._why = f"what came is none: {exc}"
-            self._buffer.clear()
+            self._incoming.clear()
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -125,11 +135,11 @@ class AwaitedConnection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, {}
         for answer, who, _ in waiting.values():
             if not answer.done():
-                answer.set_exception(ShardUnavailableError(f"{who}: expected an answer; {self._why}"))
+                answer.set_exception(ConnectionEndedError(f"{who}: expected an answer; {self._why}"))
 
     @property
     def _is_fresh(self) -> bool:
-        return not self._away or asyncio.get_running_loop().time() - self._heard < STALE_S
+        return not self._asks_for_life or asyncio.get_running_loop().time() - self._heard < STALE_S
 
     def _ping(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():
@@ -138,25 +148,26 @@ class AwaitedConnection(asyncio.Protocol):
             transport.write(PING)
         asyncio.get_running_loop().call_later(PING_S, self._ping, transport)
 
-    def _take(self, number: int, message: bytes) -> None:
-        if not number and not message:  # a sign of life
+    def _take(self, message: Message) -> None:
+        number, pickled, buffers = message
+        if not number and not pickled:  # a sign of life
             return
         if number not in self._waiting:
             raise ConnectionAbortedError(f"expected the answer to a call that was sent; found one to number {number}")
         answer, _, group = self._waiting.pop(number)
         self._under_way[group] -= 1
         if not answer.done():  # else nobody waits any more
-            _settle(answer, message)
+            _settle(answer, pickled, buffers)
 
 
-async def connected(address: SocketAddress) -> AwaitedConnection:
+async def connected(address: SocketAddress, traffic: Traffic = SHORT_CALLS) -> AwaitedConnection:
     """Connect this loop to an actor.
 
     Raises:
         OSError: it does not answer there.
     """
     if address.place is not None:
-        return await _connected_away(address, address.place)
+        return await _connected_away(address, address.place, traffic)
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         end.setblocking(False)
@@ -166,10 +177,10 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
     except BaseException:
         end.close()
         raise
-    connection = AwaitedConnection()
+    connection = AwaitedConnection(traffic)
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=end)
     try:
-        async with asyncio.timeout(WELCOME_S):  # `wait_for` loses a cancellation that comes together with the answer
+        async with asyncio.timeout(traffic.welcome_s):  # `wait_for` can lose a cancellation
             check_welcome(await asyncio.shield(connection.welcome))
     except BaseException:
         connection.close()
@@ -177,15 +188,16 @@ async def connected(address: SocketAddress) -> AwaitedConnection:
     return connection
 
 
-async def _connected_away(address: SocketAddress, place: tuple[str, int]) -> AwaitedConnection:
+async def _connected_away(address: SocketAddress, place: tuple[str, int], traffic: Traffic) -> AwaitedConnection:
     """Connect this loop to an actor of another machine."""
     loop = asyncio.get_running_loop()
     end = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
         end.setblocking(False)
-        async with asyncio.timeout(WELCOME_S):
+        async with asyncio.timeout(CONNECT_S):
             await loop.sock_connect(end, place)
-            watch(end)
+        watch(end)
+        async with asyncio.timeout(traffic.welcome_s):
             challenge = await _exactly(end, SECRET_BYTES)
             await loop.sock_sendall(end, proof(address.secret, challenge, CALLER))
             check_welcome(await loop.sock_recv(end, 1))
@@ -193,7 +205,7 @@ async def _connected_away(address: SocketAddress, place: tuple[str, int]) -> Awa
     except BaseException:
         end.close()
         raise
-    connection = AwaitedConnection(away=True)
+    connection = AwaitedConnection(traffic, away=True)
     connection.welcomed(WELCOME)
     await loop.create_connection(lambda: connection, sock=end)
     return connection
@@ -209,8 +221,8 @@ async def _exactly(end: socket.socket, nbytes: int) -> bytes:
     return found
 
 
-def _settle(answer: asyncio.Future[Any], message: bytes) -> None:
+def _settle(answer: asyncio.Future[Any], pickled: bytes, buffers: Sequence[memoryview]) -> None:
     try:
-        answer.set_result(outcome_of(message))
+        answer.set_result(outcome_of(pickled, buffers))
     except Exception as exc:  # noqa: BLE001  raised again where it is awaited
         answer.set_exception(exc)

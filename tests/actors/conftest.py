@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections
 
 from tests.support.call_targets import Away, Loop, Serving
 

@@ -19,8 +19,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..refusals import Refusals
 from .framing import CALLER, SECRET_BYTES, SERVER, WELCOME, SocketAddress, credentials, proof, watch
+from .refusals import Refusals
 
 GREETING_S = 5.0
 """Within which a visitor shows the secret."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tensorvine.actors.rpc.refusals import FIRST_PAUSE_S, LINES, LONGEST_PAUSE_S, WINDOW_S, Refusals
+from tensorvine.actors.engine.sockets.refusals import FIRST_PAUSE_S, LINES, LONGEST_PAUSE_S, WINDOW_S, Refusals
 
 
 class Clock:

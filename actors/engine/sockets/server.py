@@ -1,4 +1,4 @@
-"""The actor's end of the sockets by which callers reach it past the engine (see `channel`).
+"""The actor's end of the sockets by which callers reach it.
 
 Rules
 - Calls are carried out in the event loop in which the server is made: where the engine carries out the same methods.
@@ -16,100 +16,43 @@ import logging
 import pickle
 import socket
 import traceback
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
 
 from ....store.errors import TensorVineError
-from ...engine.engine import GROUPS
-from ..calls import socket_methods
-from ..refusals import Refusals
 from .entrance import Entrance
-from .framing import ANSWER_BYTES, FULL, HEADER, MESSAGE_BYTES, PING, AnswerTooLargeError, SocketAddress, first_of
+from .framing import FULL, PING, AnswerTooLargeError, SocketAddress
+from .incoming import Incoming, Message
+from .refusals import Refusals
+from .traffic import SHORT_CALLS, Packed, Traffic
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 256
-"""That one server serves at once; more are sent back to the engine."""
-UNREAD_BYTES = ANSWER_BYTES
-"""Of answers that a caller may leave unread; with another answer its connection ends."""
-
-
-class LazyServer:
-    """Opens an actor's server when somebody asks for it first.
-
-    Args:
-        actor: whose; what it `answers` by socket may be called.
-        who: names the actor in the log.
-    """
-
-    def __init__(self, actor: object, who: str) -> None:
-        self._actor = actor
-        self._who = who
-        self._server: CallServer | None = None
-        self._refused = set[str | None]()
-        """Hosts at which no socket could be had; None stands for this machine."""
-        self._closed = False
-
-    def address(self, host: str | None = None) -> SocketAddress | None:
-        """Return where it is; None where there can be none. To be called in the loop of the group `ctl`.
-
-        Args:
-            host: this machine's address, as other machines reach it, for callers there; None: for callers of this one.
-        """
-        if self._closed or host in self._refused:
-            return None
-        try:
-            if self._server is None:
-                self._server = CallServer(self._actor, self._who)
-            return self._server.address if host is None else self._server.address_at(host)
-        except OSError as exc:
-            whose = "all calls" if host is None else "calls of other machines"
-            log.warning("%s: no socket, %s go by the engine: %s", self._who, whose, exc)
-            self._refused.add(host)
-            return None
-
-    async def close(self) -> None:
-        """End all connections, for good. To be called in the loop of the group `ctl`."""
-        server, self._server, self._closed = self._server, None, True
-        if server is not None:
-            await server.close()
-
 
 class CallServer:
-    """Serves an actor's short calls in the event loop in which it is made.
+    """Serves an actor's calls in the event loop in which it is made.
 
     Args:
-        target: the actor.
+        methods: what may be called -> its group.
+        carry_out: carries out a call: of a method, with arguments.
         who: names the actor in the log.
+        traffic: what its connections carry.
 
     Raises:
         OSError: no socket can be had.
-
-    >>> from .blocking import BlockingConnections
-    >>> from ..calls import answers, remote
-    >>> class DoublingCalls:
-    ...     @remote("ctl")
-    ...     def double(self, value: int) -> int: ...
-    >>> class Doubling:
-    ...     @answers(DoublingCalls.double)
-    ...     async def double(self, value: int) -> int:
-    ...         return 2 * value
-    >>> async def scene() -> int:
-    ...     server = CallServer(Doubling(), "an example")
-    ...     caller = BlockingConnections(server.address)
-    ...     answer = await asyncio.to_thread(lambda: caller.send(DoublingCalls.double(21)).result(10.0, "an example"))
-    ...     caller.close()
-    ...     await server.close()
-    ...     return answer
-    >>> asyncio.run(scene())
-    42
     """
 
-    def __init__(self, target: object, who: str) -> None:
-        self.methods: Mapping[str, str] = socket_methods(type(target))
-        """What may be called -> its group."""
+    def __init__(
+        self,
+        methods: Mapping[str, str],
+        carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]],
+        who: str,
+        traffic: Traffic = SHORT_CALLS,
+    ) -> None:
+        self.methods = methods
+        self.traffic = traffic
         self.refusals = Refusals(f"{who}: its socket")
-        self._target = target
+        self._carry_out = carry_out
         self._served: set[_Served] = set()
         self._welcoming: set[asyncio.Task[None]] = set()
         self._was_full = False
@@ -147,7 +90,7 @@ class CallServer:
 
     def _admit(self, visitor: socket.socket, welcome: bytes) -> None:
         """Take a connection into the books, if there is room for one."""
-        if len(self._served) < CONNECTIONS:
+        if len(self._served) < self.traffic.connections:
             served = _Served(self, welcome)
             self._served.add(served)
             welcoming = asyncio.get_running_loop().create_task(self._welcome(served, visitor))
@@ -156,7 +99,7 @@ class CallServer:
             return
         if not self._was_full:
             self._was_full = True
-            log.warning("sockets: %d connections are served: more calls than these go by the engine", CONNECTIONS)
+            log.warning("sockets: %d connections are served: there is no room for more", self.traffic.connections)
         with visitor, contextlib.suppress(OSError):
             visitor.send(FULL)
 
@@ -168,36 +111,38 @@ class CallServer:
             self.left(served)
             raise
 
-    async def answer(self, method: str, arguments: tuple[object, ...]) -> bytes:
+    async def answer(self, method: str, arguments: tuple[object, ...]) -> Packed:
         """Carry out a call, and return what to send."""
         try:
             if method not in self.methods:
                 raise AttributeError(f"expected one of {sorted(self.methods)}; found {method!r}")
-            outcome = True, await getattr(self._target, method)(*arguments)
+            outcome = True, await self._carry_out(method, arguments)
         except TensorVineError as exc:
             outcome = False, exc
         except Exception as exc:  # noqa: BLE001  raised again where it was asked
             exc.add_note("".join(traceback.format_exception(exc)))
             outcome = False, exc
         try:
-            message = pickle.dumps(outcome, 5)
+            message = self.traffic.pack(outcome)
         except Exception as exc:  # noqa: BLE001  of any class's own making
-            return pickle.dumps((False, TypeError(f"{method}: its answer cannot be sent: {exc}")), 5)
-        if len(message) > ANSWER_BYTES:
-            why = f"{method}: expected an answer of at most {ANSWER_BYTES} bytes by a socket; it has {len(message)}"
-            return pickle.dumps((False, AnswerTooLargeError(why)), 5)
+            return self.traffic.pack((False, TypeError(f"{method}: its answer cannot be sent: {exc}")))
+        if (size := len(message.pickled)) > self.traffic.answer_bytes:
+            why = (
+                f"{method}: expected an answer of at most {self.traffic.answer_bytes} bytes by a socket; it has {size}"
+            )
+            return self.traffic.pack((False, AnswerTooLargeError(why)))
         return message
 
 
-class _Served(asyncio.Protocol):
+class _Served(asyncio.BufferedProtocol):
     """A connection, at the server. It has shown the secret."""
 
     def __init__(self, server: CallServer, welcome: bytes) -> None:
         self._server = server
         self._welcome = welcome
-        self._buffer = bytearray()
+        self._incoming = Incoming(server.traffic.call_bytes, server.traffic.buffers)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = dict.fromkeys(GROUPS, 0)
+        self._under_way = dict.fromkeys(server.traffic.under_way, 0)
         """By group, as the caller counts them."""
         self._refused = False
         self._transport: asyncio.Transport
@@ -216,11 +161,14 @@ class _Served(asyncio.Protocol):
         if not self._refused:
             self._transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._incoming.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.came(nbytes)
         try:
-            while not self._refused and (found := first_of(self._buffer, MESSAGE_BYTES)) is not None:
-                self._begin(*found)
+            while not self._refused and (found := self._incoming.first()) is not None:
+                self._begin(found)
         except ConnectionAbortedError as exc:
             self._refuse(str(exc))
 
@@ -229,18 +177,19 @@ class _Served(asyncio.Protocol):
             task.cancel()
         self._transport.abort()
 
-    def _begin(self, number: int, message: bytes) -> None:
-        if not number and not message:
+    def _begin(self, message: Message) -> None:
+        number, pickled, buffers = message
+        if not number and not pickled:
             self._transport.write(PING)
             return
         try:
-            method, arguments = pickle.loads(message)  # noqa: S301  of who knows the secret
+            method, arguments = pickle.loads(pickled, buffers=buffers)  # noqa: S301  of who knows the secret
             group = self._server.methods.get(method, "ctl")
         except Exception as exc:  # noqa: BLE001  whatever the bytes make of it
             self._refuse(f"a call cannot be read, its connection ends: {exc!r}")
             return
-        if self._under_way[group] == GROUPS[group]:
-            self._refuse(f"expected at most {GROUPS[group]} calls of {group!r} under way on a connection; found more")
+        if self._under_way[group] == (most := self._server.traffic.under_way[group]):
+            self._refuse(f"expected at most {most} calls of {group!r} under way on a connection; found more")
             return
         self._under_way[group] += 1
         task = asyncio.get_running_loop().create_task(self._answer(number, group, method, arguments))
@@ -253,13 +202,14 @@ class _Served(asyncio.Protocol):
         if self._refused or self._transport.is_closing():
             return
         unread = self._transport.get_write_buffer_size()
-        if unread > UNREAD_BYTES:
+        if unread > self._server.traffic.unread_bytes:
             self._refuse(f"expected a caller that reads its answers; {unread} bytes of them are unread")
             return
-        self._transport.write(HEADER.pack(len(answer), number) + answer)
+        for part in answer.parts(number):
+            self._transport.write(part)
 
     def _refuse(self, reason: str) -> None:
         self._refused = True
         self._transport.pause_reading()
-        self._buffer.clear()
+        self._incoming.clear()
         asyncio.get_running_loop().call_later(self._server.refusals.note(reason), self._transport.abort)

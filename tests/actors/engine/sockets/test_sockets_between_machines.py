@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tensorvine.actors.rpc.sockets import awaited, blocking
-from tensorvine.actors.rpc.sockets.awaited import AwaitedConnection, connected
-from tensorvine.actors.rpc.sockets.blocking import BlockingConnections
-from tensorvine.actors.rpc.sockets.framing import SECRET_BYTES, WELCOME, SocketAddress
-from tensorvine.actors.rpc.sockets.server import LazyServer
+from tensorvine.actors.engine.sockets import awaited, blocking
+from tensorvine.actors.engine.sockets.awaited import AwaitedConnection, connected
+from tensorvine.actors.engine.sockets.blocking import BlockingConnections
+from tensorvine.actors.engine.sockets.framing import SECRET_BYTES, WELCOME, SocketAddress
+from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import ShardUnavailableError
 
-from tests.actors.rpc import test_sockets as near
+from tests.actors.engine.sockets import test_sockets as near
 from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls, called, sent, until
 
 HOST = "127.0.0.1"

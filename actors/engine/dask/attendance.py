@@ -1,0 +1,125 @@
+"""Who is attached to an agent: the nannies and workers of its machine.
+
+Rules
+- The agent is needed as long as somebody is attached. When the last one says that it closes, the node leaves, and who
+  waits for that is told when it has. When the last one is just gone, another has `ALONE_S` to come.
+- Of the machine's memory the node offers what was available when the agent started, less what Dask's workers may take,
+  but no less than half of it: by default they may take all, and mostly do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from .worker_plugins import JOINED, MAY_GO
+
+log = logging.getLogger(__name__)
+
+ALONE_S = 3.0
+"""How long an agent lives with nobody attached."""
+FIRST_S = 60.0
+"""How long the first may take."""
+LINE_S = 5.0
+"""How long who comes may take to say what it may use."""
+LEAST_SHARE = 0.5
+"""Of the memory."""
+
+
+class Attendance:
+    """Those who are attached to one agent; to be made in its event loop.
+
+    Args:
+        changed: called when somebody has come, or closes.
+        alone: called when nobody has been attached for a while.
+    """
+
+    def __init__(self, changed: Callable[[], None], alone: Callable[[], None]) -> None:
+        self._changed = changed
+        self._alone = alone
+        self._loop = asyncio.get_running_loop()
+        self._told: dict[asyncio.StreamWriter, dict[str, Any]] = {}
+        """Who is attached -> what it may use."""
+        self._writers: set[asyncio.StreamWriter] = set()
+        """Of all connections."""
+        self._closing: set[asyncio.StreamWriter] = set()
+        self.somebody = asyncio.Event()
+        """Set when the first has come."""
+        self.is_closing = False
+        """All who were attached close, or have closed, and nobody has come since."""
+        self._joined = asyncio.Event()
+        self._countdown = self._loop.call_later(FIRST_S, alone)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody who closes waits for the node to leave."""
+        return self.is_closing and len(self._closing) > 0
+
+    def joined(self) -> None:
+        """Tell those who are attached, and who come, that their agent is a node."""
+        self._joined.set()
+
+    def let_go(self) -> None:
+        """Tell those who close that they need not wait."""
+        for writer in self._closing:
+            writer.write(MAY_GO)
+
+    async def close(self) -> None:
+        """End all connections."""
+        self._countdown.cancel()
+        for writer in list(self._writers):
+            writer.close()
+        while self._writers:  # each leaves in one of the loop's next rounds
+            await asyncio.sleep(0)
+
+    def memory(self, available: int) -> int:
+        """Return what the node offers of the memory that was available."""
+        limits = sum(int(told.get("memory") or 0) for told in self._told.values())
+        return max(available - limits, int(LEAST_SHARE * available))
+
+    def resources(self) -> dict[str, float]:
+        """Return what workers have of Dask's resources, in all."""
+        total: Counter[str] = Counter()
+        for told in self._told.values():
+            total.update(told.get("resources") or {})
+        return dict(total)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one that is attached, until it is gone."""
+        self._writers.add(writer)
+        try:
+            async with asyncio.timeout(LINE_S):
+                told = cast("dict[str, Any]", json.loads(await reader.readline()))
+            self._countdown.cancel()
+            self._told[writer] = told
+            self.is_closing = False
+            self.somebody.set()
+            self._changed()
+            async with asyncio.timeout(FIRST_S):
+                await self._joined.wait()
+            writer.write(JOINED)
+            if await reader.readline():
+                self._closing.add(writer)
+                self.is_closing = len(self._closing) == len(self._told)
+                self._changed()
+                if not self.is_closing:
+                    writer.write(MAY_GO)
+                await reader.read()
+        except (OSError, TimeoutError, ValueError) as exc:
+            log.info("one that was attached is let go: %r", exc)
+        finally:
+            self._gone(writer)
+
+    def _gone(self, writer: asyncio.StreamWriter) -> None:
+        was_last = writer in self._told and len(self._told) == 1
+        announced = writer in self._closing
+        self._told.pop(writer, None)
+        self._closing.discard(writer)
+        self._writers.discard(writer)
+        writer.close()
+        if was_last and not announced:
+            self._countdown = self._loop.call_later(ALONE_S, self._alone)

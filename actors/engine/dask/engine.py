@@ -1,0 +1,289 @@
+"""The engine on Dask: what clients and actors call.
+
+Rules (see docs/design/dask.md)
+- Its connections, and the server of its blocks, have an event loop of their own, in a thread (`switchboard`).
+- A client asks the directory itself, an actor through the agent of its machine. Both own what they start and reserve.
+- Where it is unpickled it is the engine of that cluster in that process.
+- `spawn` does not wait until an actor has started: its first calls do, and get the constructor's error if it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import cloudpickle
+import numpy as np
+
+from ....store.errors import (
+    EngineStoppedError,
+    ModelLostError,
+    OperationTimeoutError,
+    OptionError,
+    ShardUnavailableError,
+)
+from ....store.waiting import Backoff, Deadline
+from ..engine import SERVICE, Lifetime, Node
+from .blocks import Block, BlockHandle, Blocks, Owner, as_arguments
+from .lines import Answer, LostError
+from .records import Agent, DaskActor, Plan, Seat
+from .switchboard import Switchboard
+from .traffic import pack
+
+FREED_S = 10.0
+"""How long it may take until memory that was let go is known to be free."""
+
+
+class DaskEngine:
+    """The engine; `clients.engine_of` makes it for a client.
+
+    Args:
+        seat: who it works for, and where.
+        switchboard: its connections; it closes them.
+    """
+
+    def __init__(self, seat: Seat, switchboard: Switchboard) -> None:
+        self._seat = seat
+        self._closed = False
+        self._opening = threading.Lock()
+        self._owner: Owner | None = None
+        """This process, for those who have handles of its blocks."""
+        self._blocks = Blocks(self._as_owner)
+        self._switchboard = switchboard
+        self._switchboard.node = seat.node
+        _engines[seat.cluster] = self
+
+    def __reduce__(self) -> tuple[Callable[[str], DaskEngine], tuple[str]]:
+        return engine_here, (self._seat.cluster,)
+
+    def close(self) -> None:
+        """End all connections; its blocks go."""
+        if not self._closed:
+            self._closed = True
+            self._switchboard.close()
+
+    # ---- nodes ----------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        """List living nodes, this process's own first."""
+        found = cast("list[tuple[Node, Agent]]", self._ask("nodes"))
+        if self._seat.node is None:
+            self._switchboard.node = self._seat.node_among([agent for _, agent in found])
+        here = self._switchboard.node
+        return sorted((node for node, _ in found), key=lambda node: (node.id != here, node.id))
+
+    def this_node(self) -> str:
+        """Return the id of this process's node; the first one's where it is on none."""
+        node = self._switchboard.node
+        if node is None:
+            nodes = self.nodes()
+            if not nodes:
+                raise ShardUnavailableError("this node: expected a worker of the Dask cluster; there is none")
+            node = nodes[0].id
+        return node
+
+    def address(self) -> str:
+        """Return the address of this process's machine."""
+        return self._seat.address
+
+    # ---- actors ---------------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        cls: type,
+        name: str,
+        arguments: Mapping[str, object],
+        node: str | None = None,
+        lifetime: Lifetime = SERVICE,
+    ) -> DaskActor:
+        """Start or find a named actor.
+
+        Raises:
+            OptionError: it is to be placed in a bundle, which Dask has not, or on a GPU and a part of another one.
+        """
+        if lifetime.bundle is not None:
+            raise OptionError(f"{name}: bundle: expected None; a cluster of Dask has no placement groups")
+        if lifetime.gpus > 1.0 and lifetime.gpus != int(lifetime.gpus):
+            raise OptionError(f"{name}: gpus: expected a part of one, or whole ones; found {lifetime.gpus}")
+        path = tuple(os.path.abspath(entry) for entry in sys.path)
+        start = cloudpickle.dumps((path, cloudpickle.dumps((cls, dict(arguments)))))
+        plan = Plan(uuid.uuid4().hex, name, _methods(cls), start, self._seat.owner, node, lifetime)
+        return _actor(self._ask("spawn", plan))
+
+    def find(self, name: str) -> DaskActor:
+        """Find a named actor."""
+        return _actor(self._ask("find", name))
+
+    def kill(self, name: str) -> None:
+        """End a named actor for good; gives back when its process has ended, or its machine has not said so in time."""
+        if self._is_running:
+            self._ask("kill", name)
+
+    def restarted(self) -> bool:
+        """Tell whether this actor was restarted."""
+        return self._seat.life > 0
+
+    # ---- what the directory keeps ---------------------------------------------------------------------
+
+    def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
+        """Reserve memory in the directory's books."""
+        pauses, deadline = Backoff(0.05, 0.5), Deadline.after(FREED_S if wait else 0.0)
+        while not self._ask("reserve", name, node, nbytes, self._seat.owner):
+            total = next((known.resources.get("memory", 0.0) for known in self.nodes() if known.id == node), 0.0)
+            if nbytes > total or not pauses.wait(deadline):
+                return False
+        return True
+
+    def unreserve(self, name: str) -> None:
+        """Let go of memory."""
+        self._ask("unreserve", name)
+
+    def reserved(self, prefix: str) -> dict[str, str | None]:
+        """List what is reserved, and where."""
+        return self._ask("reserved", prefix)
+
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Keep bytes in the scheduler, for as long as it lives."""
+        self._ask("keep", name, value)
+
+    def kept(self, prefix: str) -> dict[str, bytes]:
+        """Return what is kept there."""
+        return self._ask("kept", prefix)
+
+    # ---- calls ----------------------------------------------------------------------------------------
+
+    def call(self, actor: object, method: str, *arguments: object) -> Answer:
+        """Send a call."""
+        self._check_running(method)
+        callee = cast(DaskActor, actor)
+        group = callee.methods.get(method)
+        if group is None:
+            raise AttributeError(f"{callee.name}: expected one of {sorted(callee.methods)}; found {method!r}")
+        return self._switchboard.call(callee.key, group, pack((method, as_arguments(arguments))))
+
+    def result(self, future: object, timeout: float, who: str) -> Any:
+        """Wait for an answer, or for a list of them."""
+        self._check_running(who)
+        if isinstance(future, list):
+            deadline = Deadline.after(timeout)
+            return [self.result(each, deadline.left(), who) for each in cast("list[object]", future)]
+        answer = cast(Answer, future)
+        try:
+            error = answer.exception(max(timeout, 0.0))
+        except TimeoutError:
+            raise _late(who, timeout) from None
+        return _outcome(answer, error, who)
+
+    async def awaitable(self, future: object, timeout: float, who: str) -> Any:
+        """Wait for an answer within an asynchronous actor."""
+        answer = cast(Answer, future)
+        coming = asyncio.wrap_future(answer)
+        coming.add_done_callback(lambda came: came.cancelled() or came.exception())  # or it is logged as never seen
+        await asyncio.wait([coming], timeout=max(timeout, 0.0))
+        if not coming.done():
+            raise _late(who, timeout)
+        return _outcome(answer, answer.exception(), who)
+
+    # ---- blocks ---------------------------------------------------------------------------------------
+
+    def put(self, block: object) -> Block:
+        """Keep a copy of an array in this process."""
+        self._check_running("put")
+        self._as_owner()
+        return self._blocks.put(np.asarray(block))
+
+    def get(self, handles: Sequence[Any], timeout: float, who: str) -> list[Any]:
+        """Return blocks: those of this process as they are, others as their owners send them."""
+        deadline = Deadline.after(timeout)
+        coming = [self.fetch(handle) for handle in handles]
+        try:
+            return [self.result(each, deadline.left(), who) for each in coming]
+        except ShardUnavailableError as exc:
+            raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
+
+    def fetch(self, handle: Block | BlockHandle) -> Answer:
+        """Begin to get a block; does not wait."""
+        self._check_running("a block")
+        if isinstance(handle, BlockHandle) and handle.owner != self._owner:
+            return self._switchboard.call_owner(handle.owner, pack(("block", (handle.key,))))
+        answer = Answer()
+        try:
+            answer.set_result(handle.array if isinstance(handle, Block) else self._blocks.find(handle.key))
+        except ModelLostError as exc:
+            answer.set_exception(exc)
+        return answer
+
+    # ---- within ---------------------------------------------------------------------------------------
+
+    @property
+    def _is_running(self) -> bool:
+        return not self._closed and self._seat.is_open()
+
+    def _check_running(self, what: str) -> None:
+        if not self._is_running:
+            raise EngineStoppedError(f"{what}: expected the Dask client that the engine was made for; it was closed")
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        self._check_running(method)
+        return self._switchboard.ask(method, *arguments)
+
+    def _as_owner(self) -> Owner:
+        """Have this process's blocks served from now on."""
+        with self._opening:
+            if self._owner is None:
+                reach = self._switchboard.serve(self._give_block, self._seat.address)
+                self._owner = Owner(uuid.uuid4().hex, self._switchboard.node, reach)
+            return self._owner
+
+    async def _give_block(self, method: str, arguments: tuple[str]) -> np.ndarray:
+        return self._blocks.find(*arguments)
+
+
+_engines: WeakValueDictionary[str, DaskEngine] = WeakValueDictionary()
+"""Cluster -> this process's engine of it."""
+
+
+def engine_here(cluster: str) -> DaskEngine:
+    """Return this process's engine of a cluster.
+
+    Raises:
+        EngineStoppedError: it has none.
+    """
+    engine = _engines.get(cluster)
+    if engine is None:
+        raise EngineStoppedError(
+            f"the Dask cluster at {cluster}: expected an engine of it in this process; it has none"
+        )
+    return engine
+
+
+@cache
+def _methods(cls: type) -> dict[str, str]:
+    """Return what actors of a class can be asked -> the concurrency group."""
+    found = inspect.getmembers(cls, inspect.iscoroutinefunction)
+    return {name: getattr(method, "concurrency_group", "ctl") for name, method in found}
+
+
+def _actor(plan: Plan) -> DaskActor:
+    return DaskActor(plan.name, plan.key, plan.methods)
+
+
+def _late(who: str, timeout: float) -> OperationTimeoutError:
+    return OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
+
+
+def _outcome(answer: Answer, error: BaseException | None, who: str) -> Any:
+    """Return what came, or raise it."""
+    if isinstance(error, LostError):
+        raise ShardUnavailableError(f"{who}: expected an answer; {error}")
+    if error is not None:
+        raise error
+    return answer.result()

@@ -1,0 +1,120 @@
+"""The switchboard: all connections of one engine, in an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from ..sockets.server import CallServer
+from ..sockets.traffic import Packed
+from .blocks import GROUP, Owner
+from .lines import Answer, Callee, Line, addresses
+from .records import Reach
+from .traffic import ENGINE_CALLS
+
+LONGEST_S = 300.0
+"""How long the directory may take in all, where the agents of a large cluster are to be started first."""
+
+_R = TypeVar("_R")
+
+
+class DirectoryLink(Protocol):
+    """Asks the directory; to be used in one event loop."""
+
+    async def ask(self, method: str, *arguments: object) -> Any:
+        """Return the directory's answer.
+
+        Raises:
+            ShardUnavailableError: it does not answer.
+            Exception: what it raised.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the connections."""
+        ...
+
+
+class Switchboard:
+    """Connections to the directory, to actors and to owners of blocks.
+
+    Args:
+        link: makes what asks the directory; called in the event loop.
+    """
+
+    def __init__(self, link: Callable[[], DirectoryLink]) -> None:
+        self.node: str | None = None
+        """Where this process is; there it is near."""
+        self._callees: dict[str, Callee] = {}
+        self._owners: dict[str, Line] = {}
+        self._server: CallServer | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tensorvine-engine", daemon=True)
+        self._thread.start()
+        self._link = self._run(_made(link))
+
+    def close(self) -> None:
+        """End all connections."""
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LONGEST_S)
+        self._loop.close()
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Ask the directory; see `DirectoryLink.ask`."""
+        return self._run(self._link.ask(method, *arguments))
+
+    def call(self, key: str, group: str, message: Packed) -> Answer:
+        """Send a call to an actor; does not wait."""
+        answer = Answer()
+        self._loop.call_soon_threadsafe(lambda: self._callee(key).send(group, message, answer))
+        return answer
+
+    def call_owner(self, owner: Owner, message: Packed) -> Answer:
+        """Send a call to a process that has blocks; does not wait."""
+        answer = Answer()
+        self._loop.call_soon_threadsafe(lambda: self._line(owner).send(message, answer))
+        return answer
+
+    def serve(self, carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]], host: str) -> Reach:
+        """Have callers get blocks of this process.
+
+        Args:
+            carry_out: carries out the call `block`.
+            host: this machine's address.
+        """
+        return self._run(self._serve(carry_out, host))
+
+    def _run(self, coroutine: Coroutine[Any, Any, _R]) -> _R:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LONGEST_S)
+
+    def _callee(self, key: str) -> Callee:
+        if key not in self._callees:
+            self._callees[key] = Callee(key, self._link.ask, lambda: self.node)
+        return self._callees[key]
+
+    def _line(self, owner: Owner) -> Line:
+        async def found(group: str) -> list[Any]:
+            return addresses(owner.reach, group, is_near=owner.node == self.node)
+
+        if owner.id not in self._owners:
+            self._owners[owner.id] = Line(GROUP, found)
+        return self._owners[owner.id]
+
+    async def _serve(self, carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]], host: str) -> Reach:
+        self._server = CallServer({"block": GROUP}, carry_out, "blocks", ENGINE_CALLS)
+        return Reach({GROUP: self._server.address}, {GROUP: self._server.address_at(host)})
+
+    async def _end(self) -> None:
+        for line in (*self._callees.values(), *self._owners.values()):
+            await line.close()
+        if self._server is not None:
+            await self._server.close()
+        await self._link.close()
+        await asyncio.sleep(0)  # what was closed ends in the loop's next round
+
+
+async def _made(link: Callable[[], DirectoryLink]) -> DirectoryLink:
+    return link()

@@ -1,0 +1,131 @@
+"""What comes on a connection, as messages.
+
+Rules
+- A pickle is gathered with the header before it. Buffers that were announced are received where they will stay, so a
+  large array is not copied once it has come; who unpickles finds them read-only.
+- Memory for buffers is taken when they are announced, by who was let in, and touched as they come.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from .framing import first_of
+
+SPACE_BYTES = 1 << 16
+"""For what comes of headers and pickles at once."""
+
+
+class Message(NamedTuple):
+    """A message that has come."""
+
+    number: int
+    pickled: bytes
+    buffers: tuple[memoryview, ...] = ()
+
+
+class Incoming:
+    """What has come of a connection.
+
+    Args:
+        most: bytes that a pickle may have.
+        buffers: buffers may be announced.
+
+    >>> incoming = Incoming(100)
+    >>> incoming.take(bytes([2, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]) + b"ab")
+    >>> incoming.first()
+    Message(number=7, pickled=b'ab', buffers=())
+    """
+
+    def __init__(self, most: int, buffers: bool = False) -> None:
+        self._most = most
+        self._may_announce = buffers
+        self._space = memoryview(bytearray(SPACE_BYTES))
+        self._gathered = bytearray()
+        self._sizes: tuple[int, ...] = ()
+        """Of the buffers that stand behind the next message."""
+        self._begun: tuple[int, bytes] | None = None
+        """A message whose buffers have not all come."""
+        self._buffers: list[memoryview] = []
+        self._filled = 0
+        """Bytes of the buffer that comes now, which is the first without all of its bytes."""
+        self._place = 0
+        """Which that is."""
+
+    def __len__(self) -> int:
+        """Return how many bytes have been gathered and are no message yet."""
+        return len(self._gathered)
+
+    def space(self) -> memoryview:
+        """Return where the next bytes are to be received."""
+        if self._begun is not None and not self._gathered:
+            return self._buffers[self._place][self._filled :]
+        return self._space
+
+    def came(self, nbytes: int) -> None:
+        """Take so many bytes, which were received in `space`."""
+        if self._begun is not None and not self._gathered:
+            self._fill(nbytes)
+        else:
+            self._gathered += self._space[:nbytes]
+
+    def take(self, data: bytes) -> None:
+        """Take bytes that were received elsewhere."""
+        self._gathered += data
+
+    def clear(self) -> None:
+        """Let go of what has come."""
+        self._gathered.clear()
+        self._begun, self._buffers = None, []
+
+    def first(self) -> Message | None:
+        """Take the first whole message; None: there is none yet.
+
+        Raises:
+            ConnectionAbortedError: what comes is none, or a larger one than may come.
+        """
+        while self._begun is None:
+            found = first_of(self._gathered, self._most)
+            if found is None:
+                return None
+            number, pickled = found
+            if not number and pickled and self._may_announce:
+                self._sizes = _sizes_in(pickled)
+            elif not self._sizes:
+                return Message(number, pickled)
+            else:
+                self._begin(found)
+        while self._place < len(self._buffers) and self._gathered:
+            part = self._buffers[self._place][self._filled :]
+            taken = min(len(part), len(self._gathered))
+            part[:taken] = self._gathered[:taken]
+            del self._gathered[:taken]
+            self._fill(taken)
+        if self._place < len(self._buffers):
+            return None
+        (number, pickled), buffers = self._begun, tuple(buffer.toreadonly() for buffer in self._buffers)
+        self._begun, self._buffers = None, []
+        return Message(number, pickled, buffers)
+
+    def _begin(self, message: tuple[int, bytes]) -> None:
+        try:
+            self._buffers = [np.empty(size, np.uint8).data for size in self._sizes]
+        except (MemoryError, ValueError) as exc:
+            raise ConnectionAbortedError(f"{sum(self._sizes)} bytes are announced; found no room: {exc}") from exc
+        self._begun, self._sizes, self._place, self._filled = message, (), 0, 0
+        self._fill(0)
+
+    def _fill(self, nbytes: int) -> None:
+        self._filled += nbytes
+        while self._place < len(self._buffers) and self._filled == len(self._buffers[self._place]):
+            self._place, self._filled = self._place + 1, 0
+
+
+def _sizes_in(announcement: bytes) -> tuple[int, ...]:
+    try:
+        return tuple(size for (size,) in struct.iter_unpack("<Q", announcement))
+    except struct.error as exc:
+        raise ConnectionAbortedError(f"expected the sizes of buffers; found {len(announcement)} bytes") from exc

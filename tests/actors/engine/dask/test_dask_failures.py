@@ -1,0 +1,197 @@
+"""What ends on Dask, and what is left then: agents, nodes, schedulers, programs. Each test has a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+from tensorvine.actors.engine.dask.agent import LEAVE_S
+from tensorvine.actors.engine.dask.clients import engine_of
+from tensorvine.actors.engine.dask.engine import DaskEngine
+from tensorvine.actors.engine.engine import Lifetime, Node
+from tensorvine.store.errors import ModelLostError, ShardUnavailableError, TensorVineError
+
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, until
+from tests.support.dask_probe import DaskProbe
+
+pytestmark = pytest.mark.timeout(400)
+
+PROGRAM = """
+import sys, time
+from distributed import Client
+from tensorvine.actors.engine.dask.clients import engine_of
+from tensorvine.actors.engine.engine import Lifetime
+from tests.support.dask_probe import DaskProbe
+engine = engine_of(Client(sys.argv[1]))
+engine.spawn(DaskProbe, "own", {"engine": engine}, lifetime=Lifetime(outlives=False))
+engine.spawn(DaskProbe, "stays", {"engine": engine})
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def ask(engine: DaskEngine, actor: Any, method: str, *arguments: Any) -> Any:
+    return engine.result(engine.call(actor, method, *arguments), WAIT_S, "probe")
+
+
+def facts_of(engine: DaskEngine, actor: Any) -> dict[str, Any] | None:
+    try:
+        return ask(engine, actor, "facts")
+    except ShardUnavailableError:
+        return None
+
+
+def node(engine: DaskEngine, wanted: str) -> Node | None:
+    return next((found for found in engine.nodes() if found.id == wanted), None)
+
+
+def test_an_agent_that_is_killed_takes_its_actors_along_and_they_start_on_another_node() -> None:
+    with dask_processes("one", "two") as (_, engine):
+        here, there = [found.id for found in engine.nodes()]
+        actor = engine.spawn(DaskProbe, "moves", {"engine": engine}, there)
+        stays_dead = engine.spawn(DaskProbe, "stays dead", {"engine": engine}, there, Lifetime(restarts=False))
+        before = ask(engine, actor, "facts")
+        handles = ask(engine, stays_dead, "hold", np.arange(9))
+        assert before["node"] == there
+        waiting = engine.call(actor, "pass_gate")
+        os.kill(before["agent"], signal.SIGKILL)
+        with pytest.raises(ShardUnavailableError, match="who waits"):
+            engine.result(waiting, WAIT_S, "who waits")
+        until(lambda: not is_running(before["pid"]))
+        after = until(lambda: facts_of(engine, actor))
+        assert (after["node"], after["restarted"]) == (here, True)
+        with pytest.raises(ShardUnavailableError, match="its node has ended"):
+            ask(engine, stays_dead, "facts")
+        with pytest.raises(ModelLostError):
+            engine.get(handles, WAIT_S, "keeper")
+        anew = until(lambda: [found for found in engine.nodes() if found.id not in (here, there)])
+        assert node(engine, there) is None
+        again = engine.spawn(DaskProbe, "again", {"engine": engine}, anew[0].id)
+        assert ask(engine, again, "facts")["node"] == anew[0].id, "its worker has another agent"
+
+
+def test_a_node_whose_worker_closes_is_leaving_until_it_is_drained() -> None:
+    with dask_processes("one", "two") as (processes, engine):
+        here, there = [found.id for found in engine.nodes()]
+        first, second = (engine.spawn(DaskProbe, name, {"engine": engine}, there) for name in ("first", "second"))
+        facts = [ask(engine, actor, "facts") for actor in (first, second)]
+        parents = {parent.pid for parent in psutil.Process(facts[0]["agent"]).parents()}
+        assert not parents & {worker.pid for worker in processes.workers}
+        closing = worker_of(processes, facts[0]["agent"])
+        closing.send_signal(signal.SIGTERM)
+        until(lambda: (found := node(engine, there)) is not None and found.leaving)
+        assert ask(engine, first, "facts") == facts[0], "it answers still"
+        elsewhere = engine.spawn(DaskProbe, "third", {"engine": engine}, there)
+        assert ask(engine, elsewhere, "facts")["node"] == here
+        engine.kill("first")
+        engine.kill("second")
+        closing.wait(WAIT_S)
+        until(lambda: node(engine, there) is None)
+        until(lambda: not is_running(facts[0]["agent"]))
+
+
+def test_a_node_that_nobody_drains_ends_and_its_actors_start_elsewhere() -> None:
+    with dask_processes("one", "two") as (processes, engine):
+        here, there = [found.id for found in engine.nodes()]
+        actor = engine.spawn(DaskProbe, "moves", {"engine": engine}, there)
+        facts = ask(engine, actor, "facts")
+        closing = worker_of(processes, facts["agent"])
+        closing.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        after = until(lambda: (found := facts_of(engine, actor)) and found["restarted"] and found)
+        assert after["node"] == here
+        assert time.monotonic() - began > LEAVE_S / 2, "it had time to be drained"
+        until(lambda: not is_running(facts["pid"]))
+
+
+def test_when_all_workers_are_killed_no_process_stays() -> None:
+    with dask_processes("one", "one") as (processes, engine):
+        (only,) = engine.nodes()
+        facts = ask(engine, engine.spawn(DaskProbe, "a", {"engine": engine}), "facts")
+        for worker in processes.workers:
+            for process in (*psutil.Process(worker.pid).children(), psutil.Process(worker.pid)):
+                process.kill()
+        until(lambda: not is_running(facts["pid"]))
+        until(lambda: not is_running(facts["agent"]))
+        until(lambda: node(engine, only.id) is None)
+        with pytest.raises(ShardUnavailableError, match="there is none"):
+            engine.this_node()
+
+
+def test_a_worker_without_a_nanny_holds_its_node_itself() -> None:
+    with dask_processes("one") as (processes, engine):
+        (first,) = engine.nodes()
+        worker = processes.start_worker("two", nanny=False)
+        (second,) = until(lambda: [found for found in engine.nodes() if found.id != first.id])
+        actor = engine.spawn(DaskProbe, "moves", {"engine": engine}, second.id)
+        facts = ask(engine, actor, "facts")
+        worker.kill()
+        until(lambda: not is_running(facts["pid"]))
+        assert until(lambda: facts_of(engine, actor))["node"] == first.id
+
+
+def test_without_a_scheduler_calls_go_on_and_the_next_one_learns_of_the_actors() -> None:
+    with dask_processes("one", "two") as (processes, engine):
+        actor = engine.spawn(DaskProbe, "stays", {"engine": engine}, engine.nodes()[0].id)
+        facts = ask(engine, actor, "facts")
+        engine.keep("a fact", b"1")
+        processes.scheduler.kill()
+        processes.scheduler.wait(WAIT_S)
+        asked = (engine.nodes, lambda: engine.find("stays"), lambda: engine.kill("stays"), lambda: engine.kept(""))
+        for asks in (*asked, lambda: engine.spawn(DaskProbe, "new", {"engine": engine})):
+            with pytest.raises(ShardUnavailableError):
+                asks()
+        assert ask(engine, actor, "facts") == facts
+        with pytest.raises(ShardUnavailableError):
+            ask(engine, actor, "start", "new")
+        processes.start_scheduler()
+        for name in ("one", "two"):
+            processes.start_worker(name)
+        with Client(processes.address, timeout=WAIT_S, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=WAIT_S)
+            found = until(lambda: _found(engine, "stays"))
+            assert ask(engine, found, "facts") == facts, "it is the same process"
+            assert engine.kept("") == {}, "what was kept is not known any more"
+            until(lambda: len(engine.nodes()) == 2)
+            anew = engine_of(client)
+            assert ask(anew, anew.find("stays"), "facts") == facts
+            anew.kill("stays")
+            anew.close()
+        until(lambda: not is_running(facts["pid"]))
+
+
+def test_a_program_that_is_killed_takes_what_was_its_own_along() -> None:
+    with dask_processes("one") as (processes, engine):
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM, processes.address], stdout=subprocess.PIPE)
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"started\n"
+        assert {ask(engine, engine.find(name), "facts")["node"] for name in ("own", "stays")} == {engine.this_node()}
+        program.kill()
+        program.communicate(timeout=WAIT_S)
+        until(lambda: _found(engine, "own") is None)
+        assert ask(engine, engine.find("stays"), "facts")["node"] == engine.this_node()
+        engine.kill("stays")
+
+
+def _found(engine: DaskEngine, name: str) -> Any:
+    try:
+        return engine.find(name)
+    except (LookupError, TensorVineError):
+        return None
+
+
+def worker_of(processes: DaskProcesses, agent: int) -> subprocess.Popen[bytes]:
+    """Return the worker on the node of an agent."""
+    return next(worker for worker in processes.workers if node_name(worker.pid) == node_name(agent))
+
+
+def node_name(pid: int) -> str:
+    return psutil.Process(pid).environ()["DASK_TENSORVINE__NODE"]

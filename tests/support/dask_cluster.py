@@ -1,0 +1,99 @@
+"""Clusters of Dask: in this process, with workers, and in processes of their own, which a test may kill."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+from distributed import Client, LocalCluster
+from tensorvine.actors.engine.dask.clients import engine_of
+from tensorvine.actors.engine.dask.engine import DaskEngine
+
+WAIT_S = 60.0
+
+
+def local_cluster(workers: int) -> LocalCluster:
+    return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0")
+
+
+class DaskProcesses:
+    """A scheduler and its workers; workers of one node have one name of it."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.scheduler = self.start_scheduler()
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def start_scheduler(self) -> subprocess.Popen[bytes]:
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
+        return self.scheduler
+
+    def start_worker(self, node: str, nanny: bool = True) -> subprocess.Popen[bytes]:
+        """Start a worker, with its nanny or without one."""
+        options = (
+            "--nanny" if nanny else "--no-nanny",
+            "--nthreads",
+            "1",
+            "--host",
+            "127.0.0.1",
+            "--memory-limit",
+            "100MB",
+        )
+        self.workers.append(self._start("worker", self.address, *options, node=node))
+        return self.workers[-1]
+
+    def close(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+                child.kill()
+            process.kill()
+            process.wait(WAIT_S)
+
+    def _start(self, kind: str, *arguments: str, node: str = "") -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments, "--no-dashboard"]
+        return subprocess.Popen(command, env={**os.environ, "DASK_TENSORVINE__NODE": node}, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def dask_processes(*nodes: str) -> Iterator[tuple[DaskProcesses, DaskEngine]]:
+    """A cluster with one worker on each of some nodes, and an engine of it."""
+    processes = DaskProcesses()
+    try:
+        for node in nodes:
+            processes.start_worker(node)
+        with Client(processes.address, timeout=WAIT_S) as client:
+            client.wait_for_workers(len(nodes), timeout=WAIT_S)
+            engine = engine_of(client)
+            try:
+                until(lambda: len(engine.nodes()) == len(set(nodes)))
+                yield processes, engine
+            finally:
+                engine.close()
+    finally:
+        processes.close()
+
+
+def until(reached: Callable[[], Any]) -> Any:
+    """Ask again until there is an answer that counts."""
+    end = time.monotonic() + WAIT_S
+    while not (answer := reached()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return answer
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
