@@ -49,7 +49,8 @@ class DaskProcesses:
             "--memory-limit",
             "100MB",
         )
-        self.workers.append(self._start("worker", self.address, *options, node=node))
+        address = self.address.replace("127.0.0.1", "localhost")  # as the scheduler does not call itself
+        self.workers.append(self._start("worker", address, *options, node=node))
         return self.workers[-1]
 
     def close(self) -> None:

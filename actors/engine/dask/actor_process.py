@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from ....store.errors import OperationTimeoutError, ShardUnavailableError
+from ....store.errors import ShardUnavailableError
 from ..engine import GROUPS
 from ..sockets.framing import SocketAddress
 from ..sockets.server import CallServer
@@ -56,7 +56,7 @@ class AgentLink:
         coming = asyncio.wrap_future(answer)
         await asyncio.wait([coming], timeout=AGENT_S)
         if not coming.done():
-            raise OperationTimeoutError(f"{method}: expected an answer of this machine's agent; none came")
+            raise ShardUnavailableError(f"{method}: expected an answer of this machine's agent; none came")
         try:
             return coming.result()
         except LostError as exc:

@@ -60,6 +60,7 @@ class AgentProcess:
         self._over = asyncio.Event()
         self._news: asyncio.Queue[tuple[str, tuple[object, ...]]] = asyncio.Queue()
         """For the directory."""
+        self._cluster = ""
         self._connected = False
         self._ending: asyncio.TimerHandle | None = None
         self._address = own_address(hiring.scheduler)
@@ -87,7 +88,7 @@ class AgentProcess:
         await self._link.close()
 
     def _boot(self, report: Report) -> Boot:
-        return Boot(report, self._server.address, os.getpid(), self._hiring.scheduler, self._id, self._address)
+        return Boot(report, self._server.address, os.getpid(), self._cluster, self._id, self._address)
 
     def _note_death(self, key: str, life: int, why: str, lived_s: float) -> None:
         self._news.put_nowait(("died", (key, life, why, lived_s)))
@@ -115,6 +116,7 @@ class AgentProcess:
         while True:
             try:
                 comm = await self._link.join(self._introduced(), self._reports())
+                self._cluster = cast(str, await self._link.ask("cluster"))
                 pauses.reset()
                 self._attendance.joined()
                 self._note_connected(True)

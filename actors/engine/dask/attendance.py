@@ -115,11 +115,9 @@ class Attendance:
             self._gone(writer)
 
     def _gone(self, writer: asyncio.StreamWriter) -> None:
-        was_last = writer in self._told and len(self._told) == 1
-        announced = writer in self._closing
-        self._told.pop(writer, None)
+        was_attached = self._told.pop(writer, None) is not None
         self._closing.discard(writer)
         self._writers.discard(writer)
         writer.close()
-        if was_last and not announced:
+        if was_attached and not self._told and not self.is_closing:
             self._countdown = self._loop.call_later(ALONE_S, self._alone)

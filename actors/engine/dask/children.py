@@ -43,7 +43,10 @@ class _Child:
     report: Report
     task: asyncio.Task[None]
     process: asyncio.subprocess.Process | None = None
-    killed: bool = field(default=False)
+    began: float = field(default_factory=time.monotonic)
+    why: str = "it was killed"
+    """Why it ended."""
+    killed: bool = False
 
 
 class Children:
@@ -68,6 +71,7 @@ class Children:
         report = order.report
         task = asyncio.create_task(self._live(report, order.after_s), name=report.plan.name)
         self._children[report.plan.key, report.life] = _Child(report, task)
+        task.add_done_callback(lambda _: self._ended(report.plan.key, report.life))  # it may be cancelled unbegun
 
     def ready(self, key: str, life: int, reach: Reach) -> None:
         """Note where a life can be called."""
@@ -94,23 +98,23 @@ class Children:
 
     async def _live(self, report: Report, after_s: float) -> None:
         """Have an actor's process run, from the pause before it until its end."""
-        key, life = report.plan.key, report.life
-        why, began = "it was killed", time.monotonic()
+        child = self._children[report.plan.key, report.life]
+        await asyncio.sleep(after_s)
+        child.began = time.monotonic()
         try:
-            await asyncio.sleep(after_s)
-            began = time.monotonic()
-            process = await self._started(report)
-            self._children[key, life].process = process
+            child.process = process = await self._started(report)
             await self._tell(process, report)
             code = await process.wait()
-            _end_session(process.pid)
-            if not self._children[key, life].killed:
-                why = f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
         except OSError as exc:
-            why = f"its process could not be started: {exc}"
-        finally:
-            del self._children[key, life]
-            self._died(key, life, why, time.monotonic() - began)
+            child.why = f"its process could not be started: {exc}"
+            return
+        _end_session(process.pid)
+        if not child.killed:
+            child.why = f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
+
+    def _ended(self, key: str, life: int) -> None:
+        child = self._children.pop((key, life))
+        self._died(key, life, child.why, time.monotonic() - child.began)
 
     async def _started(self, report: Report) -> asyncio.subprocess.Process:
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(report.gpus)}

@@ -82,7 +82,7 @@ class DirectoryPlugin(SchedulerPlugin):
     async def _ask(self, question: bytes) -> bytes:
         try:
             method, arguments = pickle.loads(question)  # noqa: S301  the scheduler runs what its clients send it anyway
-            if not self._settled:
+            if not self._settled and method != "cluster":
                 raise ShardUnavailableError(f"{method}: the scheduler was started anew, and hears of its actors still")
             answer = self._known[method](*arguments)
             self._tell()

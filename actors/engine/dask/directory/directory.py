@@ -20,10 +20,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .....store.errors import OptionError
 from ...engine import Node
 from ..records import Agent, End, Kill, Order, Plan, Reach, Report, Standing, Start, State, life_of
 from .placing import Load, choose
+from .reservations import Reservations
 
 SETTLED_S = 60.0
 """A life that was longer is no short one."""
@@ -44,13 +44,6 @@ class _Actor:
     @property
     def owner(self) -> str:
         return life_of(self.report.plan.key, self.report.life)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reservation:
-    node: str
-    nbytes: int
-    owner: str
 
 
 class Directory:
@@ -77,7 +70,7 @@ class Directory:
         """Lives that were to be killed, until they have ended."""
         self._ended: OrderedDict[str, Standing] = OrderedDict()
         self._kept: dict[str, bytes] = {}
-        self._reserved: dict[str, _Reservation] = {}
+        self._reservations = Reservations()
 
     # ---- what callers ask -----------------------------------------------------------------------------
 
@@ -121,7 +114,7 @@ class Directory:
 
     def nodes(self) -> list[tuple[Node, Agent]]:
         """List the nodes."""
-        return [(a.node(self._reserved_on(a.id), a.id in self._leaving), a) for a in self._agents.values()]
+        return [(a.node(self._reservations.on(a.id), a.id in self._leaving), a) for a in self._agents.values()]
 
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep some bytes; None lets go of them."""
@@ -135,29 +128,18 @@ class Directory:
         return {name: value for name, value in self._kept.items() if name.startswith(prefix)}
 
     def reserve(self, name: str, node: str, nbytes: int, owner: str) -> bool:
-        """Set memory of a node aside; False: it has not so much.
-
-        Raises:
-            OptionError: the name is taken.
-        """
-        if name in self._reserved:
-            raise OptionError(f"reserve {name!r}: expected a name that is free; memory is reserved under it")
-        if node not in self._agents or nbytes > self._agents[node].memory - self._reserved_on(node):
-            return False
-        self._reserved[name] = _Reservation(node, nbytes, owner)
-        return True
+        """Set memory of a node aside; False: it has not so much. For errors see `Reservations.take`."""
+        memory = self._agents[node].memory if node in self._agents else -1
+        return self._reservations.take(name, node, nbytes, owner, memory)
 
     def unreserve(self, name: str) -> None:
         """Let go of what was reserved under a name."""
-        self._reserved.pop(name, None)
+        self._reservations.drop(name)
 
     def reserved(self, prefix: str) -> dict[str, str | None]:
         """Return what is reserved -> the node; None: it is no more."""
-        return {
-            name: found.node if found.node in self._agents else None
-            for name, found in self._reserved.items()
-            if name.startswith(prefix)
-        }
+        found = self._reservations.nodes(prefix)
+        return {name: node if node in self._agents else None for name, node in found.items()}
 
     # ---- what agents tell -----------------------------------------------------------------------------
 
@@ -219,8 +201,7 @@ class Directory:
             plan = actor.report.plan
             if plan.owner == owner and not plan.lifetime.outlives and key in self._actors:
                 self._end(key, "its starter has ended")
-        for name in [name for name, found in self._reserved.items() if found.owner == owner]:
-            del self._reserved[name]
+        self._reservations.drop_of(owner)
 
     def check_owners(self, clients: Iterable[str]) -> None:
         """End what belongs to none of these clients and to no life of an actor."""
@@ -307,6 +288,3 @@ class Directory:
         stuck = len(self._leaving) == len(self._agents)
         busy = {actor.node for actor in (*self._actors.values(), *self._dying.values())}
         self.orders += [(agent, End()) for agent in self._leaving if stuck or agent not in busy]
-
-    def _reserved_on(self, node: str) -> int:
-        return sum(found.nbytes for found in self._reserved.values() if found.node == node)

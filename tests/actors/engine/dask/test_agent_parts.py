@@ -1,0 +1,110 @@
+"""An agent's parts: processes that are killed before they are there, and who is attached in whatever order they go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tensorvine.actors.engine.dask import attendance
+from tensorvine.actors.engine.dask.attendance import Attendance
+from tensorvine.actors.engine.dask.children import Boot, Children
+from tensorvine.actors.engine.dask.records import Plan, Report, Start
+from tensorvine.actors.engine.sockets.framing import SocketAddress
+
+WAIT_S = 60.0
+
+
+@pytest.mark.parametrize("after_s", [0.0, 600.0])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_process_that_is_killed_before_it_is_there_has_ended_once(after_s: float, begun: bool) -> None:
+    died: list[tuple[str, int, str]] = []
+
+    def boot(report: Report) -> Boot:
+        return Boot(report, SocketAddress("none", 0, b""), 0, "", "", "")
+
+    async def scene() -> None:
+        children = Children(boot, lambda key, life, why, _: died.append((key, life, why)))
+        children.start(Start(Report(Plan("k", "an actor", {}, b"", "client"), 3), after_s))
+        for _ in range(3 if begun else 0):
+            await asyncio.sleep(0)
+        children.kill("k", 3)
+        await children.kill_all()
+        assert children.reports() == []
+
+    asyncio.run(scene())
+    assert died == [("k", 3, "it was killed")]
+
+
+class Desk:
+    """Where workers attach, with all that it calls."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self.changes: list[bool] = []
+        """Whether all were closing, at each change."""
+        self.alone = asyncio.Event()
+        self.attendance = Attendance(lambda: self.changes.append(self.attendance.is_closing), self.alone.set)
+        self.attendance.joined()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(self.attendance.serve, self._path)
+        yield
+        server.close()
+        await self.attendance.close()
+
+    async def attach(self, memory: int = 10) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        writer.write(json.dumps({"memory": memory, "resources": {"disk": 1.0}}).encode() + b"\n")
+        assert await asyncio.wait_for(reader.read(1), WAIT_S) == b"+"
+        return reader, writer
+
+
+async def may_go(reader: asyncio.StreamReader) -> bool:
+    return await asyncio.wait_for(reader.read(1), WAIT_S) == b"-"
+
+
+def test_the_last_one_that_closes_waits_and_who_comes_after_it_is_counted(tmp_path: Path) -> None:
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            first, second = await desk.attach(), await desk.attach()
+            assert (desk.attendance.memory(100), desk.attendance.memory(30)) == (80, 15)
+            assert desk.attendance.resources() == {"disk": 2.0}
+            first[1].write(b"{}\n")
+            assert await may_go(first[0])
+            first[1].close()
+            second[1].write(b"{}\n")
+            while not desk.attendance.is_waited_for:
+                await asyncio.sleep(0.001)
+            third = await desk.attach()
+            assert desk.changes[-2:] == [True, False]
+            third[1].close()
+            second[1].close()
+        assert not desk.alone.is_set()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["who-closes-first", "who-is-gone-first"])
+def test_nobody_is_attached_when_one_has_closed_and_the_other_is_just_gone(
+    tmp_path: Path, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "ALONE_S", 0.01)
+
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            both = await desk.attach(), await desk.attach()
+            both[0][1].write(b"{}\n")
+            assert await may_go(both[0][0])
+            for place in order:
+                both[place][1].close()
+                await both[place][1].wait_closed()
+            await asyncio.wait_for(desk.alone.wait(), WAIT_S)
+
+    asyncio.run(scene())
