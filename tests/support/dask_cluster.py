@@ -40,15 +40,8 @@ class DaskProcesses:
 
     def start_worker(self, node: str, nanny: bool = True) -> subprocess.Popen[bytes]:
         """Start a worker, with its nanny or without one."""
-        options = (
-            "--nanny" if nanny else "--no-nanny",
-            "--nthreads",
-            "1",
-            "--host",
-            "127.0.0.1",
-            "--memory-limit",
-            "100MB",
-        )
+        nanny_or_not = "--nanny" if nanny else "--no-nanny"
+        options = (nanny_or_not, "--nthreads", "1", "--host", "127.0.0.1", "--memory-limit", "1GB")
         address = self.address.replace("127.0.0.1", "localhost")  # as the scheduler does not call itself
         self.workers.append(self._start("worker", address, *options, node=node))
         return self.workers[-1]

@@ -22,7 +22,7 @@ from tensorvine.store.errors import ModelLostError, ShardUnavailableError, Tenso
 from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, until
 from tests.support.dask_probe import DaskProbe
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
 PROGRAM = """
 import sys, time
