@@ -3,7 +3,7 @@
 Rules
 - The planner is asked again after `TOLD_S`, and when the topology has changed. What it told is checked with the shard
   itself, which may have started again elsewhere.
-- Where the planner does not answer, its last word counts. Where it never knew, all shards are asked in turn.
+- Where the planner does not answer, or does not know, its last word counts; without one all shards are met in turn.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class Nearby:
     def _ask(self, deadline: Deadline) -> None:
         request = PlannerCalls.shards_on(self._node, self._version)
         try:
-            self._told = self._planner.call(request, deadline.left(ASK_S))
+            told = self._planner.call(request, deadline.left(ASK_S))
         except TensorVineError as exc:
             log.info("which shards are on this node is not known anew: %s", exc)
             return
-        if self._told is None:
+        if told is None:  # it has not looked yet, or not since it was started again
             self._until = Deadline.after(UNKNOWN_S)
+        else:
+            self._told = told

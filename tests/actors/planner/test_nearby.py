@@ -69,15 +69,17 @@ def test_without_the_planners_word_all_are_asked(told: object) -> None:
     assert shards.met == [1, 0, 1, 2]
 
 
-def test_the_last_word_counts_until_the_topology_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [None, OperationTimeoutError("late")], ids=["started again", "late"])
+def test_the_last_word_counts_until_the_topology_changes(monkeypatch: pytest.MonkeyPatch, later: object) -> None:
     now = 100.0
     monkeypatch.setattr("tensorvine.store.waiting.time.monotonic", lambda: now)
     shards = Shards([THERE, THERE, HERE], (2,))
     assert shards.choose(1) == 2
     now += TOLD_S
-    shards.told = OperationTimeoutError("late")
+    shards.told = later
     assert shards.choose(1) == 2
     assert shards.choose(1) == 2
+    assert 0 not in shards.met
     assert shards.asked == 2
     shards.told = ()
     assert shards.choose(1, version=2) == 1
