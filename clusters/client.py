@@ -57,7 +57,7 @@ def connected(name: str | None, address: str | None) -> Generator[Repository]:
         typer.BadParameter: the address is none.
     """
     from ..actors.client.repository import Repository
-    from ..actors.engine import embedded
+    from ..actors.engine.ray import embedded
 
     if address is None and embedded.running() is None:
         raise RepositoryNotFoundError(
@@ -75,7 +75,7 @@ def connected(name: str | None, address: str | None) -> Generator[Repository]:
 
 def attach(address: str | None) -> None:
     """Attach to a Ray; an address that is none is wrong usage."""
-    from ..actors.engine import embedded
+    from ..actors.engine.ray import embedded
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # Ray set it when it was imported
     try:

@@ -24,7 +24,7 @@ from typing import IO
 
 import psutil
 
-from ..actors.engine import auth_token, discovery
+from ..actors.engine.ray import auth_token, discovery
 from ..actors.engine.room import MONITOR_OFF, ray_start_options
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 from ..store.waiting import Backoff, Deadline

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from ..actors.engine import embedded
+from ..actors.engine.ray import embedded
 
 
 class LocalCluster:

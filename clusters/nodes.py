@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..actors.engine import control_service
-from ..actors.engine.ray import NAMESPACE
+from ..actors.engine.ray import control_service
+from ..actors.engine.ray.engine import NAMESPACE
 from ..store.errors import OperationTimeoutError, RepositoryNotFoundError
 from ..store.waiting import Backoff, Deadline
 

@@ -24,8 +24,8 @@ from ...store.refs import check_name
 from ...store.shard import ShardStats
 from ...store.versions.retention import Retention
 from ...store.waiting import seconds_of
-from ..engine.embedded import default_engine
 from ..engine.engine import Engine
+from ..engine.ray.embedded import default_engine
 from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all

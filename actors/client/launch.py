@@ -28,9 +28,9 @@ from ...store.errors import (
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
-from ..engine import embedded
 from ..engine.engine import Engine, Node
-from ..engine.ray import RayEngine
+from ..engine.ray import embedded
+from ..engine.ray.engine import RayEngine
 from ..planner.calls import PlannerCalls
 from ..planner.following import able_nodes
 from ..planner.planner import Planner

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...store.waiting import Deadline
-from ..engine.embedded import default_engine
+from ..engine.ray.embedded import default_engine
 from .backend import Backend, Offer
 from .group import Group
 from .member import Seat

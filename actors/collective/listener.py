@@ -21,7 +21,7 @@ from typing import Any
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
-from ..engine import embedded
+from ..engine.ray import embedded
 from ..engine.sockets.refusals import Refusals
 from ..rpc.greetings import SILENT, Greetings, Welcome, credential
 from .links import Link

@@ -1,5 +1,5 @@
-"""What runs actors: the protocol, Ray, the Ray that this process joins or starts, and Dask.
+"""What runs actors: the protocol, Ray, and Dask.
 
-From outside: `engine.Engine`, `embedded`, `dask.clients`, `sockets`, and for the command line `auth_token` and
-`discovery`. Stands on `store` alone. `engine`, `dask`, `sockets` and `control_service` import no Ray; the others do.
+From outside: `engine.Engine`, `ray.embedded`, `dask.clients`, `sockets`. Stands on `store` alone. What is not in `ray`
+imports no Ray, and what is not in `dask` no Dask.
 """

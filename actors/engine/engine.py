@@ -1,7 +1,7 @@
 """The engine seam: the few calls that TensorVine needs from what runs its actors.
 
 Rules
-- Nothing outside an engine's own file calls Ray or Dask; a second engine is one more file like `ray.py`.
+- Nothing outside an engine's own file calls Ray or Dask; a second engine is a folder of its own, as `ray` and `dask`.
 - Every wait has a timeout. What an engine raises leaves here as an error of the one tree.
 - A block that `put` stored belongs to the process that put it: shards put, clients only borrow.
 """
@@ -69,7 +69,7 @@ SERVICE = Lifetime()
 
 
 class Engine(Protocol):
-    """What runs actors and stores blocks. `ray.RayEngine` is the first."""
+    """What runs actors and stores blocks. `ray.engine.RayEngine` is the first."""
 
     def nodes(self) -> list[Node]:
         """List the living nodes; the first is the one that clients without a node of their own count as theirs."""

@@ -279,7 +279,7 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = No
     >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
     """
     if engine is None:
-        from ..engine.embedded import default_engine
+        from ..engine.ray.embedded import default_engine
 
         engine = default_engine()
     deadline = Deadline.after(timeout)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from ...store.refs import check_name
 from ..client.repository import Repository
-from ..engine import embedded
-from ..engine.embedded import default_engine
 from ..engine.engine import Engine, Lifetime
+from ..engine.ray import embedded
+from ..engine.ray.embedded import default_engine
 from .calls import TrainerCalls
 from .report import Recipe
 from .trainer import TrainerActor

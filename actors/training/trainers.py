@@ -21,8 +21,8 @@ from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailab
 from ...store.refs import ModelRef
 from ...store.waiting import NEVER
 from ..client.save.request import Saved
-from ..engine import embedded
 from ..engine.engine import Actor, Engine
+from ..engine.ray import embedded
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from .calls import TrainerCalls

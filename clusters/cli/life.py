@@ -102,7 +102,7 @@ def up(
     none, a Ray is started here first. What is on --path is brought back.
     """
     from ...actors.client.repository import Repository
-    from ...actors.engine import embedded
+    from ...actors.engine.ray import embedded
     from ...store.codecs.codec import from_spec
     from ..nodes import await_nodes
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import psutil
 import ray
-from tensorvine.actors.engine import auth_token
+from tensorvine.actors.engine.ray import auth_token
 
 from ..online.starting import sigterm_kept
 

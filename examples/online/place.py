@@ -139,7 +139,7 @@ class Place:
 def joined(address: str) -> Iterator[None]:
     """Be attached to the Ray at HOST:PORT, or to the one that "auto" finds, within the block."""
     import ray
-    from tensorvine.actors.engine import embedded
+    from tensorvine.actors.engine.ray import embedded
     from tensorvine.store.errors import RepositoryNotFoundError
 
     attached = ray.is_initialized()

@@ -176,7 +176,7 @@ def looked_at(cluster: object) -> Iterator[Repository]:
 @pytest.fixture
 def filled(looked_at: Repository, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """That repository; a command that looks at it leaves this process's Ray alone."""
-    from tensorvine.actors.engine import embedded
+    from tensorvine.actors.engine.ray import embedded
 
     monkeypatch.setattr(embedded, "stop", lambda: None)
     return looked_at

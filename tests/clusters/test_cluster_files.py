@@ -41,7 +41,7 @@ import os, signal, sys
 import numpy as np
 import ray
 from tensorvine.actors import Repository
-from tensorvine.actors.engine import control_service
+from tensorvine.actors.engine.ray import control_service
 with Repository.connect() as repo:
     repo.save("m", {"w": np.ones(5, np.float32)}, quality=0.5)
     asks = control_service.asks_for_token(ray.get_runtime_context().gcs_address)

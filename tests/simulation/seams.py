@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tensorvine.actors.client import deployment, launch, session
-from tensorvine.actors.engine import ray as engine_ray
+from tensorvine.actors.engine.ray import engine as engine_ray
 from tensorvine.actors.memory import memory, page_care
 from tensorvine.actors.rpc import lazy_server
 from tensorvine.actors.shard import sweep, tenure

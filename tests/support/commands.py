@@ -8,7 +8,7 @@ import io
 import pytest
 import ray
 from tensorvine.actors import Repository
-from tensorvine.actors.engine import embedded
+from tensorvine.actors.engine.ray import embedded
 from tensorvine.clusters.cli.main import main
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 
 ELSEWHERE = "another"
 

@@ -26,8 +26,8 @@ import keras
 from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
-from ...engine.embedded import default_engine
 from ...engine.engine import Engine
+from ...engine.ray.embedded import default_engine
 from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
 from ..mailbox import MailboxServer

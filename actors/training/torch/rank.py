@@ -27,8 +27,8 @@ from torch import nn
 from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
-from ...engine.embedded import default_engine
 from ...engine.engine import Engine
+from ...engine.ray.embedded import default_engine
 from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
 from ..mailbox import MailboxServer

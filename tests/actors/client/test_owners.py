@@ -23,7 +23,7 @@ ADA = Owner("ada", 12345, "elsewhere")
 BOB = """
 import ctypes, json, os, sys
 from tensorvine.actors import Repository
-from tensorvine.actors.engine import embedded
+from tensorvine.actors.engine.ray import embedded
 from tensorvine.store.errors import ForeignRepositoryError
 
 def tried(call, *arguments, **options):

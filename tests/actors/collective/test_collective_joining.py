@@ -22,7 +22,7 @@ from tensorvine.actors.collective.rendezvous import (
 )
 from tensorvine.actors.collective.shared import backend as shared
 from tensorvine.actors.collective.shared import crossmemory
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorVineError
 

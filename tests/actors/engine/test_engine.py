@@ -17,11 +17,11 @@ import ray
 import ray.exceptions
 from distributed import Client
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.engine import ray as engine_ray
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Engine
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray import engine as engine_ray
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.planner.planner import Planner, Topology
 from tensorvine.actors.rpc.messages import ShardConfig, actor_name, planner_name
 from tensorvine.actors.shard.shard import Shard

@@ -20,7 +20,7 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.shard.calls import ShardCalls

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.engine import Node
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.planner import reservations as reserving
 from tensorvine.actors.planner.reservations import LEAST_BYTES, Reservations
 from tensorvine.store.errors import StoreFullError

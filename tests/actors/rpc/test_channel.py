@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.engine import GROUPS
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.engine.sockets import awaited
 from tensorvine.actors.engine.sockets.framing import SocketAddress
 from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS

@@ -16,7 +16,7 @@ tensorflow = pytest.importorskip("tensorflow")
 
 from tensorvine.actors.collective.connect import connect  # noqa: E402  once it is known to be there
 from tensorvine.actors.collective.rendezvous import ActorRendezvous  # noqa: E402
-from tensorvine.actors.engine.ray import RayEngine  # noqa: E402
+from tensorvine.actors.engine.ray.engine import RayEngine  # noqa: E402
 from tensorvine.actors.training.fork.order import ForkOrder  # noqa: E402
 from tensorvine.actors.training.fork.receiver import ForkReceiver  # noqa: E402
 from tensorvine.actors.training.keras.callback import FitHooks, ForkCallback  # noqa: E402

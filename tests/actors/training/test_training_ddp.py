@@ -23,7 +23,7 @@ import torch
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.rendezvous import ActorRendezvous
 from tensorvine.actors.engine.engine import Engine
-from tensorvine.actors.engine.ray import RayEngine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.training.fork.order import ForkOrder
 from tensorvine.actors.training.fork.receiver import ForkReceiver
 from tensorvine.actors.training.forks import fork

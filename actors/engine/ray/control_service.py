@@ -14,7 +14,7 @@ import re
 import socket
 import struct
 
-from ...store.waiting import Deadline
+from ....store.waiting import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import ray
 
-from ...store.errors import RepositoryNotFoundError
+from ....store.errors import RepositoryNotFoundError
+from ..engine import Engine
+from ..room import MONITOR_OFF, available
+from ..warned import warn_once
 from . import auth_token, control_service, discovery
-from .engine import Engine
-from .ray import RayEngine
-from .room import MONITOR_OFF, available
-from .warned import warn_once
+from .engine import RayEngine
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from stat import S_IROTH, S_IRWXG, S_IRWXO
 
 from ray._private.authentication import authentication_token_setup
 
-from ...store.errors import StorageError
-from ...store.waiting import Backoff, Deadline
-from .warned import warn_once
+from ....store.errors import StorageError
+from ....store.waiting import Backoff, Deadline
+from ..warned import warn_once
 
 log = logging.getLogger(__name__)
 

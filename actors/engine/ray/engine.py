@@ -30,15 +30,15 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ...store.errors import (
+from ....store.errors import (
     EngineStoppedError,
     ModelLostError,
     OperationTimeoutError,
     ShardUnavailableError,
     TensorVineError,
 )
-from ...store.waiting import Backoff, Deadline
-from .engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
+from ....store.waiting import Backoff, Deadline
+from ..engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
 
 NAMESPACE = "tensorvine"
 

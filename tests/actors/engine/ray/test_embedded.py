@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray._private.authentication import authentication_token_setup
 from tensorvine.actors.collective import listener
-from tensorvine.actors.engine import auth_token, control_service, discovery, embedded
+from tensorvine.actors.engine.ray import auth_token, control_service, discovery, embedded
 from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tensorvine.actors.engine import control_service
+from tensorvine.actors.engine.ray import control_service
 
 from tests.support.control_service import control_service as started
 

@@ -28,8 +28,8 @@ import psutil
 from ray._common.utils import get_ray_address_file, reset_ray_address
 from ray._private import services  # the only place that knows what a raylet's process looks like
 
+from ..warned import warn_once
 from . import control_service
-from .warned import warn_once
 
 log = logging.getLogger(__name__)
 

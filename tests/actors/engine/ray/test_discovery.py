@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from tensorvine.actors.engine import discovery, embedded
+from tensorvine.actors.engine.ray import discovery, embedded
 from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
 

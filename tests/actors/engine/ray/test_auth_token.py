@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private.authentication import authentication_token_setup
-from tensorvine.actors.engine import auth_token, control_service
+from tensorvine.actors.engine.ray import auth_token, control_service
 from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import StorageError
 
 ENABLED = """
 from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
-from tensorvine.actors.engine import auth_token
+from tensorvine.actors.engine.ray import auth_token
 before = get_authentication_mode() == AuthenticationMode.TOKEN
 auth_token.guard()
 after = get_authentication_mode() == AuthenticationMode.TOKEN
