@@ -70,7 +70,7 @@ def connected(name: str | None, address: str | None) -> Generator[Repository]:
         yield repository
     finally:
         repository.close()
-        embedded.stop()
+        repository.engine.leave()
 
 
 def attach(address: str | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from ..actors.engine.ray import embedded
+from ..actors.engine.ray.engine import RayEngine
 
 
 class LocalCluster:
@@ -32,7 +33,7 @@ class LocalCluster:
         """Stop the Ray that this object started."""
         if self.started:
             self.started = False
-            embedded.stop()
+            RayEngine().leave()
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -96,6 +96,10 @@ class CodecUnavailableError(TensorVineError, ImportError):
     """A codec needs a package that is not installed."""
 
 
+class EngineUnavailableError(TensorVineError, ImportError):
+    """What runs the actors, Ray or Dask, is not installed."""
+
+
 class ShardUnavailableError(TensorVineError, ConnectionError):
     """A shard died or does not answer; what it was asked to do may or may not have happened."""
 

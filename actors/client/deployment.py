@@ -24,8 +24,8 @@ from ...store.refs import check_name
 from ...store.shard import ShardStats
 from ...store.versions.retention import Retention
 from ...store.waiting import seconds_of
+from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Engine
-from ..engine.ray.embedded import default_engine
 from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
@@ -78,8 +78,9 @@ class Deployment:
         redis: str | None = None,
         scaling: ScalePolicy | None = None,
         nodes: NodeRule | None = None,
+        engine: EngineChoice = None,
     ) -> Self:
-        """Start a repository on the running Ray, or on one embedded in this process where there is none.
+        """Start a repository on the cluster that runs, or on one embedded in this process where there is none.
 
         Joins the repository when one of that name already runs; `close` then only disconnects.
 
@@ -112,10 +113,16 @@ class Deployment:
                 says.
             nodes: what a node must have to hold a shard: resources with their least amounts, labels with their values,
                 such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`; None: every node may.
+            engine: what runs its actors: `"ray"`; `"dask"`, which is the current client, the scheduler of
+                DASK_SCHEDULER_ADDRESS, or a `LocalCluster` that is started; a `distributed.Client`, or its scheduler's
+                address. None: the one that runs in this process already; Ray, where none does.
 
         Raises:
+            EngineUnavailableError: the engine's package is not installed.
+            RepositoryNotFoundError: the cluster refuses this process, or no scheduler is at that address.
             ForeignRepositoryError: no name is given, and the one that runs is another user's.
-            OptionError: `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, no
+            OptionError: `engine` is none, or None where both Ray and Dask run in this process;
+                `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, no
                 node has what `nodes` asks for, one of these, `path` or `redis` differs from the running repository's,
                 an option that only means something with `path` is given without, or `redis` is no such URL.
             StoreFullError: a node has less memory that nobody has reserved than a shard is to fill.
@@ -125,7 +132,7 @@ class Deployment:
             CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
         """
         known = check_name(name if name is not None else DEFAULT_NAME)
-        engine, launched = launch(
+        used, launched = launch(
             known,
             shards,
             asked=name is not None,
@@ -136,25 +143,28 @@ class Deployment:
             replicas=replicas,
             scaling=scaling,
             nodes=nodes,
+            choice=engine,
         )
         try:
-            return cls(engine, known, launched)
+            return cls(used, known, launched)
         except BaseException:
             launched.stop()
             raise
 
     @classmethod
-    def connect(cls, name: str | None = None) -> Self:
+    def connect(cls, name: str | None = None, *, engine: EngineChoice = None) -> Self:
         """Connect to a running repository, from any process of the cluster.
 
         Args:
             name: its name; None: `"default"`, as of `start`.
+            engine: what runs it, as of `start`; no cluster is started.
 
         Raises:
-            RepositoryNotFoundError: no Ray runs, or no repository of that name.
+            RepositoryNotFoundError: no cluster of that engine runs, or no repository of that name on it.
+            EngineUnavailableError, OptionError: as of `start`.
             ForeignRepositoryError: no name is given, and it is another user's.
         """
-        made = cls(default_engine(), check_name(name if name is not None else DEFAULT_NAME))
+        made = cls(engine_for(engine), check_name(name if name is not None else DEFAULT_NAME))
         if name is None:
             try:
                 check_own(made.name, made._session.topology.owner, Owner.here())
@@ -179,7 +189,7 @@ class Deployment:
     def leave(self) -> None:
         """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
 
-        On a Ray that is embedded in this process it ends with the process all the same.
+        On a cluster that is embedded in this process it ends with the process all the same.
         """
         if self._launched is not None:
             self._launched.leave()

@@ -28,9 +28,8 @@ from ...store.errors import (
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
+from ..engine.choice import EngineChoice, start_engine
 from ..engine.engine import Engine, Node
-from ..engine.ray import embedded
-from ..engine.ray.engine import RayEngine
 from ..planner.calls import PlannerCalls
 from ..planner.following import able_nodes
 from ..planner.planner import Planner
@@ -69,7 +68,7 @@ class Launched:
     names: list[str] = field(default_factory=list[str])
     """Actors that were started here, in the order in which to stop them."""
     owns_cluster: bool = False
-    """The embedded Ray was started here."""
+    """The cluster was started here."""
 
     def leave(self) -> None:
         """Let what was started run on; `stop` then does nothing."""
@@ -86,7 +85,7 @@ class Launched:
             self._release()
         if self.owns_cluster:
             self.owns_cluster = False
-            embedded.stop()
+            self.engine.leave()
 
     def _end_shards(self, running: Sequence[str]) -> None:
         """Have the shards answer nobody from now on: a client that knows one is answered until its process ends."""
@@ -103,7 +102,7 @@ class Launched:
         try:
             Reservations(self.engine, self.repository, self.started_by).release_all()
         except EngineStoppedError:
-            log.debug("repository %r: what it had reserved ended with its Ray", self.repository)
+            log.debug("repository %r: what it had reserved ended with its cluster", self.repository)
         except TensorVineError as exc:
             log.warning("repository %r: its memory stays reserved until this program ends: %s", self.repository, exc)
 
@@ -163,6 +162,7 @@ def launch(
     replicas: int = 1,
     scaling: ScalePolicy | None = None,
     nodes: NodeRule | None = None,
+    choice: EngineChoice = None,
 ) -> tuple[Engine, Launched]:
     """Start planner and shards, spread over the nodes, or join those that run.
 
@@ -171,6 +171,7 @@ def launch(
         shards: how many; None: one per node, now and later.
         asked: the repository was asked for by name, so it may be another user's.
         store_bytes, preallocate_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
+        choice: the engine.
 
     Raises:
         ForeignRepositoryError: it runs already, is another user's, and was not asked for by name.
@@ -184,8 +185,8 @@ def launch(
     rule = check_rule(nodes) if nodes is not None else {}
     if redis is not None:
         redis_connection.present_start(redis, repository)  # it must answer
-    engine = RayEngine()
-    launched = Launched(engine, repository, owns_cluster=embedded.attach_or_start())
+    engine, owns_cluster = start_engine(choice)
+    launched = Launched(engine, repository, owns_cluster=owns_cluster)
     try:
         living = engine.nodes()
         able = _able(living, rule)

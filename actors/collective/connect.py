@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...store.waiting import Deadline
-from ..engine.ray.embedded import default_engine
+from ..engine.choice import engine_for
 from .backend import Backend, Offer
 from .group import Group
 from .member import Seat
@@ -71,7 +71,7 @@ def connect(
     if not 0 < timeout < threading.TIMEOUT_MAX or epoch < 0:
         expected = "expected a time above 0 that ends, and an epoch from 0"
         raise ValueError(f"{where}: {expected}; found {timeout} s, epoch {epoch}")
-    place = rendezvous if rendezvous is not None else ActorRendezvous(default_engine())
+    place = rendezvous if rendezvous is not None else ActorRendezvous(engine_for())
     return _Joining(Seat(name, epoch, rank, size), place, timeout).join(backend)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
-from ..engine.ray import embedded
+from ..engine.choice import engine_here
 from ..engine.sockets.refusals import Refusals
 from ..rpc.greetings import SILENT, Greetings, Welcome, credential
 from .links import Link
@@ -39,9 +39,9 @@ def address() -> str:
 
     Else it is that of the route to everywhere; no packet is sent to find it. Without such a route it is loopback's.
     """
-    known = embedded.address()
-    if known is not None:
-        return known
+    engine = engine_here()
+    if engine is not None:
+        return engine.address()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route is looked up

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Actor: TypeAlias = object
 """What an engine calls a running actor."""
@@ -68,6 +68,7 @@ class Lifetime:
 SERVICE = Lifetime()
 
 
+@runtime_checkable
 class Engine(Protocol):
     """What runs actors and stores blocks. `ray.engine.RayEngine` is the first."""
 
@@ -175,4 +176,8 @@ class Engine(Protocol):
         Raises:
             ModelLostError: a block's owner has died.
         """
+        ...
+
+    def leave(self) -> None:
+        """Leave the cluster; one that was started in this process ends. What is called after that is refused."""
         ...

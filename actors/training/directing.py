@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from ...store.errors import ForkError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import Backoff, Deadline
+from ..engine.choice import engine_for
 from ..engine.engine import Actor, Engine
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
@@ -29,7 +30,7 @@ from .fork.calls import ForkCalls
 from .fork.fork_hooks import ForkState
 from .fork.order import ForkOrder, PeerGoneError
 from .report import RankReport, Recipe, steps_ahead
-from .start import engine_here, start_trainers
+from .start import start_trainers
 from .trainers import ANSWER_S, Trainers
 from .training import Build
 
@@ -70,7 +71,7 @@ class ForkDirector:
     def __init__(
         self, trainers: Sequence[Actor], at_step: int | None, transport: str, build: Build | None, timeout: float
     ) -> None:
-        self._engine: Engine = engine_here()
+        self._engine: Engine = trainers.engine if isinstance(trainers, Trainers) else engine_for()
         self._trainers = list(trainers)
         self._at_step = at_step
         self._transport = transport
@@ -216,6 +217,7 @@ class ForkDirector:
                     cpus=recipe.cpus,
                     gpus=recipe.gpus,
                     timeout=self._deadline.left(),
+                    engine=self._engine,
                 )
                 for place, (size, changed, name) in enumerate(zip(counts, options, names, strict=True))
             ]

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
 from ...store.waiting import Backoff, Deadline
+from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Actor, Engine, Lifetime
 from ..rpc.calls import answers, remote
 from ..rpc.channel import Channel
@@ -264,29 +265,26 @@ class MailboxServer:
             log.info("%s: the answer to %r did not arrive: %s", self._who, method, exc)
 
 
-def find_trainers(run: str, *, timeout: float = 30.0, engine: Engine | None = None) -> list[Actor]:
+def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = None) -> list[Actor]:
     """Find the ranks of a run that is not ours, in order: what `fork` takes.
 
     Args:
         run: the run's name, as its `ForkableRank`s say it.
         timeout: seconds to wait until all its ranks are there.
-        engine: what runs the mailboxes; None: the running Ray.
+        engine: what runs the mailboxes; None: the one that runs (`Repository.start`).
 
     Raises:
         OperationTimeoutError: not all ranks were there in time; names the first that was not.
-        RepositoryNotFoundError: no Ray runs.
+        RepositoryNotFoundError: no cluster of the engine runs.
 
     >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
     """
-    if engine is None:
-        from ..engine.ray.embedded import default_engine
-
-        engine = default_engine()
+    runs = engine_for(engine)
     deadline = Deadline.after(timeout)
-    first = _found(engine, run, 0, deadline)
-    rank_0 = Channel(engine, f"rank 0 of {run!r}", actor=first)
+    first = _found(runs, run, 0, deadline)
+    rank_0 = Channel(runs, f"rank 0 of {run!r}", actor=first)
     report = rank_0.call(RankCalls.describe(), deadline.left())
-    return [first, *(_found(engine, run, rank, deadline) for rank in range(1, report.size))]
+    return [first, *(_found(runs, run, rank, deadline) for rank in range(1, report.size))]
 
 
 def _found(engine: Engine, run: str, rank: int, deadline: Deadline) -> Actor:

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from ...store.refs import check_name
 from ..client.repository import Repository
+from ..engine.choice import EngineChoice, start_engine
 from ..engine.engine import Engine, Lifetime
-from ..engine.ray import embedded
-from ..engine.ray.embedded import default_engine
 from .calls import TrainerCalls
 from .report import Recipe
 from .trainer import TrainerActor
@@ -36,8 +35,9 @@ def start_trainers(
     cpus: float = 0.0,
     gpus: float = 0.0,
     timeout: float = 120.0,
+    engine: EngineChoice = None,
 ) -> Trainers:
-    """Start a data-parallel training: an actor for each rank, on the running Ray or on one embedded in this process.
+    """Start a data-parallel training: an actor for each rank, on the repository's engine, or on the one that runs.
 
     Args:
         build: makes a rank's training from its `RankContext`. It is sent to the actors by the engine, so a function of
@@ -53,9 +53,11 @@ def start_trainers(
         cpus: CPU slots of each rank.
         gpus: GPUs of each rank.
         timeout: seconds for the start, and for which a rank waits for its peers in a step.
+        engine: what runs the ranks, as of `Repository.start`; None: the repository's, or the one that runs.
 
     Raises:
         ValueError: an argument is wrong.
+        OptionError: no repository is given, and both Ray and Dask run in this process.
         OperationTimeoutError: ranks did not start in time: no node has what they take; names them.
         Exception: whatever `build` raises.
 
@@ -67,31 +69,23 @@ def start_trainers(
     recipe = Recipe(build, dict(options or {}), backend, _repository_name(repository, where), cpus, gpus)
     _check(recipe, count, nodes, placement_group, timeout, where)
     run = check_name(name if name is not None else f"run-{uuid.uuid4().hex[:8]}")
-    owns_cluster = not isinstance(repository, Repository) and embedded.attach_or_start()
-    engine = repository.engine if isinstance(repository, Repository) else default_engine()
+    if engine is None and isinstance(repository, Repository):
+        engine = repository.engine
+    runs, owns_cluster = start_engine(engine)
     token = uuid.uuid4().hex[:8]
-    trainers = Trainers(engine, run, [], [f"{run}/rank-{rank}-{token}" for rank in range(count)], owns_cluster)
+    trainers = Trainers(runs, run, [], [f"{run}/rank-{rank}-{token}" for rank in range(count)], owns_cluster)
     try:
-        places = _places(engine, count, nodes, placement_group, where)
+        places = _places(runs, count, nodes, placement_group, where)
         for rank, (node, bundle) in enumerate(places):
             lifetime = Lifetime(outlives=False, restarts=False, gpus=gpus, cpus=cpus, bundle=bundle)
-            arguments = {"engine": engine, "recipe": recipe, "run": run, "group": f"{run}-{token}"}
+            arguments = {"engine": runs, "recipe": recipe, "run": run, "group": f"{run}-{token}"}
             arguments |= {"rank": rank, "size": count, "timeout": timeout}
-            trainers.append(engine.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, lifetime))
+            trainers.append(runs.spawn(TrainerActor, f"{run}/rank-{rank}-{token}", arguments, node, lifetime))
         trainers._ask(TrainerCalls.start(), timeout)
     except BaseException:
         trainers.kill()
         raise
     return trainers
-
-
-def engine_here() -> Engine:
-    """Return the engine of the running Ray.
-
-    Raises:
-        RepositoryNotFoundError: no Ray runs.
-    """
-    return default_engine()
 
 
 def _places(

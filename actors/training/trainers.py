@@ -22,7 +22,6 @@ from ...store.refs import ModelRef
 from ...store.waiting import NEVER
 from ..client.save.request import Saved
 from ..engine.engine import Actor, Engine
-from ..engine.ray import embedded
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from .calls import TrainerCalls
@@ -190,7 +189,7 @@ class Trainers(list[Actor]):
             self.engine.kill(name)
         if self._owns_cluster:
             self._owns_cluster = False
-            embedded.stop()
+            self.engine.leave()
 
     def __enter__(self) -> Self:
         return self

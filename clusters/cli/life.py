@@ -133,7 +133,7 @@ def up(
     stats = repository.stats()
     joined = not repository.started_here
     repository.leave()
-    embedded.stop()
+    repository.engine.leave()
     if joined and (ignored := [option for name, option in _OF_A_START.items() if policies[name] is not None]):
         left = ", ".join(ignored)
         progress.print(f"it runs already, and stays as it was started: {left} changed nothing", soft_wrap=True)

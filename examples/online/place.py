@@ -157,7 +157,7 @@ def joined(address: str) -> Iterator[None]:
         yield
     finally:
         if not attached:
-            embedded.stop()
+            ray.shutdown()
 
 
 def _script_folder() -> dict[str, Any] | None:

@@ -176,9 +176,9 @@ def looked_at(cluster: object) -> Iterator[Repository]:
 @pytest.fixture
 def filled(looked_at: Repository, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """That repository; a command that looks at it leaves this process's Ray alone."""
-    from tensorvine.actors.engine.ray import embedded
+    from tensorvine.actors.engine.ray.engine import RayEngine
 
-    monkeypatch.setattr(embedded, "stop", lambda: None)
+    monkeypatch.setattr(RayEngine, "leave", lambda _: None)
     return looked_at
 
 

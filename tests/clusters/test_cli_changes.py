@@ -289,7 +289,7 @@ class TestUpAndDown:
             return start(name, **options)
 
         monkeypatch.setattr(Repository, "start", noted)
-        monkeypatch.setattr("tensorvine.actors.engine.ray.embedded.stop", lambda: None)
+        monkeypatch.setattr("tensorvine.actors.engine.ray.engine.RayEngine.leave", lambda _: None)
         where = ["--name", "standing", "--address", ray.get_runtime_context().gcs_address, "--json"]
         words = ["--shards", "1", "--path", str(tmp_path), "--keep", "last(1)|best(1)", "--store-bytes", "32MiB"]
         code, out, err = run("up", *words, "--preallocate", "0", "--scaling", "least=1,most=2", *where)

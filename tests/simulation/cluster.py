@@ -277,6 +277,9 @@ class SimulatedEngine:
     def address(self) -> str:
         return "127.0.0.1"
 
+    def leave(self) -> None:
+        raise NotImplementedError("no simulated process ends its cluster")
+
     def spawn(
         self, cls: type, name: str, arguments: Mapping[str, Any], node: str | None = None, lifetime: Lifetime = SERVICE
     ) -> Actor:

@@ -26,7 +26,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from tensorvine.actors.client import deployment, launch, session
-from tensorvine.actors.engine.ray import engine as engine_ray
 from tensorvine.actors.memory import memory, page_care
 from tensorvine.actors.rpc import lazy_server
 from tensorvine.actors.shard import sweep, tenure
@@ -107,8 +106,8 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (tcp.TcpClient, cluster.SimulatedTcpClient),
         (lazy_server.LazyServer, _NoServer),
         (tenure.Tenure, _NoTenure),
-        (engine_ray.RayEngine, cluster.SimulatedEngine),
-        (deployment.default_engine, cluster.SimulatedEngine),
+        (deployment.engine_for, lambda *_: cluster.SimulatedEngine()),
+        (launch.start_engine, lambda *_: (cluster.SimulatedEngine(), False)),
     ]
 
 
@@ -158,7 +157,6 @@ def _constants() -> list[tuple[Any, str, Any]]:
     return [
         *((module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name in looking),
         (launch, "SESSION_S", 6.0),
-        (launch.embedded, "attach_or_start", lambda *_, **__: False),
         (session, "RENEW_S", 1.5),
         (sweep, "SWEEP_S", 1.0),
         (page_plan, "IDLE_S", 1.5),

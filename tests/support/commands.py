@@ -8,7 +8,7 @@ import io
 import pytest
 import ray
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.ray import embedded
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters.cli.main import main
 
 
@@ -24,5 +24,5 @@ def run(*words: str) -> tuple[int, str, str]:
 def on(repository: Repository, *words: str) -> tuple[int, str, str]:
     """Run a command on a repository of this process's Ray, which it leaves alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "stop", lambda: None)
+        patch.setattr(RayEngine, "leave", lambda _: None)
         return run(*words, "--name", repository.name, "--address", ray.get_runtime_context().gcs_address)

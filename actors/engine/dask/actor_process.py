@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from ....store.errors import ShardUnavailableError
+from .. import process
 from ..engine import GROUPS
 from ..sockets.framing import SocketAddress
 from ..sockets.server import CallServer
@@ -112,6 +113,7 @@ def run(boot: Boot) -> NoReturn:
     plan, life = report.plan, report.life
     seat = Seat(boot.cluster, life_of(plan.key, life), boot.address, "", boot.node, life)
     engine = DaskEngine(seat, Switchboard(lambda: AgentLink(boot.agent)))
+    process.belongs_to(engine)
     try:
         path, made_of = pickle.loads(plan.start)  # noqa: S301  of who started it
         sys.path += [entry for entry in path if entry not in sys.path]

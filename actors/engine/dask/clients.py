@@ -1,25 +1,93 @@
-"""The engine of a client of Dask: the door for programs."""
+"""The clients of Dask that a program uses, and the engine of each: the door for programs.
+
+Rules
+- The current client is Dask's: that of the task which this is, or the one that was made last. Where there is none it is
+  the last that was made here for an address.
+- An engine ends with its client. A client that is made for an address stays until the program ends, as a Ray that it
+  joins does; one that had to start a cluster ends with `Engine.leave`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
-from distributed import Client, Security
+import dask.config
+from distributed import Client, LocalCluster, Security
+from distributed.comm.addressing import parse_address, parse_host_port, resolve_address
+from distributed.worker import get_client  # pyright: ignore[reportUnknownVariableType]  its arguments have no types
 
-from ....store.errors import OptionError
+from ....store.errors import OptionError, RepositoryNotFoundError
 from .directory_plugin import client_owner
 from .engine import DaskEngine
-from .links import SchedulerLink, own_address
+from .links import CONNECT_S, SchedulerLink, own_address
 from .records import Seat
 from .switchboard import Switchboard
 from .worker_plugins import machine
 
+_CLOSED = ("closing", "closed")
+_joining = threading.RLock()
+"""Held by the thread that makes a client or an engine."""
+_engines: dict[str, DaskEngine] = {}
+"""Client's id -> its engine."""
+_clients: dict[str, Client] = {}
+"""Address as it was given -> the client that was made for it; the last that was asked for is the last."""
 
-def engine_of(client: Client | None = None) -> DaskEngine:
+
+def joined(where: Client | str | None = None) -> DaskEngine:
+    """Return the engine of a client; see `choice.Door`.
+
+    Args:
+        where: a client, or a scheduler's address; None: the current client, or the scheduler that Dask's configuration
+            names (DASK_SCHEDULER_ADDRESS).
+
+    Raises:
+        RepositoryNotFoundError: no scheduler answers there, or no client is current.
+        OptionError: the client is asynchronous, or other processes cannot reach its scheduler; the address is none.
+        ShardUnavailableError: the scheduler does not answer any more.
+    """
+    with _joining:
+        client = _client(where)
+        if client is None:
+            raise RepositoryNotFoundError(
+                "expected a Dask: a client that is current, or a scheduler's address in Dask's configuration "
+                "(DASK_SCHEDULER_ADDRESS); found none"
+            )
+        return _engine(client)
+
+
+def joined_or_started(where: Client | str | None = None) -> tuple[DaskEngine, bool]:
+    """Return the engine of a client as `joined` does, or of a `LocalCluster` that is started; True: it was started."""
+    with _joining:
+        client = _client(where)
+        if client is not None:
+            return _engine(client), False
+        ending = contextlib.ExitStack()
+        with contextlib.ExitStack() as failed:
+            failed.push(ending)
+            cluster = ending.enter_context(cast(Any, LocalCluster()))
+            engine = _engine(ending.enter_context(Client(cluster)), ending.close)
+            failed.pop_all()
+        return engine, True
+
+
+def here() -> DaskEngine | None:
+    """Return the engine of the current client; None: there is none."""
+    with _joining:
+        client = _current()
+        return _engine(client) if client is not None else None
+
+
+def engine_of(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:
     """Make an engine for a client; the cluster's first one has agents started on all machines of workers.
 
     Args:
-        client: one that is not asynchronous; None: the current one. The engine is of no use when it is closed.
+        client: one that is not asynchronous. The engine ends when it is closed.
+        end_client: what `leave` calls.
 
     Raises:
         OptionError: the client is asynchronous, or other processes cannot reach its scheduler.
@@ -27,19 +95,68 @@ def engine_of(client: Client | None = None) -> DaskEngine:
 
     >>> engine = engine_of(Client("scheduler:8786"))                             # doctest: +SKIP
     """
-    used = cast(Any, client or Client.current())
+    used = cast(Any, client)
     scheduler = str(used.scheduler.address) if used.scheduler is not None else ""
-    if used.asynchronous or scheduler.startswith("inproc"):
+    if used.asynchronous or not scheduler or scheduler.startswith("inproc"):
         raise OptionError(f"client: expected one that is not asynchronous, of a cluster with processes; found {used}")
+    open_client = weakref.ref(client)
 
-    switchboard = Switchboard(lambda: SchedulerLink(scheduler, cast(Security, used.security)))
+    def is_open() -> bool:
+        known = open_client()
+        return known is not None and known.status not in _CLOSED
+
+    security = cast(Security, used.security)
+    switchboard = Switchboard(lambda: SchedulerLink(scheduler, security), is_open)
     try:
         cluster = switchboard.ask("cluster")
-        owner, address = client_owner(used.id), own_address(scheduler)
-        seat = Seat(cluster, owner, address, machine(), is_open=lambda: used.status not in ("closing", "closed"))
-        engine = DaskEngine(seat, switchboard)
+        seat = Seat(cluster, client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
+        engine = DaskEngine(seat, switchboard, end_client)
         engine.nodes()
     except BaseException:
         switchboard.close()
         raise
     return engine
+
+
+def _engine(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:
+    """Return this process's engine of a client."""
+    for ended in [known for known, engine in _engines.items() if not engine.is_running]:
+        _engines.pop(ended).close()
+    if client.id not in _engines:
+        _engines[client.id] = engine_of(client, end_client)
+    return _engines[client.id]
+
+
+def _client(where: Client | str | None) -> Client | None:
+    if isinstance(where, Client):
+        return where
+    if where is None:
+        current = _current()
+        where = cast("str | None", dask.config.get("scheduler-address", None))
+        if current is not None or where is None:
+            return current
+    known = _clients.pop(where, None)
+    if known is None or known.status in _CLOSED:
+        known = _connected(where)
+    _clients[where] = known
+    return known
+
+
+def _current() -> Client | None:
+    clients = list(_clients.values())
+    with contextlib.suppress(ValueError):  # Dask knows of none
+        clients.append(get_client())
+    return next((client for client in reversed(clients) if client.status not in _CLOSED), None)
+
+
+def _connected(address: str) -> Client:
+    """Make a client for an address; whether anybody listens there is tried first, as a client would try for long."""
+    try:
+        place = resolve_address(address)
+        if not place.startswith("ucx"):
+            socket.create_connection(parse_host_port(parse_address(place)[1]), CONNECT_S).close()
+        return Client(place, set_as_default=False)
+    except ValueError as exc:
+        raise OptionError(f"engine: expected the address of a scheduler of Dask; found {address!r}: {exc}") from exc
+    except OSError as exc:
+        raise RepositoryNotFoundError(f"expected a scheduler of Dask at {address}; found none: {exc}") from exc

@@ -48,10 +48,12 @@ class DaskEngine:
     Args:
         seat: who it works for, and where.
         switchboard: its connections; it closes them.
+        end_client: ends the client, where that was made for this engine.
     """
 
-    def __init__(self, seat: Seat, switchboard: Switchboard) -> None:
+    def __init__(self, seat: Seat, switchboard: Switchboard, end_client: Callable[[], object] | None = None) -> None:
         self._seat = seat
+        self._end_client = end_client
         self._closed = False
         self._opening = threading.Lock()
         self._owner: Owner | None = None
@@ -59,7 +61,8 @@ class DaskEngine:
         self._blocks = Blocks(self._as_owner)
         self._switchboard = switchboard
         self._switchboard.node = seat.node
-        _engines[seat.cluster] = self
+        if (known := _engines.get(seat.cluster)) is None or not known.is_running:
+            _engines[seat.cluster] = self
 
     def __reduce__(self) -> tuple[Callable[[str], DaskEngine], tuple[str]]:
         return engine_here, (self._seat.cluster,)
@@ -69,6 +72,13 @@ class DaskEngine:
         if not self._closed:
             self._closed = True
             self._switchboard.close()
+
+    def leave(self) -> None:
+        """End all connections, and a client that was made for it, with the cluster that this may have started."""
+        self.close()
+        if self._end_client is not None:
+            end, self._end_client = self._end_client, None
+            end()
 
     # ---- nodes ----------------------------------------------------------------------------------------
 
@@ -124,7 +134,7 @@ class DaskEngine:
 
     def kill(self, name: str) -> None:
         """End a named actor for good; gives back when its process has ended, or its machine has not said so in time."""
-        if self._is_running:
+        if self.is_running:
             self._ask("kill", name)
 
     def restarted(self) -> bool:
@@ -224,11 +234,12 @@ class DaskEngine:
     # ---- within ---------------------------------------------------------------------------------------
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether it can be used: neither it nor its client is closed."""
         return not self._closed and self._seat.is_open()
 
     def _check_running(self, what: str) -> None:
-        if not self._is_running:
+        if not self.is_running:
             raise EngineStoppedError(f"{what}: expected the Dask client that the engine was made for; it was closed")
 
     def _ask(self, method: str, *arguments: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -16,6 +17,9 @@ from .traffic import ENGINE_CALLS
 
 LONGEST_S = 300.0
 """How long the directory may take in all, where the agents of a large cluster are to be started first."""
+
+LOOK_S = 1.0
+"""How often it is looked whether a client is open: Dask tells nobody that it closes one."""
 
 _R = TypeVar("_R")
 
@@ -42,25 +46,27 @@ class Switchboard:
 
     Args:
         link: makes what asks the directory; called in the event loop.
+        is_open: whether the client is that it works for, and ends with; None: it works until `close`.
     """
 
-    def __init__(self, link: Callable[[], DirectoryLink]) -> None:
+    def __init__(self, link: Callable[[], DirectoryLink], is_open: Callable[[], bool] | None = None) -> None:
         self.node: str | None = None
         """Where this process is; there it is near."""
+        self._is_open = is_open
         self._callees: dict[str, Callee] = {}
         self._owners: dict[str, Line] = {}
         self._server: CallServer | None = None
+        self._closing = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tensorvine-engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="tensorvine-engine", daemon=True)
         self._thread.start()
         self._link = self._run(_made(link))
 
     def close(self) -> None:
         """End all connections."""
-        self._run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with contextlib.suppress(RuntimeError):  # its client was closed, and so it has ended
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(LONGEST_S)
-        self._loop.close()
 
     def ask(self, method: str, *arguments: object) -> Any:
         """Ask the directory; see `DirectoryLink.ask`."""
@@ -89,6 +95,18 @@ class Switchboard:
 
     def _run(self, coroutine: Coroutine[Any, Any, _R]) -> _R:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LONGEST_S)
+
+    def _work(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._until_closed())
+
+    async def _until_closed(self) -> None:
+        while self._is_open is None or self._is_open():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._is_open is not None else None):
+                    await self._closing.wait()
+                break
+        await self._end()
 
     def _callee(self, key: str) -> Callee:
         if key not in self._callees:

@@ -88,14 +88,25 @@ def running() -> str | None:
         return None
 
 
-def default_engine() -> Engine:
-    """Return the engine of the running Ray.
+def joined(where: None = None) -> Engine:
+    """Return the engine of the running Ray; see `choice.Door`.
 
     Raises:
         RepositoryNotFoundError: no Ray runs.
     """
     attach()
     return RayEngine()
+
+
+def joined_or_started(where: None = None) -> tuple[Engine, bool]:
+    """Return the engine of the running Ray, or of one that is started here; errors as of `attach_or_start`."""
+    started = attach_or_start()
+    return RayEngine(), started
+
+
+def here() -> Engine | None:
+    """Return the engine of the Ray that is initialised in this process."""
+    return RayEngine() if ray.is_initialized() else None
 
 
 def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = None) -> bool:
@@ -134,11 +145,6 @@ def _start(object_store_bytes: int | None, cpus: int | None) -> None:
     log.info("started a Ray in this process")
 
 
-def address() -> str | None:
-    """Return the IP address of this process's node, by which other nodes reach it; None: this process has no Ray."""
-    return RayEngine().address() if ray.is_initialized() else None
-
-
 def _introduce(address: str) -> None:
     """See who is at HOST:PORT, and have this user's token presented to it if it is this user's or root's Ray.
 
@@ -165,8 +171,3 @@ def _reason(exc: ConnectionError) -> str:
     """Say why there is no connection; Ray hides a refused token in the cause."""
     refused = next((line for line in str(exc.__cause__).splitlines() if "AuthenticationError" in line), None)
     return f"found none: {exc}" if refused is None else f"it refused this process: {refused}"
-
-
-def stop() -> None:
-    """End the embedded Ray, or leave the cluster that this process attached to."""
-    ray.shutdown()

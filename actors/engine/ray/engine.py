@@ -209,6 +209,10 @@ class RayEngine:
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
 
+    def leave(self) -> None:
+        """Leave the Ray of this process; one that was started in it ends."""
+        ray.shutdown()
+
 
 def _groups(prefix: str) -> list[dict[str, Any]]:
     """List the placement groups whose names begin so; Ray itself finds names of one namespace only."""

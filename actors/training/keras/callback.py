@@ -26,8 +26,7 @@ import keras
 from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
-from ...engine.engine import Engine
-from ...engine.ray.embedded import default_engine
+from ...engine.choice import EngineChoice, engine_for
 from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
 from ..mailbox import MailboxServer
@@ -124,7 +123,7 @@ class ForkCallback(OutsideRank, FitHooks):
         rank: this rank.
         size: ranks of the run.
         steps_done: steps before the first fit.
-        engine: what runs the rank's mailbox; None: the running Ray.
+        engine: what runs the rank's mailbox; None: the one that runs (`Repository.start`).
 
     Raises:
         ForkError: a rank of this run and number is there already.
@@ -143,7 +142,7 @@ class ForkCallback(OutsideRank, FitHooks):
         rank: int = 0,
         size: int = 1,
         steps_done: int = 0,
-        engine: Engine | None = None,
+        engine: EngineChoice = None,
     ) -> None:
         if not 0 <= rank < size or steps_done < 0:
             raise ValueError(
@@ -151,7 +150,7 @@ class ForkCallback(OutsideRank, FitHooks):
             )
         super().__init__(model, steps_done=steps_done)
         self.run, self.rank, self.size = run, rank, size
-        self._engine = default_engine() if engine is None else engine
+        self._engine = engine_for(engine)
         self._inside = False
         """A step has begun."""
         self._counted = 0

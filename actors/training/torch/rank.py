@@ -27,8 +27,7 @@ from torch import nn
 from ....store.arrays import Array
 from ...collective.connect import connect
 from ...collective.rendezvous import ActorRendezvous
-from ...engine.engine import Engine
-from ...engine.ray.embedded import default_engine
+from ...engine.choice import EngineChoice, engine_for
 from ..fork.fork_hooks import ForkHooks
 from ..loop import LAST_STEPS
 from ..mailbox import MailboxServer
@@ -48,7 +47,7 @@ class ForkableRank(OutsideRank):
         optimizer: of the model's parameters.
         scheduler: the learning-rate schedule, which the loop steps; None: none.
         steps_done: steps before this loop.
-        engine: what runs the rank's mailbox; None: the running Ray.
+        engine: what runs the rank's mailbox; None: the one that runs (`Repository.start`).
 
     Raises:
         ForkError: a rank of this run and number is there already.
@@ -73,14 +72,14 @@ class ForkableRank(OutsideRank):
         *,
         scheduler: Scheduler | None = None,
         steps_done: int = 0,
-        engine: Engine | None = None,
+        engine: EngineChoice = None,
     ) -> None:
         if not 0 <= rank < size or steps_done < 0:
             raise ValueError(
                 f"rank of {run!r}: expected a rank below {size} and steps from 0; found rank {rank}, {steps_done} steps"
             )
         self.run, self.rank, self.size = run, rank, size
-        self._engine = default_engine() if engine is None else engine
+        self._engine = engine_for(engine)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = cast(nn.Module, model.module)
         self._state = TorchState(model, optimizer, scheduler, rank, f"rank {rank} of {run!r}")

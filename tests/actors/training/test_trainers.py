@@ -19,8 +19,9 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.engine.choice import engine_for
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
-from tensorvine.actors.training.start import Trainers, engine_here, start_trainers
+from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext
 from tensorvine.actors.training.versions import with_numbers
 from tensorvine.store.errors import (
@@ -358,7 +359,7 @@ def test_ranks_are_placed_in_the_bundles_of_a_placement_group(cluster):
 
 
 def test_ranks_are_placed_on_the_nodes_that_are_named(cluster):
-    here = engine_here().this_node()
+    here = engine_for().this_node()
     with start_trainers(telling_rate, nodes=[here]) as trainers:
         assert trainers.describe()[0].node == here
     with pytest.raises(ValueError, match=rf"nodes: expected some of \['{here}'\]; found \['elsewhere'\]"):

@@ -14,6 +14,7 @@ import ray
 from ray._private.authentication import authentication_token_setup
 from tensorvine.actors.collective import listener
 from tensorvine.actors.engine.ray import auth_token, control_service, discovery, embedded
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.engine.warned import warn_once
 from tensorvine.store.errors import RepositoryNotFoundError
 
@@ -107,7 +108,8 @@ def test_threads_that_want_a_ray_at_one_time_initialise_one(
 
 def test_groups_meet_at_the_address_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without a route to everywhere has another address than loopback's all the same."""
-    monkeypatch.setattr(embedded, "address", lambda: "10.77.0.2")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(RayEngine, "address", lambda _: "10.77.0.2")
     assert listener.address() == "10.77.0.2"
 
 
