@@ -6,7 +6,7 @@
 #                       one whose `ray` and `tensorvine` the job finds
 #   TENSORVINE_WHEEL    a wheel of TensorVine, constraints.txt beside it: install.sh makes an environment of it where
 #                       there is none yet; it says what else may be set. Run it before where nodes reach no package index
-#   TENSORVINE_EXTRAS   what is installed with the wheel, such as torch,search
+#   TENSORVINE_EXTRAS   what is installed with the wheel and Ray, such as torch,search
 #   TENSORVINE_PATH     where the history is kept; every node must reach it
 #   TENSORVINE_CODEC    how tensors are stored there
 #   TENSORVINE_HEAD     address of this node on the network that the nodes shall use; else its first address
@@ -77,7 +77,7 @@ choose_environment() {
     if [ -z "${TENSORVINE_VENV:-}" ] && [ -n "${TENSORVINE_WHEEL:-}" ]; then
         local told=
         trap 'told=yes' INT TERM # until it is known what is to be ended
-        exec 3< <(exec bash "$BATCH/install.sh" "$TENSORVINE_WHEEL" "${TENSORVINE_EXTRAS:-}")
+        exec 3< <(exec bash "$BATCH/install.sh" "$TENSORVINE_WHEEL" "ray${TENSORVINE_EXTRAS:+,$TENSORVINE_EXTRAS}")
         program=$!
         trap 'exit 130' INT
         trap 'exit 143' TERM
