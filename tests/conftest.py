@@ -27,13 +27,18 @@ import ray
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.engine import process
+from tensorvine.actors.engine.engine import Engine
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters import LocalCluster
 
+from tests.support.dask_cluster import shared_dask
 from tests.support.warm import ask_for, warm_workers
 
 STORE_BYTES = 256 << 20
-OWN_CLUSTER = "own_cluster"
-"""The marker."""
+OWN_CLUSTER, BOTH_ENGINES = "own_cluster", "both_engines"
+"""The markers."""
+ENGINES = ("ray", "dask")
 LONGEST = (
     "test_a_second.py",
     "test_given_up.py",
@@ -80,6 +85,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Have an option that runs tests which share a cluster on another engine."""
+    parser.addoption("--engine", choices=ENGINES, help="run the tests that share a cluster on this engine alone")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests on all engines that say so."""
+    if "cluster" in metafunc.fixturenames:
+        only = metafunc.config.getoption("--engine")
+        both = metafunc.definition.get_closest_marker(BOTH_ENGINES) is not None
+        engines = ENGINES if both and only is None else (only or "ray",)
+        if engines != ("ray",):
+            metafunc.parametrize("cluster", engines, indirect=True, scope="session")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep what is imported from the collector: frameworks are a million objects, which each `gc.collect` looks at."""
@@ -117,14 +137,30 @@ def refuse(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
+def ray_cluster() -> Iterator[RayEngine]:
     """The embedded Ray, started once."""
-    with warm_workers(_asked), LocalCluster(object_store_bytes=STORE_BYTES, cpus=2) as started:
-        yield started
+    with warm_workers(_asked), LocalCluster(object_store_bytes=STORE_BYTES, cpus=2):
+        yield RayEngine()
+
+
+@pytest.fixture(scope="session")
+def dask_cluster() -> Iterator[Engine]:
+    """A Dask with one worker, started once; its client is nobody's current one."""
+    with shared_dask() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """What runs actors for tests that name no engine: the embedded Ray, or Dask."""
+    engine = request.getfixturevalue(f"{getattr(request, 'param', 'ray')}_cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_engines", [engine])
+        yield engine
 
 
 @pytest.fixture
-def repository(cluster: LocalCluster) -> Iterator[Repository]:
+def repository(cluster: Engine) -> Iterator[Repository]:
     """A repository of its own for each test: one shard, no memory touched ahead."""
     with Repository.start(f"test-{next(_serial)}", shards=1, preallocate_bytes=0) as started:
         yield started

@@ -30,6 +30,21 @@ with Repository.start() as repo:
     saved: int = repo.save("net", {}).ref
 """
 
+ON_DASK = """
+import numpy as np
+from tensorvine.actors import Repository
+from tensorvine.store.errors import EngineUnavailableError
+
+if __name__ == "__main__":
+    try:
+        Repository.start()
+    except EngineUnavailableError as exc:
+        print(exc)
+    with Repository.start(engine="dask") as repo:
+        saved = repo.save("m", {"w": np.arange(3, dtype=np.float32)})
+        print(saved.ref, repo.load("m")["w"])
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,11 +71,22 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel and what it depends on, and nothing else."""
-    folder = tmp_path_factory.mktemp("alone")
+    """The programs of an environment that has the wheel with Ray, what that depends on, and nothing else."""
+    return installed(wheel, "ray", tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def with_dask(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel with Dask."""
+    return installed(wheel, "dask", tmp_path_factory.mktemp("with-dask"))
+
+
+def installed(wheel: Path, extra: str, folder: Path) -> Path:
+    """Make an environment."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     constraints = str(wheel.parent / "constraints.txt")
-    arguments = ["--no-compile", "--retries", "1", "--timeout", "15", "--constraint", constraints, str(wheel)]
+    what = f"{wheel}[{extra}]"
+    arguments = ["--no-compile", "--retries", "1", "--timeout", "15", "--constraint", constraints, what]
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
     try:
         ended = subprocess.run(
@@ -171,6 +197,14 @@ class TestAlone:
         *lines, place = run([str(alone / "python"), "example.py"], tmp_path).splitlines()
         assert lines == printed[1].splitlines()
         assert Path(place).is_relative_to(alone.parent)
+
+    def test_a_repository_runs_on_dask_where_there_is_no_ray(self, with_dask: Path, tmp_path: Path) -> None:
+        assert not list(with_dask.parent.glob("lib/*/*/ray"))
+        (tmp_path / "example.py").write_text(ON_DASK)
+        assert run([str(with_dask / "python"), "example.py"], tmp_path).splitlines() == [
+            "engine: expected the packages of ray; found no ray: pip install 'tensorvine[ray]'",
+            "m@1 [0. 1. 2.]",
+        ]
 
     def test_its_command_writes_the_files_for_a_cluster(self, alone: Path, wheel: Path, tmp_path: Path) -> None:
         run([str(alone / "tensorvine"), "cluster-files", "slurm", "job", "--wheel", str(wheel)], tmp_path)

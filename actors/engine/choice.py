@@ -113,7 +113,7 @@ def _running() -> list[Engine]:
     own = process.engine()
     if own is not None:
         return [own]
-    doors = [_door(name) for name, package in _PACKAGES.items() if package in sys.modules]
+    doors = [_door(name) for name, package in _PACKAGES.items() if sys.modules.get(package)]
     return [engine for door in doors if (engine := door.here()) is not None]
 
 

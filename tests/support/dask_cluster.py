@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psutil
@@ -21,6 +21,17 @@ WAIT_S = 60.0
 
 def local_cluster(workers: int) -> LocalCluster:
     return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0")
+
+
+@contextmanager
+def shared_dask() -> Iterator[DaskEngine]:
+    """A Dask for many tests, beside what else runs in this process: its client is nobody's current one."""
+    with (
+        local_cluster(1) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        closing(engine_of(client)) as engine,
+    ):
+        yield engine
 
 
 class DaskProcesses:

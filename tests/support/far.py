@@ -5,12 +5,12 @@ from __future__ import annotations
 from unittest import mock
 
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.ray.engine import RayEngine
+from tensorvine.actors.engine.choice import engine_for
 
 ELSEWHERE = "another"
 
 
 def connect_from_afar(repository: str) -> Repository:
     """Connect as from another node; whoever asks for this process's node meanwhile is told the same."""
-    with mock.patch.object(RayEngine, "this_node", return_value=ELSEWHERE):
+    with mock.patch.object(type(engine_for()), "this_node", return_value=ELSEWHERE):
         return Repository.connect(repository)
