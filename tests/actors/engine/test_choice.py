@@ -50,9 +50,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("address", ["spark://127.0.0.1:7077", "127.0.0.1:port"])
     def test_an_address_that_is_none(self, address: str) -> None:
-        with pytest.raises(
-            OptionError, match=f"expected the address of a scheduler of Dask; found '{address}'"
-        ):
+        with pytest.raises(OptionError, match=f"expected the address of a scheduler of Dask; found '{address}'"):
             start_engine(address)
 
     def test_an_address_where_nobody_listens(self) -> None:
