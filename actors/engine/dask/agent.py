@@ -35,7 +35,7 @@ from .children import Boot, Children
 from .links import SchedulerLink, own_address
 from .records import Agent, End, Kill, Order, Report, Start
 from .traffic import ENGINE_CALLS
-from .worker_plugins import Hiring
+from .workers.plugins import Hiring
 
 log = logging.getLogger(__name__)
 

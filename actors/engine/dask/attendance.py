@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from .worker_plugins import JOINED, MAY_GO
+from .workers.plugins import JOINED, MAY_GO
 
 log = logging.getLogger(__name__)
 

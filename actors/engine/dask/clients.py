@@ -27,7 +27,7 @@ from .engine import DaskEngine
 from .links import CONNECT_S, SchedulerLink, own_address
 from .records import Seat
 from .switchboard import Switchboard
-from .worker_plugins import machine
+from .workers.plugins import machine
 
 _CLOSED = ("closing", "closed")
 _joining = threading.RLock()

@@ -24,7 +24,7 @@ from ....store.errors import ShardUnavailableError
 from ..sockets.framing import outcome_of
 from .directory_plugin import ASK, JOIN, DirectoryPlugin
 from .records import Agent, Report
-from .worker_plugins import NannysAgent, WorkersAgent
+from .workers.plugins import NannysAgent, WorkersAgent
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from typing import Any, cast
 import dask.config
 from distributed import Nanny, NannyPlugin, Security, Worker, WorkerPlugin
 
-from ....store.waiting import Backoff, Deadline
-from ..sockets.framing import credentials
+from .....store.waiting import Backoff, Deadline
+from ...sockets.framing import credentials
+from .memory import count_own_of, spare_worker_of
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class NannysAgent(NannyPlugin):
 
     async def setup(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  Dask awaits it
         """Attach a nanny; it calls this when it starts."""
+        spare_worker_of(nanny)
         self._attachment = Attachment(str(cast(Any, nanny).scheduler_addr), cast(Security, nanny.security))
         told = cast("dict[str, object]", {"memory": nanny.memory_manager.memory_limit, "resources": nanny.resources})
         await self._attachment.begin(told)
@@ -90,6 +92,7 @@ class WorkersAgent(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Attach a worker; it calls this when it starts."""
+        count_own_of(worker)
         if worker.nanny is None:
             self._attachment = Attachment(str(cast(Any, worker.scheduler).address), worker.security)
             told = {"memory": worker.memory_manager.memory_limit, "resources": worker.state.total_resources}
