@@ -16,6 +16,8 @@ from distributed import Client, LocalCluster
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 
+from tests.support.actors import reachable
+
 WAIT_S = 60.0
 
 
@@ -30,6 +32,7 @@ def shared_dask() -> Iterator[DaskEngine]:
         local_cluster(1) as cluster,
         Client(cluster, set_as_default=False) as client,
         closing(engine_of(client)) as engine,
+        reachable(),
     ):
         yield engine
 

@@ -17,6 +17,8 @@ from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.parts.files import Files
 from tensorvine.store import Layer, ModelGraph
 
+from tests.support.actors import run_in
+
 MIB = 1 << 20
 STORE = 64 * MIB
 PATIENCE_S = 60.0
@@ -94,8 +96,7 @@ def kill_shard(repo: Repository, shard: int) -> None:
 
 def in_shard(repo: Repository, shard: int, work: Callable[[Any], Any]) -> Any:
     """Have a shard run a function of its actor: a nested one, which goes there as code and not as a name."""
-    actor = repo.engine.find(actor_name(repo.name, shard))
-    return repo.engine.result(actor.__ray_call__.remote(work), PATIENCE_S, f"shard {shard}")
+    return run_in(repo.engine, actor_name(repo.name, shard), work)
 
 
 def hold_disk(repo: Repository, shard: int, gate: Path, step: str = "write_manifest", after: int = 0) -> Path:

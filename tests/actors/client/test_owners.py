@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.planner.owner import Owner
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ForeignRepositoryError
 
+from tests.support.actors import joining
 from tests.support.other_user import OTHER, needs_root
 
 ADA = Owner("ada", 12345, "elsewhere")
 BOB = """
 import ctypes, json, os, sys
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.ray import embedded
+from tensorvine.actors.engine.choice import engine_for
 from tensorvine.store.errors import ForeignRepositoryError
 
 def tried(call, *arguments, **options):
@@ -33,7 +33,7 @@ def tried(call, *arguments, **options):
     except ForeignRepositoryError as exc:
         return str(exc)
 
-embedded.attach()
+engine_for(os.environ.get("ENGINE"))
 os.seteuid(int(sys.argv[1]))
 ctypes.CDLL(None).setfsuid(0)  # the packages may lie where only root reads them
 told = [tried(Repository.start), tried(Repository.start, shards=1), tried(Repository.connect)]
@@ -73,7 +73,7 @@ def topology(repository: Repository) -> Topology:
 
 @needs_root
 def test_another_user_gets_in_only_by_name(default: Repository) -> None:
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    environment = {**os.environ, **joining(default.engine)}
     command = [sys.executable, "-c", BOB, str(OTHER)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

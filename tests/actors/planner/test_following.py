@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.clusters import LocalCluster
 from tensorvine.planner import ScalePolicy
-from tensorvine.store.errors import TensorVineError
+
+from tests.support.actors import restart_planner
 
 ROOM = 8 << 20
 WAIT_S = 60.0
@@ -54,9 +53,7 @@ def test_shards_follow_the_bytes_and_nothing_is_lost(cluster: LocalCluster) -> N
 def test_a_planner_that_starts_again_goes_on_following(cluster: LocalCluster) -> None:
     policy = ScalePolicy(most=2, full=0.5, join_after_s=0.0)
     with Repository.start("auto-again", shards=1, store_bytes=ROOM, preallocate_bytes=0, scaling=policy) as repo:
-        planner = repo.engine.find(planner_name(repo.name))
-        with pytest.raises(TensorVineError):
-            repo.engine.result(planner.__ray_call__.remote(lambda _: os._exit(1)), 10.0, "planner")
+        restart_planner(repo)
         fill(repo, 6)
         eventually(lambda: shards_of(repo) == 2, "the next life of the planner follows, too")
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
+from tests.support.actors import planner_pid
 from tests.support.disk import in_shard
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,12 +71,6 @@ def value(repo: Repository, ref: ModelRef) -> int:
 
 def pid_of(repo: Repository, shard: int) -> int:
     return repo._session.connection(shard).hello.pid
-
-
-def planner_pid(repo: Repository) -> int:
-    """Process of the planner."""
-    planner = repo.engine.find(planner_name(repo.name))
-    return repo.engine.result(planner.__ray_call__.remote(lambda _: os.getpid()), 30.0, "planner")
 
 
 def until(happens: Callable[[], bool], what: str) -> None:

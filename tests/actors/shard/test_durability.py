@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.calls import Request
@@ -32,6 +31,7 @@ from tensorvine.store.errors import (
     ShardUnavailableError,
 )
 
+from tests.support.actors import kill_planner
 from tests.support.disk import (
     MIB,
     eventually,
@@ -366,7 +366,7 @@ class TestPlannerKilled:
     def test_saves_go_on_and_the_path_is_its_own_again(self, repo: Repository, tmp_path: Path) -> None:
         name = name_at(repo, 0)
         repo.save(name, tensors(1), durability="disk")
-        ray.kill(ray.get_actor(f"{repo.name}/planner", namespace="tensorvine"), no_restart=False)
+        kill_planner(repo)
 
         def saves() -> bool:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -17,11 +18,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
-from ray.exceptions import ActorDiedError
 from tensorvine.actors import Repository
 from tensorvine.actors.client import session as session_module
 from tensorvine.actors.client.session import Session
+from tensorvine.actors.engine.engine import Engine, Lifetime, group
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.shard.calls import ShardCalls
@@ -36,6 +36,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.holders import Save
 
+from tests.support.actors import joining, restart_planner
 from tests.support.processes import stand_still
 
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}
@@ -85,7 +86,7 @@ CLIENT = textwrap.dedent("""
     from tensorvine.actors.client.session import Session
 
     repository, name, method, when, *stopped = sys.argv[1:]
-    repo = Repository.connect(repository)
+    repo = Repository.connect(repository, engine=os.environ.get("ENGINE"))
     send, ending = Session.send, signal.SIGTERM if stopped else signal.SIGKILL
 
     def deadly(self, shard, request):
@@ -107,27 +108,32 @@ CLIENT = textwrap.dedent("""
 """)
 
 
-def killed_driver(*arguments: str) -> None:
-    """Run the client as a program that joins the Ray."""
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+def killed_program(engine: Engine, *arguments: str) -> None:
+    """Run the client as a program that joins the cluster."""
+    environment = {**os.environ, **joining(engine)}
     command = [sys.executable, "-c", CLIENT, *arguments]
     child = subprocess.run(command, env=environment, capture_output=True, timeout=100, check=False)
     ended = (signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGTERM) if len(arguments) > 4 else (-signal.SIGKILL,)
     assert child.returncode in ended, child.stderr.decode()[-2000:]
 
 
-def killed_actor(*arguments: str) -> None:
-    """Run the client in an actor: it is forked, so that it starts for a tenth of what a program takes."""
+def killed_actor(engine: Engine, *arguments: str) -> None:
+    """Run the client in an actor, which starts for less than what a program takes."""
 
     class Client:
-        def run(self, program: str, arguments: tuple[str, ...]) -> None:
+        @group("data")
+        async def run(self, program: str, arguments: tuple[str, ...]) -> None:
             import sys
+            import threading
 
             sys.argv = ["client", *arguments]
-            exec(program, {})  # noqa: S102  it is ours
+            threading.Thread(target=exec, args=(program, {})).start()
+            await asyncio.sleep(100)
 
-    with pytest.raises(ActorDiedError):
-        ray.get(ray.remote(num_cpus=0)(Client).remote().run.remote(CLIENT, arguments), timeout=100)
+    name = f"client-{uuid.uuid4().hex[:8]}"
+    client = engine.spawn(Client, name, {}, lifetime=Lifetime(outlives=False, restarts=False))
+    with pytest.raises(ShardUnavailableError, match=name):
+        engine.result(engine.call(client, "run", CLIENT, arguments), 90, name)
 
 
 WHEN = ("before", "sent", "answered")
@@ -138,13 +144,13 @@ CELLS = [(phase, when, killed_actor) for phase in ("begin", "grant", "commit") f
 class TestClientKilledDuringASave:
     """Phase (the call it was at) x event (before it, after sending it, after its answer)."""
 
-    @pytest.mark.parametrize(("phase", "when", "killed"), [*CELLS, ("commit", "sent", killed_driver)])
+    @pytest.mark.parametrize(("phase", "when", "killed"), [*CELLS, ("commit", "sent", killed_program)])
     def test_nothing_visible_and_nothing_leaked(
         self, repo: Repository, phase: str, when: str, killed: Callable[..., None]
     ) -> None:
         repo.save("parent", {"a": BIG["a"]})
         name = name_at(repo, 1)
-        killed(repo.name, name, phase, when)
+        killed(repo.engine, repo.name, name, phase, when)
         repo.retire("parent")
         if phase == "commit" and when == "answered":
             assert repo.models() == [ModelRef(name, 1)]
@@ -161,7 +167,7 @@ class TestClientKilledDuringASave:
         """`ray job stop` sends SIGTERM; Ray has the program's main thread leave then, with its threads at work."""
         repo.save("parent", {"a": BIG["a"]})
         name = name_at(repo, 1)
-        killed_driver(repo.name, name, phase, when, closes)
+        killed_program(repo.engine, repo.name, name, phase, when, closes)
         repo.retire("parent")
         eventually(lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards), "no pin, nothing staged")
         for ref in repo.models():
@@ -287,20 +293,7 @@ class TestPlannerKilled:
     def test_its_version_facts_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
         name = name_at(repo, 0)
         repo.save(name, {"t": np.ones(5)})
-        planner = ray.get_actor(f"{repo.name}/planner", namespace="tensorvine")
-
-        def life() -> int:
-            return ray.get(planner.socket_address.remote(repo._session.node), timeout=30).pid
-
-        def lives_again() -> bool:
-            try:
-                return life() != first
-            except ray.exceptions.RayActorError:
-                return False
-
-        first = life()
-        ray.kill(planner, no_restart=False)
-        eventually(lives_again, "the planner is there again")
+        restart_planner(repo)
 
         def saves() -> bool:
             try:

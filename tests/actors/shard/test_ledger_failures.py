@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
+
+from tests.support.actors import planner_pid
 
 _serial = count(1)
 
@@ -31,8 +32,7 @@ def start(shards: int, path: Path | None = None) -> Repository:
 
 def kill_together(repo: Repository, *shards: int) -> None:
     """Kill the planner and shards at one moment: none of them can answer another before all are dead."""
-    planner = repo.engine.find(planner_name(repo.name))
-    victims = [repo.engine.result(planner.__ray_call__.remote(lambda _: os.getpid()), 60.0, "planner")]
+    victims = [planner_pid(repo)]
     victims += [repo._session.connection(shard).hello.pid for shard in shards]
     for sign in (signal.SIGSTOP, signal.SIGKILL):
         for victim in victims:

@@ -31,6 +31,9 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.refs import ModelRef
 
+from tests.support.actors import pid_of as pid_of_actor
+from tests.support.actors import restart_planner
+
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test's module
 
 SHAPE = (50_000,)
@@ -101,7 +104,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout: float = 30.0) 
 
 def pid_of(consumer: Consumer) -> int:
     """Ask an actor's process for its number."""
-    return ray.get(consumer.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=30)
+    return pid_of_actor(consumer._engine, consumer._actor_name)
 
 
 class TestProducer:
@@ -502,9 +505,7 @@ class TestPlanner:
         with Producer.start(own, name, train, schedule=PlanRequest(warmup=40)) as producer:
             eventually(lambda: len(producer.report().updates) > 2, "it publishes as planned")
             engine = own.engine
-            planner = engine.find(planner_name(own.name))
-            with pytest.raises(ShardUnavailableError):
-                engine.result(planner.__ray_call__.remote(lambda _: os._exit(1)), 10.0, "planner")
+            restart_planner(own)
             before = len(producer.report().updates)
 
             def told() -> bool:
