@@ -65,7 +65,7 @@ class DirectoryPlugin(SchedulerPlugin):
         """Actor -> set when it changes."""
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
-            for name in ("spawn", "find", "nodes", "keep", "kept", "reserve", "unreserve", "reserved")
+            for name in ("spawn", "find", "actors", "nodes", "keep", "kept", "reserve", "unreserve", "reserved")
         } | {"where": self._where, "kill": self._kill, "cluster": lambda: scheduler.address}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
