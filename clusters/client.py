@@ -162,7 +162,12 @@ def _scheduler(address: str | None) -> str:
         )
     if ":" not in address:
         raise typer.BadParameter(f"expected HOST:PORT; found {address!r:.100}", param_hint="--scheduler")
-    return address if "://" in address else f"tcp://{address}"
+    from ..actors.engine import choice
+
+    choice.door(EngineName.DASK)  # says so where it is not installed
+    from ..actors.engine.dask import clients
+
+    return clients.in_full(address)
 
 
 def _running_ray() -> str | None:

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import dask
 import pytest
 import typer
 from tensorvine.clusters.cli.main import application
@@ -169,6 +170,10 @@ class TestPlace:
         name_clusters(named, monkeypatch)
         assert str(place_of(*given, EngineName(engine) if engine is not None else None)) == meant
 
+    def test_dasks_configuration_says_how_schedulers_are_reached(self) -> None:
+        with dask.config.set({"distributed.comm.default-scheme": "tls"}):
+            assert str(place_of(None, "host:1")) == "Dask at tls://host:1"
+
     def test_of_two_that_variables_name_none_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         name_clusters(RAY | DASK, monkeypatch)
         with pytest.raises(typer.BadParameter, match="expected --address or --scheduler, as RAY_ADDRESS names a Ray"):
@@ -180,6 +185,26 @@ class TestPlace:
         monkeypatch.delattr("tensorvine.actors.engine.ray.embedded", raising=False)
         with pytest.raises(EngineUnavailableError, match=r"tensorvine\[ray\]', or name a Dask by --scheduler"):
             place_of(None, None)
+
+
+@pytest.mark.parametrize(
+    ("configured", "scheme", "said"),
+    [
+        ({}, "tls", "expected certificates for it in Dask's configuration (distributed.comm.tls); found none"),
+        (
+            {"distributed.comm.require-encryption": True},
+            "tcp",
+            "expected tls://HOST:PORT, as Dask's configuration asks",
+        ),
+    ],
+)
+def test_what_does_not_fit_dasks_configuration_of_tls_is_said(
+    configured: dict[str, object], scheme: str, said: str
+) -> None:
+    with dask.config.set(configured):
+        ended = invoked("ls", "--scheduler", f"{scheme}://127.0.0.1:9")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in flat(ended.stderr)
 
 
 def name_clusters(named: dict[str, str], patch: pytest.MonkeyPatch) -> None:
