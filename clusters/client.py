@@ -2,7 +2,11 @@
 
 Rules
 - A command connects, asks, and disconnects; what it finds running goes on running.
-- Results go to standard output, all else to standard error. What Ray remarks on is left out.
+- Its cluster is the Ray of --address or the Dask of --scheduler. Without either it is what a variable names:
+  RAY_ADDRESS a Ray, DASK_SCHEDULER_ADDRESS a Dask; where both do, one has to say. Where none does, it is the Ray that
+  was started on this machine. So what somebody named goes before what is found.
+- Of Ray and Dask, that one is imported whose cluster it is.
+- Results go to standard output, all else to standard error. What Ray and Dask remark on is left out.
 """
 
 from __future__ import annotations
@@ -10,20 +14,24 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ..store.errors import RepositoryNotFoundError
+from ..store.errors import EngineUnavailableError, OptionError, RepositoryNotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from ..actors.client.repository import Repository
+    from ..actors.engine.engine import Engine
 
 Name = Annotated[
     str | None,
@@ -37,9 +45,14 @@ Name = Annotated[
 Address = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of the Ray cluster. Without it: RAY_ADDRESS, else the Ray that was started on this machine.",
+        help="HOST:PORT of a Ray. Without it and --scheduler: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS, else the Ray that "
+        "was started on this machine.",
         show_default=False,
     ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="HOST:PORT of a Dask's scheduler, in place of --address.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -47,41 +60,126 @@ WIDTH = 160
 """Characters in a line where there is no terminal."""
 
 
+class EngineName(StrEnum):
+    """What runs a repository."""
+
+    RAY = "ray"
+    DASK = "dask"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cluster is."""
+
+    engine: EngineName
+    address: str | None
+    """None: a Ray, and none runs."""
+
+    def __str__(self) -> str:
+        return f"{self.engine.capitalize()} at {self.address}"
+
+
 @contextmanager
-def connected(name: str | None, address: str | None) -> Generator[Repository]:
+def connected(name: str | None, address: str | None, scheduler: str | None) -> Generator[Repository]:
     """Connect to a repository for one command.
 
     Raises:
-        RepositoryNotFoundError: no Ray runs there, or no repository of that name on it.
+        RepositoryNotFoundError: no cluster runs there, or no repository of that name on it.
         ForeignRepositoryError: no name is given, and the repository is another user's.
-        typer.BadParameter: the address is none.
+        EngineUnavailableError: the cluster's package is not installed.
+        typer.BadParameter: the address is none, or it is not clear which cluster is meant.
     """
     from ..actors.client.repository import Repository
-    from ..actors.engine.ray import embedded
 
-    if address is None and embedded.running() is None:
+    place = place_of(address, scheduler)
+    if place.address is None:
         raise RepositoryNotFoundError(
-            "expected a Ray that RAY_ADDRESS names or that was started on this machine; found none: give --address, "
-            "or start one with `tensorvine up`"
+            "expected a Ray that RAY_ADDRESS names or that was started on this machine; found none: give --address, or "
+            "--scheduler for Dask, or start a Ray with `tensorvine up`"
         )
-    attach(address)
-    repository = Repository.connect(name)
-    try:
+    with joined(place) as engine, Repository.connect(name, engine=engine) as repository:
         yield repository
+
+
+def place_of(address: str | None, scheduler: str | None, engine: EngineName | None = None) -> Place:
+    """Return the cluster that is meant, by the module's rules.
+
+    Args:
+        address: of a Ray.
+        scheduler: address of a Dask.
+        engine: what is to run the repository; None: what the others say.
+
+    Raises:
+        EngineUnavailableError: Ray is not installed, and no Dask is named.
+        typer.BadParameter: what is given does not go together, or names no Dask where one is wanted.
+    """
+    if address is not None and (scheduler is not None or engine is EngineName.DASK):
+        raise typer.BadParameter("a Ray's; expected none beside --scheduler or --engine dask", param_hint="--address")
+    if scheduler is not None and engine is EngineName.RAY:
+        raise typer.BadParameter("a Dask's; expected none beside --engine ray", param_hint="--scheduler")
+    dask = os.environ.get("DASK_SCHEDULER_ADDRESS") or None
+    ray = os.environ.get("RAY_ADDRESS") not in (None, "", "auto", "local")
+    if engine is None and address is scheduler is None and dask is not None and ray:
+        raise typer.BadParameter(
+            "expected --address or --scheduler, as RAY_ADDRESS names a Ray and DASK_SCHEDULER_ADDRESS a Dask"
+        )
+    if scheduler is not None or engine is EngineName.DASK or (engine is address is None and dask is not None):
+        return Place(EngineName.DASK, _scheduler(scheduler or dask))
+    return Place(EngineName.RAY, address or _running_ray())
+
+
+@contextmanager
+def joined(place: Place) -> Generator[Engine]:
+    """Join a cluster that runs, and leave it in the end.
+
+    Raises:
+        RepositoryNotFoundError: none runs there, or it refuses this process.
+        EngineUnavailableError: its package is not installed.
+        typer.BadParameter: the address is none.
+    """
+    from ..actors.engine import choice
+
+    dask = place.engine is EngineName.DASK
+    logger = logging.getLogger("distributed" if dask else "ray")
+    try:
+        door = choice.door(place.engine)  # both set their loggers when they are imported
+        logger.setLevel(logging.ERROR)
+        engine = door.joined(place.address)
+    except (OptionError, ValueError) as exc:
+        raise typer.BadParameter(str(exc), param_hint="--scheduler" if dask else "--address") from exc
+    try:
+        yield engine
     finally:
-        repository.close()
-        repository.engine.leave()
+        engine.leave()
 
 
-def attach(address: str | None) -> None:
-    """Attach to a Ray; an address that is none is wrong usage."""
+def _scheduler(address: str | None) -> str:
+    if address is None:
+        raise typer.BadParameter(
+            "expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS beside dask; `dask scheduler` and `dask worker "
+            "HOST:PORT` start a cluster",
+            param_hint="--engine",
+        )
+    if ":" not in address:
+        raise typer.BadParameter(f"expected HOST:PORT; found {address!r:.100}", param_hint="--scheduler")
+    from ..actors.engine import choice
+
+    choice.door(EngineName.DASK)  # says so where it is not installed
+    from ..actors.engine.dask import clients
+
+    return clients.in_full(address)
+
+
+def _running_ray() -> str | None:
+    from ..actors.engine import choice
+
+    try:
+        choice.door(EngineName.RAY)
+    except EngineUnavailableError as exc:
+        raise EngineUnavailableError(f"{exc}, or name a Dask by --scheduler or DASK_SCHEDULER_ADDRESS") from exc
     from ..actors.engine.ray import embedded
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # Ray set it when it was imported
-    try:
-        embedded.attach(address)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc), param_hint="--address") from exc
+    return embedded.running()
 
 
 def console(stderr: bool = False) -> Console:

@@ -1,8 +1,8 @@
 """The files that start clusters, and what is to be filled in.
 
 Rules
-- The files lie in `batch`, `kuberay` and `ray_up`, and are valid as they are. What differs from cluster to cluster
-  stands in them as an example; a `Blank` says as which, and nothing else is ever replaced.
+- The files lie in `batch`, `dask`, `kuberay` and `ray_up`, and are valid as they are. What differs from cluster to
+  cluster stands in them as an example; a `Blank` says as which, and nothing else is ever replaced.
 - All is replaced in one pass, so that no value is taken for an example of another blank.
 - A value that a shell, YAML or Docker could read as more than a value is refused.
 - Nothing is written before all values are known to be right.
@@ -75,6 +75,16 @@ def _batch(file: str, nodes: str) -> Kind:
     return Kind((f"batch/{file}",), blanks, ("batch/install.sh", "batch/job.sh", "batch/node.sh"))
 
 
+def _images(files: tuple[str, ...], image: str, extras: str) -> Kind:
+    blanks = {
+        "image": Blank({f"YOUR-REGISTRY/tensorvine:0.1.0-{image}": "{value}"}, r"[A-Za-z0-9][\w./:@-]*"),
+        "wheel": _COPIED,
+        "extras": Blank({f"EXTRAS={extras}": "EXTRAS={value}"}, _EXTRAS, needed=False),
+        "codec": _CODEC,
+    }
+    return Kind(files, blanks)
+
+
 _BUCKET = Blank({"YOUR-BUCKET": "{value}"})
 KINDS: Mapping[str, Kind] = {
     "ray-up-hosts": _ray_up(
@@ -95,15 +105,8 @@ KINDS: Mapping[str, Kind] = {
     "ray-up-gcp": _ray_up("gcp.yaml", bucket=_BUCKET, project=Blank({"YOUR-PROJECT": "{value}"}), ssh_user=_USER),
     "slurm": _batch("slurm.sh", "#SBATCH --nodes"),
     "pbs": _batch("pbs.sh", "#PBS -l select"),
-    "kuberay": Kind(
-        ("kuberay/raycluster.yaml", "kuberay/Dockerfile"),
-        {
-            "image": Blank({"YOUR-REGISTRY/tensorvine:0.1.0-ray2.60.0": "{value}"}, r"[A-Za-z0-9][\w./:@-]*"),
-            "wheel": _COPIED,
-            "extras": Blank({f"EXTRAS={_ALL},serve": "EXTRAS={value}"}, _EXTRAS, needed=False),
-            "codec": _CODEC,
-        },
-    ),
+    "kuberay": _images(("kuberay/raycluster.yaml", "kuberay/Dockerfile"), "ray2.60.0", f"{_ALL},serve"),
+    "dask-kubernetes": _images(("dask/daskcluster.yaml", "dask/Dockerfile"), "dask2026.8.0", "tensorflow,torch"),
 }
 
 

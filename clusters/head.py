@@ -28,8 +28,8 @@ from ..actors.engine.ray import auth_token, discovery
 from ..actors.engine.room import MONITOR_OFF, ray_start_options
 from ..store.errors import OperationTimeoutError, ShardUnavailableError
 from ..store.waiting import Backoff, Deadline
+from .nodes import STARTED_BY_UP
 
-LABEL = "tensorvine-up"
 START_S = 60.0
 STOP_S = 30.0
 _PORTS = range(20_000, 32_000)
@@ -98,7 +98,7 @@ def stop(mark: str) -> bool:
 
 
 def _argument(mark: str) -> str:
-    return f"--labels={LABEL}={mark}"
+    return f"--labels={STARTED_BY_UP}={mark}"
 
 
 def free_port() -> int:

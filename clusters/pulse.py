@@ -86,7 +86,7 @@ class Pulse:
 
         Raises:
             RepositoryNotFoundError: the repository is gone.
-            EngineStoppedError: the Ray beneath them is not.
+            EngineStoppedError: the cluster beneath them is not.
         """
         now, self.when = self._clock(), datetime.now(UTC)
         told = self._ask()

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n+(?:It prints\n+)?```\n(?P<prints>.*?)```", re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<part>[^)\s]+))?\)")
 PAGES = sorted(page for folder in (ROOT, ROOT / "docs", ROOT / "docs/design") for page in folder.glob("*.md"))
 EXAMPLES = {"README.md": 1, "docs/guide.md": 4, "docs/api.md": 2}
@@ -58,6 +59,24 @@ def test_each_example_prints_what_the_page_says(page: str, least: int, printed: 
     examples = shown(page)
     assert len(examples) >= least
     assert [printed[code] for code, _ in examples] == [prints for _, prints in examples]
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(300)
+def test_the_example_on_dask_prints_what_its_page_says(tmp_path: Path) -> None:
+    ((code, prints),) = shown("docs/dask.md")
+    (tmp_path / "program.py").write_text(code)  # a file, as its workers import it
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=270, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.strip() == prints
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_python_block_is_python(page: Path) -> None:
+    for code in PYTHON.findall(page.read_text()):
+        compile(code, page.name, "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

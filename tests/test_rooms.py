@@ -17,7 +17,7 @@ SOURCES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.p
 IDS = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name == "__init__.py"]
 
-FILES = [f"clusters/{folder}" for folder in ("batch", "kuberay", "ray_up")]
+FILES = [f"clusters/{folder}" for folder in ("batch", "dask", "kuberay", "ray_up")]
 """Folders without modules: files for clusters, which the wheel has, too."""
 
 

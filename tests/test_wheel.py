@@ -148,7 +148,7 @@ def test_a_wrong_example_is_refused(errors: list[dict[str, Any]]) -> None:
 
 def test_the_files_for_clusters_are_in_it_as_they_are(wheel: Path) -> None:
     held = zipfile.ZipFile(wheel)
-    for folder, count in (("batch", 5), ("kuberay", 2), ("ray_up", 3)):
+    for folder, count in (("batch", 5), ("dask", 2), ("kuberay", 2), ("ray_up", 3)):
         files = [path for path in (ROOT / "clusters" / folder).iterdir() if path.is_file()]
         assert len(files) == count
         for file in files:

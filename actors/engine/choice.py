@@ -87,6 +87,24 @@ def engine_here() -> Engine | None:
     return next(iter(_running()), None)
 
 
+def door(name: str) -> Door:
+    """Return the door to "ray" or "dask".
+
+    Raises:
+        EngineUnavailableError: the engine's package is not installed.
+    """
+    try:
+        if name == DASK:
+            from .dask import clients as found
+        else:
+            from .ray import embedded as found
+    except ModuleNotFoundError as exc:
+        raise EngineUnavailableError(
+            f"engine: expected the packages of {name}; found no {exc.name}: pip install 'tensorvine[{name}]'"
+        ) from exc
+    return found
+
+
 def _chosen(choice: EngineChoice) -> tuple[Door, object] | Engine:
     """Return the engine, or the door to it and where its cluster is."""
     if choice is None:
@@ -95,14 +113,14 @@ def _chosen(choice: EngineChoice) -> tuple[Door, object] | Engine:
             raise OptionError(
                 'engine: expected "ray" or "dask", as both run in this process, a Ray and a client of Dask; found None'
             )
-        return running[0] if running else (_door(RAY), None)
+        return running[0] if running else (door(RAY), None)
     if isinstance(choice, str):
         if choice in _PACKAGES:
-            return _door(choice), None
+            return door(choice), None
         if ":" in choice:
-            return _door(DASK), choice
+            return door(DASK), choice
     elif _is_client(choice):
-        return _door(DASK), choice
+        return door(DASK), choice
     elif isinstance(choice, Engine):
         return choice
     raise OptionError(f'engine: expected "ray", "dask", a client of Dask or HOST:PORT; found {choice!r:.100}')
@@ -113,23 +131,10 @@ def _running() -> list[Engine]:
     own = process.engine()
     if own is not None:
         return [own]
-    doors = [_door(name) for name, package in _PACKAGES.items() if sys.modules.get(package)]
-    return [engine for door in doors if (engine := door.here()) is not None]
+    doors = [door(name) for name, package in _PACKAGES.items() if sys.modules.get(package) is not None]
+    return [engine for one in doors if (engine := one.here()) is not None]
 
 
 def _is_client(choice: object) -> bool:
     distributed: Any = sys.modules.get("distributed")
     return distributed is not None and isinstance(choice, distributed.Client)
-
-
-def _door(name: str) -> Door:
-    try:
-        if name == DASK:
-            from .dask import clients as door
-        else:
-            from .ray import embedded as door
-    except ModuleNotFoundError as exc:
-        raise EngineUnavailableError(
-            f"engine: expected the packages of {name}; found no {exc.name}: pip install 'tensorvine[{name}]'"
-        ) from exc
-    return door

@@ -47,6 +47,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     leaving: bool = False
     """It was told to drain: it ends soon, and takes nothing new."""
+    address: str = ""
+    """Of its machine, as the others of the cluster reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,14 @@ class Engine(Protocol):
         Raises:
             LookupError: there is none.
             ShardUnavailableError: who knows the actors does not answer; `nodes`, `spawn` and `kill` raise it, too.
+        """
+        ...
+
+    def actors(self) -> dict[str, str | None]:
+        """Return the names of all actors -> the node; None: it is not running, but being started.
+
+        Raises:
+            ShardUnavailableError: as `find`.
         """
         ...
 

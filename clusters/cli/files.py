@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import words
-from ..client import Address, AsJson, Name, connected, console, print_json
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 from .options import Timeout
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ def export(
     ],
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a version's tensors to a file that other tools read."""
     from ...store.archive import interchange
 
     interchange.format_of(file)  # what is wrong with it is said before anybody is asked
-    with connected(name, address) as repository, console(stderr=True).status("writing"):
+    with connected(name, address, scheduler) as repository, console(stderr=True).status("writing"):
         info = repository.info(model)
         repository.export(info.ref, file)
     if as_json:
@@ -60,6 +61,7 @@ def import_(
     timeout: Timeout = IMPORT_S,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Save the tensors of a file as a new version; tensors that equal the parent's are shared, not stored again.
@@ -67,7 +69,7 @@ def import_(
     Architecture, quality and metadata are the file's, where it has them.
     """
     given: dict[str, Any] = {"parent": parent, "quality": quality}
-    with connected(name, address) as repository, console(stderr=True).status("saving"):
+    with connected(name, address, scheduler) as repository, console(stderr=True).status("saving"):
         said = {key: value for key, value in given.items() if value is not None}
         saved = repository.import_(file, model, timeout=timeout, **said)
     _tell(saved.ref, saved.bytes_written, saved.bytes_inherited, as_json)

@@ -11,7 +11,20 @@ import typer
 
 from ...store.errors import OptionError, TensorVineError
 from .. import words
-from ..client import Address, AsJson, Name, attach, connected, console, print_json
+from ..client import (
+    Address,
+    AsJson,
+    EngineName,
+    Name,
+    Place,
+    Scheduler,
+    connected,
+    console,
+    joined,
+    place_of,
+    print_json,
+)
+from ..nodes import STARTED_BY_UP
 from .options import bytes_from, keep_from, nodes_from, redis_from, scaling_from
 
 if TYPE_CHECKING:
@@ -66,7 +79,7 @@ def up(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each shard, such as 4GB or 512MiB. Without it: what its node's object store has.",
+            help="Memory of each shard, such as 4GB or 512MiB. Without it: half of what its node has left.",
         ),
     ] = None,
     preallocate: Annotated[
@@ -90,19 +103,27 @@ def up(
         ),
     ] = None,
     wait_nodes: Annotated[
-        int, typer.Option(help="Wait until Ray has so many nodes, for 5 minutes at most.", min=1)
+        int, typer.Option(help="Wait until the cluster has so many nodes, for 5 minutes at most.", min=1)
     ] = 1,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(help="What runs it. Without it: as --address and --scheduler say.", show_default=False),
+    ] = None,
     address: Address = None,
-    port: Annotated[int, typer.Option(help="Port of a Ray that is started here; 0: any free one.")] = DEFAULT_PORT,
+    scheduler: Scheduler = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help=f"Port of a Ray that is started here; 0: any free one. Without it: {DEFAULT_PORT}."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a repository that stays until `tensorvine down`.
 
-    It runs on the Ray of --address or RAY_ADDRESS, or on the one that was started on this machine; where there is
-    none, a Ray is started here first. What is on --path is brought back.
+    It runs on the Dask of --scheduler or DASK_SCHEDULER_ADDRESS, or on the Ray of --address or RAY_ADDRESS, or on the
+    one that was started on this machine; where there is none, a Ray is started here first, but never a Dask. What is on
+    --path is brought back.
     """
     from ...actors.client.repository import Repository
-    from ...actors.engine.ray import embedded
     from ...store.codecs.codec import from_spec
     from ..nodes import await_nodes
 
@@ -119,73 +140,88 @@ def up(
         option = "--codec" if codec is not None else "--keep"
         raise typer.BadParameter("expected --path beside it", param_hint=option)
     progress = console(stderr=True)
-    running = address or embedded.running()
-    with _head(running, port) as started:
-        if started is not None:
-            running, address = started.address, started.address
-            (progress if as_json else console()).print(f"Ray is up at {running}")
-        attach(address)
-        with progress.status(f"waiting for {words.count(wait_nodes, 'node')}"):
-            await_nodes(wait_nodes, NODES_S)
-        with progress.status("starting the repository"):
-            options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
-            repository = Repository.start(name, **options)
-    stats = repository.stats()
-    joined = not repository.started_here
-    repository.leave()
-    repository.engine.leave()
-    if joined and (ignored := [option for name, option in _OF_A_START.items() if policies[name] is not None]):
+    wanted = place_of(address, scheduler, engine)
+    if wanted.engine is EngineName.DASK and port is not None:
+        raise typer.BadParameter("expected none with Dask, which is not started here", param_hint="--port")
+    with _running(wanted, DEFAULT_PORT if port is None else port) as place:
+        started = place is not wanted
+        if started:
+            (progress if as_json else console()).print(f"Ray is up at {place.address}")
+        with joined(place) as cluster:
+            with progress.status(f"waiting for {words.count(wait_nodes, 'node')}"):
+                await_nodes(cluster, wait_nodes, NODES_S)
+            with progress.status("starting the repository"):
+                options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
+                repository = Repository.start(name, engine=cluster, **options)
+            stats = repository.stats()
+            new = repository.started_here
+            repository.leave()
+    if not new and (ignored := [option for name, option in _OF_A_START.items() if policies[name] is not None]):
         left = ", ".join(ignored)
         progress.print(f"it runs already, and stays as it was started: {left} changed nothing", soft_wrap=True)
     if as_json:
-        made = {"repository": repository.name, "address": running, "ray_started": started is not None, "joined": joined}
+        made = {"repository": repository.name, "engine": place.engine, "address": place.address}
+        made |= {"ray_started": started, "joined": not new}
         print_json({**made, "shards": len(stats.shards), "models": stats.models})
         return
     console().print(
-        f"Repository {repository.name} is up on Ray at {running}: {words.count(len(stats.shards), 'shard')}, "
+        f"Repository {repository.name} is up on {place}: {words.count(len(stats.shards), 'shard')}, "
         f"{words.count(stats.models, 'model')}",
     )
 
 
 @contextmanager
-def _head(running: str | None, port: int) -> Generator[Head | None]:
-    """Start a Ray where none runs; it is ended again when a repository cannot be started on it."""
-    from .. import head
-
+def _running(wanted: Place, port: int) -> Generator[Place]:
+    """Give a cluster that runs: a Ray is started where none does, and ended again when no repository starts on it."""
     started: Head | None = None
-    if running is None:
+    if wanted.address is None:
         with console(stderr=True).status("starting a Ray on this machine"):
-            started = head.start(port)
-        os.environ.pop("RAY_ADDRESS", None)  # "local" asks for one within this process
+            started = _start_ray(port)
     try:
-        yield started
+        yield wanted if started is None else Place(wanted.engine, started.address)
     except BaseException as exc:
         if started is not None:
-            head.stop(started.mark)
+            _stop_ray(started.mark)
         plain = isinstance(exc, (ValueError, NotImplementedError)) and not isinstance(exc, TensorVineError)
         if plain or isinstance(exc, OptionError):
             raise typer.BadParameter(str(exc)) from exc
         raise
 
 
+def _start_ray(port: int) -> Head:
+    from ..head import start
+
+    started = start(port)
+    os.environ.pop("RAY_ADDRESS", None)  # "local" asks for one within this process
+    return started
+
+
+def _stop_ray(mark: str) -> bool:
+    from ..head import stop
+
+    return stop(mark)
+
+
 def down(
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     force: Annotated[bool, typer.Option("--force", help="Also when not all of it can be written to its path.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Stop a repository; what waits for its path is written first.
 
-    The Ray beneath it is ended too if `tensorvine up` started it, on this machine, and no other repository is on it.
+    The Ray beneath it is ended too if `tensorvine up` started it, on this machine, and no other repository is on it. A
+    Dask goes on.
     """
     from ..nodes import machines, repositories
 
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         unwritten = _flush(repository, force) if repository.has_path else None
         repository.stop()
         if not as_json:
             console().print(f"Repository {repository.name} is down")
-        found, others = machines(), repositories()
+        found, others = machines(repository.engine), repositories(repository.engine)
     ended, said = _end_ray(found, others)
     if as_json:
         told = {"repository": repository.name, "unwritten": unwritten, "ray_ended": ended, "other_repositories": others}
@@ -196,14 +232,12 @@ def down(
 
 def _end_ray(found: list[Machine], others: list[str]) -> tuple[bool, str | None]:
     """End the Ray that `up` started here, if nobody else is on it; say whether, and what there is to say of it."""
-    from .. import head
-
-    mine = next((machine for machine in found if head.LABEL in machine.labels), None)
+    mine = next((machine for machine in found if STARTED_BY_UP in machine.labels), None)
     if mine is None:
         return False, None
     if others:
         return False, f"Ray goes on: it has {words.count(len(others), 'other')}: {', '.join(others)}"
-    if head.stop(mine.labels[head.LABEL]):
+    if _stop_ray(mine.labels[STARTED_BY_UP]):
         return True, "Ray is down"
     return False, f"Ray goes on: its head is on {mine.address}; end it there"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..client import Address, AsJson, Name, connected, console, print_json
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 from ..lineage.lineage import lineage_of
 
 
@@ -19,6 +19,7 @@ def lineage(
     as_json: AsJson = False,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
 ) -> None:
     """Show who a version derives from, who wrote which of its layers, the quality along the way, and its descendants.
 
@@ -29,7 +30,7 @@ def lineage(
 
     if svg is not None:
         check_picture(svg)
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         found = lineage_of(repository, model)
     if as_json:
         print_json(found.as_dict())

@@ -11,7 +11,7 @@ import typer
 from ...store.errors import ModelNotFoundError, TensorVineError
 from ...store.facts import Json
 from .. import words
-from ..client import Address, AsJson, Name, connected, console, print_json, table
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,16 +30,17 @@ CONFIG_WIDTH = 48
 """Characters for a layer's config in a line."""
 
 
-def status(name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
+def status(name: Name = None, address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
     """Show the cluster's nodes and what each shard of a repository holds; exit code 1 if one does not answer."""
     from ...actors.client.stats import RepositoryStats
-    from ..nodes import machines, places
+    from ..nodes import machines
 
-    with connected(name, address) as repository:
-        told, found, where, known = repository.stats_by_shard(PATIENCE_S), machines(), places(), repository.name
+    with connected(name, address, scheduler) as repository:
+        told, known = repository.stats_by_shard(PATIENCE_S), repository.name
+        found, where = machines(repository.engine), repository.engine.actors()
     silent = {shard: " ".join(str(why).split()) for shard, why in told.items() if isinstance(why, TensorVineError)}
     stats = RepositoryStats.of([holds for holds in told.values() if not isinstance(holds, TensorVineError)])
-    here = {shard: where.get(f"{known}/shard-{shard}", "") for shard in told}
+    here = {shard: where.get(f"{known}/shard-{shard}") or "" for shard in told}
     if as_json:
         nodes = [
             {**asdict(machine), "shards": [s for s, node in here.items() if node == machine.id]} for machine in found
@@ -69,10 +70,11 @@ def ls(
     prefix: Annotated[str, typer.Argument(help="Only names that begin so.", show_default=False)] = "",
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """List live versions: parent, quality, age, and how many of its bytes each wrote itself."""
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         found = _infos(repository, prefix)
     if as_json:
         print_json([_info_dict(info) for info in found])
@@ -90,10 +92,11 @@ def show(
     model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one version: what is known of it, its layers, and who wrote each of them."""
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)
     layers = [
@@ -113,11 +116,12 @@ def show(
 
 
 def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
-    numbers = ("CPUs", "GPUs", "memory", "object store")
+    stores = ("object store",) if any(machine.store_bytes for machine in found) else ()
+    numbers = ("CPUs", "GPUs", "memory", *stores)
     rows = table(words.count(len(found), "node"), "address", "shards", right=numbers)
     for machine in found:
         shards = ", ".join(str(shard) for shard, node in here.items() if node == machine.id)
-        sizes = words.size(machine.memory_bytes), words.size(machine.store_bytes)
+        sizes = words.size(machine.memory_bytes), *([words.size(machine.store_bytes)] if stores else [])
         rows.add_row(machine.address, shards or "-", f"{machine.cpus:g}", f"{machine.gpus:g}", *sizes)
     return rows
 

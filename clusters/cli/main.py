@@ -2,7 +2,8 @@
 
 Rules
 - An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
-- What TensorVine warns of is one line on standard error, too. What Ray remarks on while it connects is not told.
+- What TensorVine warns of is one line on standard error, too. What Ray and Dask remark on while they connect is not
+  told.
 - Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
 
@@ -29,7 +30,7 @@ from .upkeep import flush, scale
 from .verify import verify
 
 _OURS = __name__.partition(".")[0]
-_HELP = "Start, look into, change and stop a model repository on a Ray cluster."
+_HELP = "Start, look into, change and stop a model repository on a Ray or a Dask cluster."
 _COMMANDS = (
     *(up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
     cluster_files,

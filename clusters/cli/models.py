@@ -8,7 +8,7 @@ import typer
 
 from ...store.errors import ModelNotFoundError, OperationTimeoutError
 from ...store.refs import ModelRef, split_ref
-from ..client import Address, AsJson, Name, connected, console, print_json, say_error
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, say_error
 from .options import Timeout
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def retire(
     ],
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Make versions cease to exist; what their descendants share with them stays.
@@ -34,7 +35,7 @@ def retire(
     gone: list[ModelRef] = []
     missing: list[str] = []
     asked = [split_ref(model) for model in models]
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         try:
             for ref in _found(repository, asked, missing):
                 try:
@@ -58,6 +59,7 @@ def wait(
     timeout: Timeout = WAIT_S,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait for a version, and print which is the newest then.
@@ -66,7 +68,7 @@ def wait(
     NAME, for one that is newer than all there are now. When none comes in time, the exit code is 1.
     """
     known, version = split_ref(model)
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         after = version - 1 if version is not None else _latest(repository, known)
         with console(stderr=True).status(f"waiting for a version of {known} above {after}"):
             ref = repository.wait_newer(known, after, timeout)

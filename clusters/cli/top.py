@@ -16,7 +16,7 @@ import typer
 
 from ...store.waiting import LONGEST_S
 from .. import words
-from ..client import Address, AsJson, Name, connected, console, print_json, table
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, table
 from .options import check_seconds
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def top(
     ] = False,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch the shards: memory, models, requests, traffic, who waits for memory or for the disk. Ctrl-C ends it.
@@ -65,7 +66,7 @@ def top(
     if as_json and not once:
         raise typer.BadParameter("expected --once beside it", param_hint="--json")
     try:
-        with connected(name, address) as repository:
+        with connected(name, address, scheduler) as repository:
             pulse, known = _pulse_of(repository), repository.name
             if not once:
                 follow(console(), known, pulse, interval)
@@ -161,20 +162,20 @@ def _sum(rates: Iterable[float | None]) -> float | None:
 
 
 def _pulse_of(repository: Repository) -> Pulse:
-    from ..nodes import check_there, machines, places
+    from ..nodes import check_there, machines
     from ..pulse import Pulse
 
-    known = f"{repository.name}/shard-"
+    known, engine = f"{repository.name}/shard-", repository.engine
 
     def where() -> dict[int, str]:
-        addresses = {machine.id: machine.address for machine in machines()}
+        addresses = {machine.id: machine.address for machine in machines(engine)}
         return {
-            int(actor.removeprefix(known)): addresses.get(node, "-")
-            for actor, node in places().items()
+            int(actor.removeprefix(known)): addresses.get(node or "", "-")
+            for actor, node in engine.actors().items()
             if actor.startswith(known)
         }
 
     def check() -> None:
-        check_there(repository.name)
+        check_there(engine, repository.name)
 
     return Pulse(lambda: repository.stats_by_shard(ANSWER_S), where, check)

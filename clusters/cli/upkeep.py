@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import words
-from ..client import Address, AsJson, Name, connected, console, print_json
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 from .options import Timeout, count_from
 
 SCALE_S = 120.0
@@ -25,6 +25,7 @@ def scale(
     timeout: Timeout = SCALE_S,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Change the number of shards while reads and writes go on; nothing is lost.
@@ -32,7 +33,7 @@ def scale(
     A change that cannot begin in time is undone; one that is decided goes on after the command has given up.
     """
     count = count_from(shards)
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         with console(stderr=True).status("moving names and tensors"):
             report = repository.scale(count, timeout)
         known = repository.name
@@ -52,9 +53,15 @@ def scale(
         out.print(f"  {fact:9} {value}{'' if fact == 'took' else ' moved'}")
 
 
-def flush(timeout: Timeout = FLUSH_S, name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
+def flush(
+    timeout: Timeout = FLUSH_S,
+    name: Name = None,
+    address: Address = None,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> None:
     """Wait until all that is committed now is on the repository's path, too."""
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         with console(stderr=True).status("writing what is not on disk yet"):
             repository.flush(timeout)
         known = repository.name

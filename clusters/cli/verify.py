@@ -8,7 +8,7 @@ import typer
 
 from ...store.errors import ModelNotFoundError
 from .. import words
-from ..client import Address, AsJson, Name, connected, console, print_json
+from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 
 if TYPE_CHECKING:
     from ...actors.client.repository import Repository
@@ -22,13 +22,14 @@ def verify(
     ] = None,
     name: Name = None,
     address: Address = None,
+    scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
     """Check checksums, in memory and on disk, owners, and what could not be read; exit code 1 if something is wrong."""
     from rich.progress import track
 
     out = console()
-    with connected(name, address) as repository:
+    with connected(name, address, scheduler) as repository:
         refs = repository.models() if model is None else [repository.info(model).ref]
         shown = console(stderr=True)
         progress = track(refs, "checking", console=shown, transient=True, disable=not shown.is_terminal)

@@ -264,9 +264,9 @@ class TestTop:
             eventually(lambda: len(watcher.stats_by_shard()) == 1, "the drained shard is seen no more")
 
     def test_a_repository_that_was_stopped_is_not_there(self, repo: Repository) -> None:
-        check_there(repo.name)
+        check_there(repo.engine, repo.name)
         with pytest.raises(RepositoryNotFoundError, match=r"'nowhere'.*it was stopped"):
-            check_there("nowhere")
+            check_there(repo.engine, "nowhere")
 
 
 class TestUpAndDown:

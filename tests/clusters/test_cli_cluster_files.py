@@ -111,6 +111,12 @@ class TestFilled:
         assert images == {VALUES["image"]}
         assert f"-t {VALUES['image']} dist/" in (tmp_path / "Dockerfile").read_text()
 
+    def test_every_pod_of_a_dask_has_the_image_of_the_flag(self, tmp_path: Path) -> None:
+        command("dask-kubernetes", tmp_path, "--image", VALUES["image"])
+        *_, manifest = yaml.safe_load_all((tmp_path / "daskcluster.yaml").read_text())
+        pods = [manifest["spec"][kind]["spec"] for kind in ("scheduler", "worker")]
+        assert {one["image"] for pod in pods for one in pod["containers"]} == {VALUES["image"]}
+
     @pytest.mark.parametrize("kind", ["slurm", "pbs"])
     def test_the_environment_goes_before_what_is_filled_in(self, kind: str, wheel: Path, tmp_path: Path) -> None:
         command(kind, tmp_path, *flags(kind, wheel))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
+import dask
 import pytest
 import typer
 from tensorvine.clusters.cli.main import application
 from tensorvine.clusters.cli.options import count_from, keep_from, nodes_from, scaling_from
+from tensorvine.clusters.client import EngineName, place_of
 from tensorvine.planner.scaling import ScalePolicy
+from tensorvine.store.errors import EngineUnavailableError
 from tensorvine.store.versions.retention import KeepBest, KeepBytes, KeepEvery, KeepLast
 from typer.testing import CliRunner, Result
 
@@ -118,6 +122,14 @@ class TestTexts:
         (["top", "--json"], "--json: expected --once beside it"),
         (["top", "--interval", "0"], "expected seconds from 0.1; found 0"),
         (["top", "--interval", "nan"], "expected seconds from 0.1; found nan"),
+        (["ls", "--address", "a:1", "--scheduler", "b:1"], "--address: a Ray's; expected none beside --scheduler"),
+        (["up", "--engine", "dask", "--address", "a:1"], "--address: a Ray's; expected none beside --scheduler or"),
+        (["up", "--engine", "ray", "--scheduler", "b:1"], "--scheduler: a Dask's; expected none beside --engine ray"),
+        (["up", "--engine", "spark"], "'spark' is not one of 'ray', 'dask'"),
+        (["up", "--engine", "dask"], "--engine: expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS beside dask;"),
+        (["up", "--scheduler", "b:1", "--port", "0"], "--port: expected none with Dask, which is not started here"),
+        (["ls", "--scheduler", "nonsense"], "--scheduler: expected HOST:PORT; found 'nonsense'"),
+        (["ls", "--scheduler", "host:port"], "--scheduler: engine: expected the address of a scheduler of Dask; found"),
         (["--show-completion", "tcsh"], "expected one of bash, zsh, fish, powershell, pwsh; found 'tcsh'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -126,6 +138,80 @@ def test_wrong_words_are_refused_before_anything_starts(words: list[str], said: 
     ended = invoked(*words)
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert said in flat(ended.stderr)
+
+
+RAY, DASK = {"RAY_ADDRESS": "ray:1"}, {"DASK_SCHEDULER_ADDRESS": "dask:1"}
+
+
+class TestPlace:
+    """Which cluster is meant."""
+
+    @pytest.mark.parametrize(
+        ("given", "engine", "named", "meant"),
+        [
+            ((None, None), None, RAY, "Ray at ray:1"),
+            ((None, None), None, DASK, "Dask at tcp://dask:1"),
+            ((None, None), None, DASK | {"RAY_ADDRESS": "local"}, "Dask at tcp://dask:1"),
+            ((None, None), "ray", RAY | DASK, "Ray at ray:1"),
+            ((None, None), "dask", RAY | DASK, "Dask at tcp://dask:1"),
+            (("other:1", None), None, RAY | DASK, "Ray at other:1"),
+            ((None, "tls://other:1"), None, RAY | DASK, "Dask at tls://other:1"),
+            ((None, "other:1"), "dask", RAY | DASK, "Dask at tcp://other:1"),
+        ],
+    )
+    def test_options_go_before_variables(
+        self,
+        given: tuple[str | None, str | None],
+        engine: str | None,
+        named: dict[str, str],
+        meant: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        name_clusters(named, monkeypatch)
+        assert str(place_of(*given, EngineName(engine) if engine is not None else None)) == meant
+
+    def test_dasks_configuration_says_how_schedulers_are_reached(self) -> None:
+        with dask.config.set({"distributed.comm.default-scheme": "tls"}):
+            assert str(place_of(None, "host:1")) == "Dask at tls://host:1"
+
+    def test_of_two_that_variables_name_none_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        name_clusters(RAY | DASK, monkeypatch)
+        with pytest.raises(typer.BadParameter, match="expected --address or --scheduler, as RAY_ADDRESS names a Ray"):
+            place_of(None, None)
+
+    def test_without_ray_and_a_dask_that_is_named_both_ways_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        name_clusters({}, monkeypatch)
+        monkeypatch.setitem(sys.modules, "tensorvine.actors.engine.ray.embedded", None)
+        monkeypatch.delattr("tensorvine.actors.engine.ray.embedded", raising=False)
+        with pytest.raises(EngineUnavailableError, match=r"tensorvine\[ray\]', or name a Dask by --scheduler"):
+            place_of(None, None)
+
+
+@pytest.mark.parametrize(
+    ("configured", "scheme", "said"),
+    [
+        ({}, "tls", "expected certificates for it in Dask's configuration (distributed.comm.tls); found none"),
+        (
+            {"distributed.comm.require-encryption": True},
+            "tcp",
+            "expected tls://HOST:PORT, as Dask's configuration asks",
+        ),
+    ],
+)
+def test_what_does_not_fit_dasks_configuration_of_tls_is_said(
+    configured: dict[str, object], scheme: str, said: str
+) -> None:
+    with dask.config.set(configured):
+        ended = invoked("ls", "--scheduler", f"{scheme}://127.0.0.1:9")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in flat(ended.stderr)
+
+
+def name_clusters(named: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+    for variable in (*RAY, *DASK):
+        patch.delenv(variable, raising=False)
+    for variable, address in named.items():
+        patch.setenv(variable, address)
 
 
 class TestCompletion:

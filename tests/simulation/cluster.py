@@ -269,7 +269,7 @@ class SimulatedEngine:
     def nodes(self) -> list[Node]:
         here = self.this_node()
         names = sorted(_cluster().node_names, key=lambda name: (name != here, name))
-        return [Node(name, 2 * STORE_BYTES, leaving=name in _cluster().leaving) for name in names]
+        return [Node(name, 2 * STORE_BYTES, leaving=name in _cluster().leaving, address="127.0.0.1") for name in names]
 
     def this_node(self) -> str:
         return _process().node
@@ -292,6 +292,10 @@ class SimulatedEngine:
             return _cluster().names[name]
         except KeyError as exc:
             raise LookupError(f"no actor named {name!r}") from exc
+
+    def actors(self) -> dict[str, str | None]:
+        hosted = {name: _cluster().actors[actor.number] for name, actor in _cluster().names.items()}
+        return {name: one.node if one.instance is not None else None for name, one in hosted.items()}
 
     def kill(self, name: str) -> None:
         actor = _cluster().names.get(name)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import dask.config
 from distributed import Client, LocalCluster, Security
-from distributed.comm.addressing import parse_address, parse_host_port, resolve_address
+from distributed.comm.addressing import normalize_address, parse_address, parse_host_port, resolve_address
 from distributed.worker import get_client  # pyright: ignore[reportUnknownVariableType]  its arguments have no types
 
 from ....store.errors import OptionError, RepositoryNotFoundError
@@ -80,6 +80,15 @@ def here() -> DaskEngine | None:
     with _joining:
         client = _current()
         return _engine(client) if client is not None else None
+
+
+def in_full(address: str) -> str:
+    """Return the address of a scheduler with its scheme, which by default is that of Dask's configuration.
+
+    >>> in_full("scheduler:8786"), in_full("tls://scheduler:8786")
+    ('tcp://scheduler:8786', 'tls://scheduler:8786')
+    """
+    return normalize_address(address)
 
 
 def engine_of(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:
@@ -153,6 +162,7 @@ def _connected(address: str) -> Client:
     """Make a client for an address; whether anybody listens there is tried first, as a client would try for long."""
     try:
         place = resolve_address(address)
+        _check_encryption(place)
         if not place.startswith("ucx"):
             socket.create_connection(parse_host_port(parse_address(place)[1]), CONNECT_S).close()
         return Client(place, set_as_default=False)
@@ -160,3 +170,17 @@ def _connected(address: str) -> Client:
         raise OptionError(f"engine: expected the address of a scheduler of Dask; found {address!r}: {exc}") from exc
     except OSError as exc:
         raise RepositoryNotFoundError(f"expected a scheduler of Dask at {address}; found none: {exc}") from exc
+
+
+def _check_encryption(place: str) -> None:
+    """Refuse what a client would refuse as well, which then waits for a minute until it ends.
+
+    Raises:
+        ValueError: what Dask's configuration says of TLS does not fit the address.
+    """
+    configured = cast("dict[str, object]", Security().get_connection_args("client"))
+    encrypted = place.startswith(("tls:", "wss:"))
+    if encrypted and configured["ssl_context"] is None:
+        raise ValueError("expected certificates for it in Dask's configuration (distributed.comm.tls); found none")
+    if not encrypted and configured["require_encryption"]:
+        raise ValueError("expected tls://HOST:PORT, as Dask's configuration asks for encryption")

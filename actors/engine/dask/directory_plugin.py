@@ -3,6 +3,7 @@
 Rules
 - Two handlers are added to the scheduler's: one answers a question, one takes an agent's connection for as long as the
   agent lives. A connection that ends is a node that has ended.
+- A page at /tensorvine on the scheduler's dashboard shows what the directory knows (`directory/page.py`).
 - What `where` waits for is the start of an actor, what `kill` waits for the end of its processes; both for a while.
 - A directory that an agent installs has lost what the one before it knew: the scheduler was started anew. It refuses
   all questions until agents had time to tell it of their actors. What is kept and reserved is lost; a line says so.
@@ -19,15 +20,19 @@ from typing import Any, cast
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.core import Comm
 from distributed.core import Status
+from tornado.web import RequestHandler
 
 from ....store.errors import ShardUnavailableError
 from .directory.directory import Directory
+from .directory.page import page
 from .records import Agent, Order, Standing, State
 
 log = logging.getLogger(__name__)
 
 ASK, JOIN = "tensorvine_ask", "tensorvine_join"
 """The handlers."""
+PAGE = r"/(?:.*/)?tensorvine"
+"""Where the page is; a dashboard may have a prefix."""
 WAIT_S = 5.0
 """How long a question may wait for news."""
 CLIENTS_S = 30.0
@@ -65,10 +70,11 @@ class DirectoryPlugin(SchedulerPlugin):
         """Actor -> set when it changes."""
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
-            for name in ("spawn", "find", "nodes", "keep", "kept", "reserve", "unreserve", "reserved")
+            for name in ("spawn", "find", "actors", "nodes", "keep", "kept", "reserve", "unreserve", "reserved")
         } | {"where": self._where, "kill": self._kill, "cluster": lambda: scheduler.address}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
+        scheduler.http_application.add_handlers(".*$", [(PAGE, Page, {"directory": self._directory})])
         if self._settles_s:
             asyncio.get_running_loop().call_later(self._settles_s, self._settle)
 
@@ -168,6 +174,18 @@ class DirectoryPlugin(SchedulerPlugin):
         self._clients_are_known = True
         self._directory.check_owners(map(client_owner, self._scheduler.clients))
         self._tell()
+
+
+class Page(RequestHandler):
+    """Serves the page."""
+
+    def initialize(self, directory: Directory) -> None:
+        """Take what it is about; tornado calls this."""
+        self._directory = directory
+
+    def get(self) -> None:
+        """Answer."""
+        self.write(page(self._directory))
 
 
 async def _send(comm: Comm, orders: asyncio.Queue[Order]) -> None:

@@ -132,6 +132,10 @@ class DaskEngine:
         """Find a named actor."""
         return _actor(self._ask("find", name))
 
+    def actors(self) -> dict[str, str | None]:
+        """List the named actors."""
+        return self._ask("actors")
+
     def kill(self, name: str) -> None:
         """End a named actor for good; gives back when its process has ended, or its machine has not said so in time."""
         if self.is_running:

@@ -60,7 +60,7 @@ class Agent:
         """Return it as the engine's users see it, with so many bytes of its memory reserved."""
         told = {"CPU": self.cpus, "GPU": float(len(self.gpus)), "memory": float(self.memory)}
         resources = {name: value for name, value in {**self.resources, **told}.items() if value}
-        return Node(self.id, self.memory - reserved, resources, self.labels, leaving)
+        return Node(self.id, self.memory - reserved, resources, self.labels, leaving, self.address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,13 +88,9 @@ def running() -> str | None:
         return None
 
 
-def joined(where: None = None) -> Engine:
-    """Return the engine of the running Ray; see `choice.Door`.
-
-    Raises:
-        RepositoryNotFoundError: no Ray runs.
-    """
-    attach()
+def joined(where: str | None = None) -> Engine:
+    """Return the engine of the running Ray; see `choice.Door`. Arguments and errors are those of `attach`."""
+    attach(where)
     return RayEngine()
 
 

@@ -89,6 +89,7 @@ class EngineContract:
         first, *_ = engine.nodes()
         assert first.id == engine.this_node()
         assert first.memory_free > 0
+        assert first.address == engine.address()
 
     def test_named_actors_are_found_with_what_they_were_started_with(self, engine, probe, other):
         assert [self.ask(engine, actor, "start") for actor in (probe, other)] == [0, 1]
@@ -103,6 +104,20 @@ class EngineContract:
     def test_find_says_which_name_is_missing(self, engine):
         with pytest.raises(LookupError, match="no-such-actor"):
             engine.find("no-such-actor")
+
+    def test_running_actors_are_listed_with_their_nodes(self, engine, names, probe, other):
+        for actor in (probe, other):
+            self.ask(engine, actor, "start")
+        found = engine.actors()
+        assert [found[name] for name in names] == [engine.this_node()] * 2
+
+    def test_an_actor_that_is_being_started_is_listed_and_a_killed_one_is_not(self, engine, spawn):
+        name, actor = spawn()
+        assert engine.actors()[name] in (None, engine.this_node())
+        self.ask(engine, actor, "start")
+        assert engine.actors()[name] == engine.this_node()
+        engine.kill(name)
+        until(lambda: name not in engine.actors())
 
     def test_a_first_life_is_not_a_restart(self, engine, probe):
         assert self.ask(engine, probe, "life") is False

@@ -92,6 +92,11 @@ class Directory:
             raise LookupError(f"no actor named {name!r} in this Dask cluster")
         return replace(self._actors[self._names[name]].report.plan, start=b"")
 
+    def actors(self) -> dict[str, str | None]:
+        """Return the names of all actors -> the node; None: it is being started."""
+        found = {name: self.where(key) for name, key in self._names.items()}
+        return {name: there.node if there.state is State.RUNNING else None for name, there in found.items()}
+
     def where(self, key: str) -> Standing:
         """Tell where an actor is."""
         actor = self._actors.get(key)

@@ -306,6 +306,18 @@ class TestLives:
         directory.failed("other", 1, b"the error", "its constructor failed")
         assert directory.where("other").state is State.RESTARTING
 
+    def test_actors_are_listed_with_the_node_where_they_run_as_long_as_they_have_a_name(
+        self, directory: Directory
+    ) -> None:
+        directory.spawn(plan("k"))
+        assert directory.actors() == {"name of k": None}
+        directory.ready("k", 0, REACH)
+        assert directory.actors() == {"name of k": "n1"}
+        directory.died("k", 0, "it crashed", 1.0)
+        assert directory.actors() == {"name of k": None}
+        directory.kill("name of k")
+        assert directory.actors() == {}
+
     def test_what_is_told_of_an_earlier_life_changes_nothing(self, directory: Directory) -> None:
         directory.spawn(plan("k"))
         directory.died("k", 0, "it crashed", 1.0)
