@@ -7,11 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
-import psutil
 import pytest
 from distributed import Client, Event, Scheduler, SpecCluster
 from distributed.deploy.spec import ProcessInterface
@@ -21,6 +18,10 @@ from tensorvine.store.errors import TensorVineError
 from tests.support.dask_cluster import WAIT_S, dask_processes, until
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
+
+
+PACE_S = 0.01
+"""Between two saves, so that all can be loaded again in the end."""
 
 
 class WorkerOnANode(ProcessInterface):
@@ -51,38 +52,44 @@ def waits(number: int, name: str) -> int:
     return number
 
 
-def weights(number: int) -> dict[str, np.ndarray]:
-    return {"w": np.full(1 << 16, number, np.float32)}
+class Saver:
+    """Saves one version after another in a thread."""
 
+    def __init__(self, repository: Repository) -> None:
+        self.saved = 0
+        self._repository = repository
+        self._failed: TensorVineError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._save)
 
-def check(repository: Repository, versions: int) -> None:
-    for number in range(versions):
-        assert (repository.load(f"m{number}")["w"] == number).all()
+    def __enter__(self) -> Saver:
+        self._thread.start()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(WAIT_S)
 
-@contextmanager
-def saving(repository: Repository) -> Iterator[list[int]]:
-    """Save one version after another meanwhile; what was saved is listed, and what fails is raised."""
-    saved, stop, failed = list[int](), threading.Event(), list[TensorVineError]()
+    def goes_on(self) -> None:
+        """Wait for five more versions."""
+        more = self.saved + 5
+        until(lambda: self.saved > more or self._failed is not None)
+        self.check()
 
-    def save() -> None:
-        while not stop.is_set():
-            try:
-                repository.save(f"m{len(saved)}", weights(len(saved)))
-            except TensorVineError as exc:
-                failed.append(exc)
-                return
-            saved.append(len(saved))
+    def check(self) -> None:
+        """See whether all were saved, and are what was saved."""
+        if self._failed is not None:
+            raise self._failed
+        for number in range(self.saved):
+            assert (self._repository.load(f"m{number}")["w"] == number).all()
 
-    saver = threading.Thread(target=save)
-    saver.start()
-    try:
-        until(lambda: saved or failed)
-        yield saved
-    finally:
-        stop.set()
-        saver.join(WAIT_S)
-    assert failed == []
+    def _save(self) -> None:
+        try:
+            while not self._stop.wait(PACE_S):
+                self._repository.save(f"m{self.saved}", {"w": np.full(1 << 10, self.saved, np.float32)})
+                self.saved += 1
+        except TensorVineError as exc:
+            self._failed = exc
 
 
 def test_shards_follow_a_cluster_that_adapts_and_nothing_is_lost() -> None:
@@ -95,17 +102,16 @@ def test_shards_follow_a_cluster_that_adapts_and_nothing_is_lost() -> None:
         client.wait_for_workers(1, timeout=WAIT_S)
         with Repository.start("adapts", store_bytes=128 << 20, preallocate_bytes=0) as repository:
             assert len(repository.shards) == 1
-            with saving(repository) as saved:
+            with Saver(repository) as saver:
                 cluster.adapt(minimum=1, maximum=2, interval="200ms", wait_count=2, target_duration="1ms")
                 busy = client.map(waits, range(20), name="adapts")
                 until(lambda: len(repository.shards) == 2)
-                more = len(saved) + 5
-                until(lambda: len(saved) > more)
+                saver.goes_on()
                 Event("adapts").set()
                 client.gather(busy)
                 del busy
                 until(lambda: len(repository.shards) == 1)
-            check(repository, len(saved))
+            saver.check()
 
 
 def test_saves_go_on_while_workers_are_killed_restarted_and_closed() -> None:
@@ -114,17 +120,17 @@ def test_saves_go_on_while_workers_are_killed_restarted_and_closed() -> None:
         Client(processes.address, set_as_default=False) as client,
         Repository.start("goes-on", store_bytes=128 << 20, preallocate_bytes=0, engine=client) as repository,
     ):
-        with saving(repository) as saved:
+        with Saver(repository) as saver:
             assert len(repository.shards) == 2
             client.restart(wait_for_workers=False, timeout=WAIT_S)  # their nannies start them again
-            (worker,) = psutil.Process(processes.workers[0].pid).children()
-            worker.kill()
-            until(lambda: len(client.scheduler_info()["workers"]) == 3)
+            client.wait_for_workers(3, timeout=WAIT_S)
+            pids = client.run(os.getpid)
+            os.kill(next(iter(pids.values())), signal.SIGKILL)
+            until(lambda: len(now := client.scheduler_info()["workers"]) == 3 and set(now) != set(pids))
             processes.workers[2].send_signal(signal.SIGTERM)  # the only one of its node
             until(lambda: len(repository.shards) == 1)
-            more = len(saved) + 5
-            until(lambda: len(saved) > more)
-        check(repository, len(saved))
+            saver.goes_on()
+        saver.check()
         until(lambda: len(engine.nodes()) == 1)
 
 
@@ -134,11 +140,10 @@ def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository
         Client(processes.address, set_as_default=False, timeout=WAIT_S) as client,
         Repository.start("survives", store_bytes=128 << 20, preallocate_bytes=0, engine=client) as repository,
     ):
-        with saving(repository) as saved:
+        with Saver(repository) as saver:
             processes.scheduler.kill()
             processes.scheduler.wait(WAIT_S)
-            more = len(saved) + 5
-            until(lambda: len(saved) > more)
+            saver.goes_on()
             processes.start_scheduler()
             for name in ("one", "two"):
                 processes.start_worker(name)
@@ -147,7 +152,7 @@ def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository
                 assert found.models("m0")
                 found.close()
                 until(lambda: len(repository.shards) == 2)
-        check(repository, len(saved))
+        saver.check()
 
 
 def _connected(name: str, client: Client) -> Repository | None:
