@@ -55,7 +55,8 @@ class EngineContract:
 
         def one(**arguments: Any) -> tuple[str, Any]:
             names.append(new_name())
-            return names[-1], engine.spawn(Probe, names[-1], {"engine": engine, **arguments})
+            given = {"engine": engine, **arguments}
+            return names[-1], engine.spawn(Probe, names[-1], given, lifetime=Lifetime(spread=True))
 
         yield one
         for name in names:
@@ -174,13 +175,6 @@ class EngineContract:
         until(lambda: self.ask(engine, probe, "listeners", topic))
         self.ask(engine, probe, "tell", topic)
         assert engine.first([polled], PATIENCE_S) is polled
-
-    def test_an_actor_that_is_to_be_spread_runs(self, engine):
-        actor = engine.spawn(Probe, name := new_name(), {"engine": engine}, lifetime=Lifetime(spread=True))
-        try:
-            assert self.ask(engine, actor, "life") is False
-        finally:
-            engine.kill(name)
 
     def test_an_actors_block_comes_back_read_only(self, engine, probe):
         block = np.arange(1 << 17).astype(np.uint8)
