@@ -65,6 +65,8 @@ class Lifetime:
     """CPU slots that it takes."""
     bundle: tuple[Any, int] | None = None
     """A placement group of the engine's, and the number of the bundle in it where the actor is placed."""
+    spread: bool = False
+    """Where no bundle and no node is named: over the nodes, as evenly as can be; False: as the engine likes it."""
 
 
 SERVICE = Lifetime()
@@ -169,6 +171,13 @@ class Engine(Protocol):
         Raises:
             OperationTimeoutError: it did not come within `timeout` seconds; names `who`.
             ShardUnavailableError: the actor died or is restarting; names `who`.
+        """
+        ...
+
+    def first(self, futures: Sequence[Future], timeout: float) -> Future | None:
+        """Wait until one of several answers has come, in whatever way, and return its future; None: none in time.
+
+        Of several that have come it is the first of `futures`; there is at least one.
         """
         ...
 

@@ -89,7 +89,7 @@ def run(subject: Subject, *, quick: bool, out: Path, place: Place) -> None:
     report.title(place.title)
     with (
         Interrupts().handled() as interrupts,
-        place.ray(),
+        place.cluster(),
         place.open() as repo,
         tempfile.TemporaryDirectory() as files,
         interrupts.deferred(),

@@ -11,9 +11,10 @@ What it shows
 5. Tables of accuracy, bytes (beside real `.weights.h5` files), owners and queries; every version that is left
    is loaded again and must predict the same, bit for bit; the lineage is drawn as a picture.
 
-How to run it, after `pip install '.[examples]'`
+How to run it, after `pip install '.[examples]'`, or `'.[examples-dask]'` for Dask
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
+    python examples/finetune/run.py --engine dask   the same on Dask, without Ray; --scheduler joins one that runs
     python examples/finetune/run.py --data nt3      CANDLE's NT3, 60,483 features, with small networks
     python examples/finetune/run.py --data nt3 --full-size --quick     its own network, 620 MB: takes 10 GB
 In the place of the digits, NT3's first samples make the root, and its branches learn from those that come later.
@@ -27,7 +28,7 @@ import typer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
 
-from online.place import Address, Named, Place
+from online.place import RAY, Address, EngineName, Named, Place, Scheduler
 from online.starting import interruptible, stderr_closed
 
 DATA = ("digits", "nt3")
@@ -48,18 +49,20 @@ def main(
     samples: Annotated[int, typer.Option(min=20, help="of nt3's data that are generated")] = 1_400,
     full_size: Annotated[bool, typer.Option("--full-size", help="NT3's own network, for --data nt3")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
+    engine: EngineName = RAY,
     address: Address = None,
+    scheduler: Scheduler = None,
     repository: Named = None,
 ) -> None:
     """Fine-tune a stored model along several branches, and draw what the versions share."""
     if data not in DATA:
         raise typer.BadParameter(f"expected one of {', '.join(DATA)}; found {data!r}", param_hint="--data")
+    place = Place.chosen("finetune", engine, address, scheduler, repository)
     with interruptible():
         with stderr_closed():
             from digits import digits
             from job import run
             from nt3 import FULL, SMALL, nt3
-        place = Place("finetune", address, repository)
         subject = digits() if data == "digits" else nt3(FULL if full_size else SMALL, data_folder, samples)
         run(subject, quick=quick, out=out, place=place)
 

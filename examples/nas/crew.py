@@ -9,18 +9,20 @@ Rules
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import ray
-import ray.exceptions
-from tensorvine.store.errors import OperationTimeoutError
+from tensorvine.actors.engine.engine import Actor, Engine, Future, Lifetime, group
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
+from .store import Access
+from .trainer import Trainer
 from .worker import Outcome, Task, Worker
 
 STARTS = 5
@@ -31,11 +33,29 @@ PAUSE_S = 0.5
 """How much longer to wait each time before another one is started, up to `STARTS` times."""
 
 
+class WorkerActor:
+    """A worker as an actor: it evaluates one candidate after another; for the arguments see `Worker`."""
+
+    def __init__(self, trainer: Trainer, access: Access) -> None:
+        self._worker = Worker(trainer, access)
+
+    @group("ctl")
+    async def ready(self) -> int:
+        """Answer as soon as candidates may come: the process's id."""
+        return self._worker.ready()
+
+    @group("data")
+    async def evaluate(self, task: Task) -> Outcome:
+        """Evaluate a candidate, which this group's event loop stands still for: no other call is in it."""
+        return self._worker.evaluate(task)
+
+
 @dataclass(slots=True, eq=False)
 class Hand:
     """One worker, as the crew sees it."""
 
-    actor: Any
+    name: str
+    actor: Actor
     task: Task | None = None
     """What it evaluates; None before it is ready."""
 
@@ -52,24 +72,25 @@ class Crew:
     """Workers. A context manager: it ends them.
 
     Args:
-        make: gives the arguments of `Worker`.
+        engine: what runs them.
+        trainer, access: the arguments of each `Worker`.
         size: how many.
         cpus: CPU slots of each; 0: they share what there is.
-        spread: over the nodes, as evenly as can be; False: as Ray likes it, which fills one node after the other.
+        spread: over the nodes, as evenly as can be; False: as the engine likes it: Ray fills one node after the other.
     """
 
     def __init__(
-        self, make: Callable[[], tuple[Any, ...]], size: int, cpus: float = 0.0, *, spread: bool = False
+        self, engine: Engine, trainer: Trainer, access: Access, size: int, cpus: float = 0.0, *, spread: bool = False
     ) -> None:
         if size < 1:
             raise ValueError(f"Crew: size: expected a positive number; found {size}")
-        # Workers need not find this package: it travels with them. So its modules import one another at the top only.
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__package__])
-        self._class = ray.remote(Worker).options(
-            num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD" if spread else "DEFAULT"
-        )
-        self._make, self._size = make, size
-        self._hands: dict[Any, Hand] = {}
+        _travel()
+        self._engine, self._size = engine, size
+        self._arguments = {"trainer": trainer, "access": access}
+        self._lifetime = Lifetime(outlives=False, restarts=False, cpus=cpus, spread=spread)
+        token = secrets.token_hex(4)
+        self._names = (f"nas-crew-{token}/worker-{number}" for number in count())
+        self._hands: dict[Future, Hand] = {}
         """What is awaited -> who owes it."""
         self._idle: list[Hand] = []
         self._stillborn: list[float] = []
@@ -92,7 +113,7 @@ class Crew:
         """Give a candidate to an idle worker."""
         hand = self._idle.pop()
         hand.task = task
-        self._hands[hand.actor.evaluate.remote(task)] = hand
+        self._hands[self._engine.call(hand.actor, "evaluate", task)] = hand
 
     def next(self, timeout: float) -> Outcome | Lost | None:
         """Wait for an event; None: a worker became ready, or one died that had no candidate.
@@ -102,26 +123,28 @@ class Crew:
             RuntimeError: workers die before they are ready, again and again.
         """
         self._fill()
-        done, _ = ray.wait(list(self._hands), num_returns=1, timeout=timeout)
-        if not done:
+        answer = self._engine.first(list(self._hands), timeout)
+        if answer is None:
             raise OperationTimeoutError(
                 f"search: expected an event of {self._size} workers within {timeout:g} s; found none; "
                 f"{self.ready} of them are ready"
             )
-        hand = self._hands.pop(done[0])
+        hand = self._hands.pop(answer)
         task, hand.task = hand.task, None
         try:
-            answer = ray.get(done[0], timeout=timeout)
-        except ray.exceptions.RayActorError as exc:
-            return self._died(task, exc)
+            found = self._engine.result(answer, timeout, hand.name)
+        except Exception as exc:
+            if task is None or isinstance(exc, ShardUnavailableError):
+                return self._died(task, exc)
+            raise
         self._idle.append(hand)
         self._stillborn.clear()
-        return None if task is None else answer
+        return None if task is None else found
 
     def close(self) -> None:
         """End all workers."""
         for hand in (*self._idle, *self._hands.values()):
-            ray.kill(hand.actor)
+            self._engine.kill(hand.name)
         self._idle, self._hands = [], {}
 
     def __enter__(self) -> Self:
@@ -134,17 +157,34 @@ class Crew:
 
     def _fill(self) -> None:
         for _ in range(self._size - len(self._idle) - len(self._hands)):
-            actor = self._class.remote(*self._make())
-            self._hands[actor.ready.remote()] = Hand(actor)
+            name = next(self._names)
+            actor = self._engine.spawn(WorkerActor, name, self._arguments, lifetime=self._lifetime)
+            self._hands[self._engine.call(actor, "ready")] = Hand(name, actor)
 
-    def _died(self, task: Task | None, error: ray.exceptions.RayActorError) -> Lost | None:
+    def _died(self, task: Task | None, error: Exception) -> Lost | None:
         self.deaths += 1
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error.__cause__ or error).strip()
         if task is not None:
-            return Lost(task, reason)
+            return Lost(task, reason.splitlines()[-1])
         self._stillborn.append(time.monotonic())
         times, since = len(self._stillborn), self._stillborn[-1] - self._stillborn[0]
-        if since > NOTICE_S or (error.actor_init_failed and times >= STARTS):
-            raise RuntimeError(f"search: expected workers that start; {times} in a row died before: {error}") from error
+        if since > NOTICE_S or (_is_its_own(error) and times >= STARTS):
+            raise RuntimeError(
+                f"search: expected workers that start; {times} in a row died before: {reason}"
+            ) from error
         self._pause.wait(PAUSE_S * min(times, STARTS))
         return None
+
+
+def _is_its_own(error: Exception) -> bool:
+    """Tell whether a worker failed at its start by an error of its own: Ray calls that a death, but says so of it."""
+    return not isinstance(error, ShardUnavailableError) or getattr(error.__cause__, "actor_init_failed", False)
+
+
+def _travel() -> None:
+    """Have this package sent along with workers, which need not find it: its modules import one another at the top
+    only.
+    """
+    for pickler in ("cloudpickle", "ray.cloudpickle"):  # Dask's and Ray's
+        if pickler in sys.modules:
+            sys.modules[pickler].register_pickle_by_value(sys.modules[__package__])

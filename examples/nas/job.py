@@ -8,15 +8,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import ray
 import typer
 from tensorvine.actors import Repository
+from tensorvine.actors.engine.choice import engine_for
+from tensorvine.actors.engine.engine import Engine, Node
 
 from ..edge_consumer.server import Server
-from ..online.place import Place
+from ..online.place import RAY, Place
 from .controller import Controller
 from .crew import Crew
-from .elastic import ElasticCluster
 from .evolution import Evolution
 from .journal import Journal, read
 from .picture import draw_searches
@@ -34,7 +34,7 @@ class Means:
     """What searches run on."""
 
     place: Place = field(default_factory=lambda: Place("nas"))
-    """The Ray, and the repository of the search that goes through one."""
+    """The cluster, and the repository of the search that goes through one."""
     workers: int = 2
     """0: one for each CPU slot of the cluster that is joined."""
     elastic: bool = False
@@ -54,8 +54,8 @@ def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Resu
     report = Report()
     describe(plan, report)
     if means.joins:
-        with means.place.ray():
-            report.say(fitting(modes))
+        with means.place.cluster() as engine:
+            report.say(fitting(engine, modes))
     searches: list[Results] = []
     for mode in modes:
         report.title(f"Search: {NAMES[mode]}")
@@ -85,7 +85,7 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
         plan = journal.plan
         if means.place.named is not None and plan.name.startswith("nas-"):  # a search that goes on keeps its names
             means = replace(means, place=replace(means.place, run=plan.name.removeprefix("nas-")))
-        stack.enter_context(cluster(means))
+        engine = stack.enter_context(cluster(means))
         access = stack.enter_context(stored(plan, means, out))
         store = access.open()
         if store is not None:
@@ -93,7 +93,7 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
         keeper = Keeper(store, plan.name, None if plan.keep else plan.population)
         evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
         cpus = 1.0 if means.elastic or means.joins else 0.0
-        workers = means.workers or max(slots(), 1)
+        workers = means.workers or max(slots(engine.nodes()), 1)
         if plan.search is Search.DEEPHYPER:
             from . import hyper
 
@@ -103,7 +103,7 @@ def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
                 plan,
                 *hyper.search(plan, trainer, store, journal, workers, cpus, out, lambda told: show(told, workers)),
             )
-        crew = stack.enter_context(Crew(lambda: (trainer, access), workers, cpus, spread=means.joins))
+        crew = stack.enter_context(Crew(engine, trainer, access, workers, cpus, spread=means.joins))
         show = stack.enter_context(report.search(plan))
         controller = Controller(plan, evolution, keeper, journal, lambda told: show(told, crew.ready))
         controller.replay()
@@ -119,35 +119,37 @@ def opened(path: Path, plan: Plan, means: Means) -> Journal:
     return Journal(path, replace(plan, name=name), resume=means.resume)
 
 
-def fitting(modes: Sequence[Mode]) -> str:
+def fitting(engine: Engine, modes: Sequence[Mode]) -> str:
     """Describe the cluster that was joined.
 
     Raises:
         BadParameter: it does not fit the modes.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = engine.nodes()
     if Mode.HDF5 in modes and len(nodes) > 1:
         raise typer.BadParameter(
             f"hdf5: expected a cluster of one node, where its files and its Redis server are; found {len(nodes)} nodes",
             param_hint="--mode",
         )
-    return f"Nodes of the cluster: {len(nodes)}; CPU slots: {slots()}"
+    return f"Nodes of the cluster: {len(nodes)}; CPU slots: {slots(nodes)}"
 
 
-def slots() -> int:
-    """Return how many CPU slots the cluster has."""
-    return int(ray.cluster_resources().get("CPU", 0))
+def slots(nodes: Sequence[Node]) -> int:
+    """Return how many CPU slots nodes have."""
+    return int(sum(node.resources.get("CPU", 0) for node in nodes))
 
 
 @contextmanager
-def cluster(means: Means) -> Iterator[None]:
-    """Start the Ray that a search runs on, or join it."""
+def cluster(means: Means) -> Iterator[Engine]:
+    """Start the cluster that a search runs on, or join it."""
     if means.elastic and not means.joins:
+        from .elastic import ElasticCluster
+
         with ElasticCluster(means.workers):
-            yield
+            yield engine_for(RAY)
     else:
-        with means.place.ray(STORE_BYTES, means.workers):
-            yield
+        with means.place.cluster(STORE_BYTES, means.workers) as engine:
+            yield engine
 
 
 @contextmanager

@@ -8,14 +8,15 @@ What it shows
    paper); the repository. A table and a picture compare quality over time, time and space.
 3. What dies: a worker costs its candidate, which is evaluated again; a controller costs nothing: `--resume` goes on.
 
-How to run it, after `pip install '.[examples,interchange]'`
+How to run it, after `pip install '.[examples,interchange]'`, or `'.[examples-dask,interchange]'` for Dask
     python examples/nas/run.py --quick                        24 candidates per mode by one worker, under a minute
     python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
     python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
     python examples/nas/run.py --mode repository --elastic    on nodes that Ray's autoscaler makes and removes
     python examples/nas/run.py --search deephyper             DeepHyper's own search, with our hooks
     python examples/nas/run.py --space nt3 --data nt3 --candidates 8    NT3 at its true shape; GBs of memory
-    python examples/nas/run.py --address auto                 on the cluster that runs: one worker for each CPU slot
+    python examples/nas/run.py --address auto                 on the Ray that runs: one worker for each CPU slot
+    python examples/nas/run.py --engine dask                  on Dask, without Ray; --scheduler joins one that runs
 """
 
 import os
@@ -29,7 +30,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for what the examples share, in the driver only
 
-from examples.online.place import Address, Named, Place
+from examples.online.place import DASK, RAY, Address, EngineName, Named, Place, Scheduler
 from examples.online.starting import interruptible
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -46,8 +47,8 @@ def main(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="all, or one of: none, hdf5 (not on several nodes), repository. Without it all, or repository with "
-            "--address or --search deephyper",
+            help="all, or one of: none, hdf5 (not on several nodes), repository. Without it all, or repository on a "
+            "cluster that runs already, or with --search deephyper",
             show_default=False,
         ),
     ] = None,
@@ -56,8 +57,8 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="how many evaluate candidates. Without it 2, or 1 with --quick; with --address one for each CPU slot "
-            "of the cluster, but 2 with --elastic",
+            help="how many evaluate candidates. Without it 2, or 1 with --quick; on a cluster that runs already one "
+            "for each CPU slot of it, but 2 with --elastic",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +66,7 @@ def main(
         bool,
         typer.Option(
             "--elastic",
-            help="on nodes that the autoscaler makes: one on this machine, or that of the cluster of --address, whom "
+            help="on nodes that Ray's autoscaler makes: one on this machine, or that of the cluster of --address, whom "
             "workers that wait for a CPU slot ask for nodes",
         ),
     ] = False,
@@ -73,12 +74,14 @@ def main(
         bool | None,
         typer.Option(
             "--memory/--disk",
-            help="keep a repository that is started here in memory alone (nothing to resume; so with --address), or in "
-            "DIR too, which all nodes must reach then (so without)",
+            help="keep a repository that is started here in memory alone (nothing to resume; so on a cluster that "
+            "runs already), or in DIR too, which all nodes must reach then (so on one of its own)",
             show_default=False,
         ),
     ] = None,
+    engine: EngineName = RAY,
     address: Address = None,
+    scheduler: Scheduler = None,
     repository: Named = None,
     keep: Annotated[bool, typer.Option("--keep", help="retire nothing")] = False,
     candidates: Annotated[int | None, typer.Option(min=1, help="how many are evaluated")] = None,
@@ -86,8 +89,8 @@ def main(
     search: Annotated[
         str,
         typer.Option(
-            help="evolution, or deephyper: DeepHyper's regularised evolution, which needs the extra deephyper, here "
-            "and on all nodes; in mode repository, and it cannot be resumed"
+            help="evolution, or deephyper: DeepHyper's regularised evolution, which needs Ray and the extra deephyper, "
+            "here and on all nodes; in mode repository, and it cannot be resumed"
         ),
     ] = "evolution",
     space: Annotated[str, typer.Option(help="attn, attn-6, attn-full or nt3")] = "attn",
@@ -110,7 +113,10 @@ def main(
         from examples.nas.job import Means, run
         from examples.nas.plan import Mode, Plan, Search
 
-        joins = address is not None
+        place = Place.chosen("nas", engine, address, scheduler, repository)
+        joins = place.address is not None
+        if engine == DASK:
+            check_dask(search, elastic)
         if search not in list(Search):
             raise typer.BadParameter(f"expected one of {', '.join(Search)}; found {search!r}", param_hint="--search")
         if search == Search.DEEPHYPER:
@@ -126,8 +132,22 @@ def main(
         modes = tuple(Mode) if mode == "all" else (Mode(mode),)
         few = WORKERS_QUICK if quick else WORKERS
         count = workers or (few if elastic or not joins else 0)
-        place = Place("nas", address, repository)
         run(plan, modes, Means(place, count, elastic, joins if memory is None else memory, resume), out)
+
+
+def check_dask(search: str, elastic: bool) -> None:
+    """See that what was asked for can be done on Dask.
+
+    Raises:
+        BadParameter: it cannot.
+    """
+    if search == "deephyper":
+        raise typer.BadParameter(
+            "expected evolution with --engine dask: candidates of DeepHyper are evaluated by Ray; found 'deephyper'",
+            param_hint="--search",
+        )
+    if elastic:
+        raise typer.BadParameter("expected --engine ray: Ray's autoscaler makes the nodes", param_hint="--elastic")
 
 
 def check_deephyper(mode: str | None, resume: bool, elastic: bool) -> None:

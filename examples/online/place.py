@@ -1,4 +1,4 @@
-"""Where an example runs: a Ray, and a repository on it; its own, or ones that run already.
+"""Where an example runs: a Ray or a Dask, and a repository on it; its own, or ones that run already.
 
 Rules
 - What was started here is stopped at the end, after Ctrl-C and SIGTERM too. What was joined goes on, and of this run it
@@ -8,7 +8,9 @@ Rules
 - Nobody's repository is joined unasked: one of the example's own is called EXAMPLE-RUN, for others may be on its Ray.
 - In a job, workers import what lies beside the script as they do elsewhere: Ray gives them the job's `working_dir`, and
   this the script's folder in it.
-- What is wrong with the address or the name is one line on standard error, and exit code 1.
+- What is wrong with the address or the name is one line on standard error, and exit code 1. Options that do not go
+  together are wrong usage: exit code 2.
+- Only the engine that was asked for is imported. An example that takes no `--engine` needs Ray.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,8 +31,12 @@ from .starting import sigterm_kept
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
+    from tensorvine.actors.engine.engine import Engine
 
 AUTO = "auto"
+RAY, DASK = "ray", "dask"
+PACKAGES = {RAY: ("ray", "examples"), DASK: ("distributed", "examples-dask")}
+"""Engine -> the package that it needs, and the extra that brings it with what else the examples need."""
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Where Ray tells a job's program what the job was submitted with."""
 Address = Annotated[
@@ -39,6 +46,17 @@ Address = Annotated[
         metavar="HOST:PORT",
         help="a Ray that runs; auto: the one that RAY_ADDRESS names, or `ray start` started on this machine. "
         "Without it: one of its own, on this machine",
+        show_default=False,
+    ),
+]
+EngineName = Annotated[str, typer.Option("--engine", metavar="NAME", help="what it runs on: ray, or dask")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="HOST:PORT",
+        help="the scheduler of a Dask that runs, with --engine dask. Without it: the one that DASK_SCHEDULER_ADDRESS "
+        "names, or a Dask of its own, on this machine",
         show_default=False,
     ),
 ]
@@ -62,10 +80,31 @@ class Place:
     example: str
     """Its name."""
     address: str | None = None
-    """Of a Ray that runs, or "auto"; None: the example has its own."""
+    """Of a Ray that runs, or "auto", or of a Dask's scheduler; None: the example has its own."""
     named: str | None = None
     """The repository that was asked for; None: the example has its own."""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
+    engine: str = RAY
+
+    @classmethod
+    def chosen(cls, example: str, engine: str, address: str | None, scheduler: str | None, named: str | None) -> Place:
+        """Return the place that an example's options say.
+
+        Raises:
+            BadParameter: there is no such engine here, or the options do not go together.
+        """
+        if engine not in PACKAGES:
+            raise typer.BadParameter(f"expected one of {', '.join(PACKAGES)}; found {engine!r}", param_hint="--engine")
+        wrong, hint = (scheduler, "--scheduler") if engine == RAY else (address, "--address")
+        if wrong is not None:
+            raise typer.BadParameter(f"expected none with --engine {engine}; found {wrong!r}", param_hint=hint)
+        package, extra = PACKAGES[engine]
+        if find_spec(package) is None:
+            raise typer.BadParameter(
+                f"{engine}: expected {package} to be installed; found none: pip install 'tensorvine[{extra}]'",
+                param_hint="--engine",
+            )
+        return cls(example, address if engine == RAY else scheduler or _configured(), named, engine=engine)
 
     @property
     def repository(self) -> str:
@@ -88,7 +127,30 @@ class Place:
     @property
     def title(self) -> str:
         """Say how the example begins."""
-        return "Starting Ray on this machine" if self.address is None else f"Joining Ray ({self.address})"
+        name = self.engine.capitalize()
+        return f"Starting {name} on this machine" if self.address is None else f"Joining {name} ({self.address})"
+
+    @property
+    def choice(self) -> str:
+        """What `Repository.start` takes for its engine; a Ray runs in this process by then."""
+        return RAY if self.engine == RAY else self.address or DASK
+
+    @contextmanager
+    def cluster(self, object_store_bytes: int = 1 << 30, cpus: int | None = None) -> Iterator[Engine]:
+        """Join what the example was told to run on, or have one within the block; arguments as of `ray`, for a Ray."""
+        from tensorvine.actors.engine.choice import engine_for, start_engine
+
+        if self.engine == RAY:
+            with self.ray(object_store_bytes, cpus):
+                yield engine_for(RAY)
+            return
+        with _one_line():
+            engine, started = start_engine(self.choice)
+        try:
+            yield engine
+        finally:
+            if started:
+                engine.leave()
 
     @contextmanager
     def ray(self, object_store_bytes: int = 1 << 30, cpus: int | None = None) -> Iterator[None]:
@@ -106,7 +168,7 @@ class Place:
 
     @contextmanager
     def open(self, own: Mapping[str, Any] | None = None, **needed: Any) -> Iterator[Repository]:
-        """Connect to the repository, or have one within the block; a Ray must run.
+        """Connect to the repository, or have one within the block; what it runs on was joined or started.
 
         Args:
             own: arguments of `Repository.start` for one that is started.
@@ -124,15 +186,15 @@ class Place:
         from tensorvine.store.errors import RepositoryNotFoundError
 
         if self.named is None:
-            return Repository.start(self.repository, **own, **needed), False
+            return Repository.start(self.repository, engine=self.choice, **own, **needed), False
         try:
-            found = Repository.connect(self.named)
+            found = Repository.connect(self.named, engine=self.choice)
         except RepositoryNotFoundError:
-            return Repository.start(self.named, **own, **needed), False
+            return Repository.start(self.named, engine=self.choice, **own, **needed), False
         if not needed:
             return found, True
         found.close()
-        return Repository.start(self.named, **needed), True
+        return Repository.start(self.named, engine=self.choice, **needed), True
 
 
 @contextmanager
@@ -158,6 +220,13 @@ def joined(address: str) -> Iterator[None]:
     finally:
         if not attached:
             ray.shutdown()
+
+
+def _configured() -> str | None:
+    """Return the scheduler that Dask's configuration names; None: it names none."""
+    import dask.config
+
+    return dask.config.get("scheduler-address", None)
 
 
 def _script_folder() -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tensorvine.actors import Repository
 
+from tests.support.dask_cluster import dask_processes
 from tests.support.example_runs import address, await_line, await_no_pins, check, interrupt, start
 from tests.support.marked import names_of, outlive
 
@@ -42,6 +43,14 @@ def test_it_runs_in_a_repository_of_others_and_leaves_its_models_there(
 
 
 @pytest.mark.own_cluster
+@pytest.mark.timeout(900)
+def test_it_runs_without_ray_on_a_dask_that_runs(mark: str, tmp_path: Path) -> None:
+    with dask_processes("a") as (processes, _):
+        options = ("--engine", "dask", "--scheduler", processes.address)
+        check("finetune", SAYS, mark, tmp_path, *options, without_ray=True)
+
+
+@pytest.mark.own_cluster
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("moment", "group"),
@@ -58,4 +67,13 @@ def test_ctrl_c_ends_it_promptly_and_cleanly(moment: str, group: bool, mark: str
     if moment != "Starting Ray":
         assert {"raylet", "gcs_server"} <= names_of(mark)
     interrupt(process, group=group)
+    assert outlive(mark) == []
+
+
+@pytest.mark.own_cluster
+@pytest.mark.timeout(400)
+def test_ctrl_c_ends_it_on_dask_as_cleanly(mark: str, tmp_path: Path) -> None:
+    process = start("finetune", mark, "--engine", "dask", "--out", str(tmp_path), without_ray=True)
+    await_line(process, "longest_prefix(candidate)")
+    interrupt(process)
     assert outlive(mark) == []

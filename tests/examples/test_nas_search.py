@@ -19,6 +19,7 @@ import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.client.match import PrefixMatch
 from tensorvine.actors.client.prefixes import Prefixes
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.search.parts import ModelParts
 from tensorvine.clusters import LocalCluster
 from tensorvine.store import ModelRef
@@ -38,6 +39,7 @@ from examples.nas.space import AttnSpace
 from examples.nas.store import Access, Keeper
 from examples.nas.trainer import Trainer
 from examples.nas.worker import Task, Worker
+from tests.support.nas_search import run
 from tests.support.redis_server import RedisServer
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -131,23 +133,6 @@ class Ended:
     deaths: int
 
 
-def run(
-    repository: Repository, plan: Plan, trainer: Trainer, folder: Path, workers: int = 2
-) -> tuple[list[Told], Keeper, int]:
-    """Run a search in a repository."""
-    access = Access(repository=repository.name)
-    search = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
-    with (
-        Repository.connect(repository.name) as store,
-        Journal(folder / f"{plan.name}.jsonl", plan) as journal,
-        Crew(lambda: (trainer, access), workers) as crew,
-    ):
-        keeper = Keeper(store, plan.name, plan.population)
-        controller = Controller(plan, search, keeper, journal)
-        controller.replay()
-        return controller.run(crew), keeper, crew.deaths
-
-
 @pytest.fixture(scope="module")
 def ended(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     """One search in which all sorts of trouble befall some candidates."""
@@ -236,7 +221,7 @@ def test_workers_that_never_start_are_an_error_with_the_reason(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crews, "STARTS", starts := 2)
-    with Crew(lambda: (Trainer(SPACE, "no such data"), Access()), 1) as crew:
+    with Crew(RayEngine(), Trainer(SPACE, "no such data"), Access(), 1) as crew:
         for _ in range(starts - 1):
             assert crew.next(60.0) is None
         with pytest.raises(RuntimeError, match=rf"(?s){starts} in a row died.*data: expected one of digits"):
@@ -254,7 +239,7 @@ def test_workers_that_die_without_a_word_are_given_time_and_then_an_error(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crews, "NOTICE_S", 1.0)
-    with Crew(lambda: (Exiting(SPACE, "wine"), Access()), 1) as crew:
+    with Crew(RayEngine(), Exiting(SPACE, "wine"), Access(), 1) as crew:
         deadline = time.monotonic() + 200.0
 
         def wait() -> None:
@@ -393,7 +378,7 @@ def test_a_search_with_files_keeps_as_many_as_its_population(
     plan = Plan(mode=Mode.HDF5, data="wine", candidates=12, population=4, sample=2)
     trainer = Trainer(SPACE, "wine")
     store = files.open()
-    with Journal(tmp_path / "journal", plan) as journal, Crew(lambda: (trainer, files), 2) as crew:
+    with Journal(tmp_path / "journal", plan) as journal, Crew(RayEngine(), trainer, files, 2) as crew:
         search = Evolution(SPACE, plan.population, plan.sample, plan.seed)
         controller = Controller(plan, search, Keeper(store, plan.name, plan.population), journal)
         controller.replay()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 from tensorvine.actors import Repository
+from tensorvine.actors.engine.ray.engine import RayEngine
 
 from examples.nas.controller import Controller
 from examples.nas.crew import Crew
@@ -47,7 +48,7 @@ class Run:
             keeper = Keeper(repository, PLAN.name, PLAN.population)
             with (
                 Journal(self._journal, PLAN) as journal,
-                Crew(lambda: (trainer, access), NODES, cpus=1.0) as crew,
+                Crew(RayEngine(), trainer, access, NODES, cpus=1.0) as crew,
             ):
                 told = Controller(PLAN, search, keeper, journal, self._watch).run(crew)
             return {

@@ -19,6 +19,8 @@ from tests.support.marked import MARK, outlive
 
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-u", "-m", "tests.support.warm.run")
+WITHOUT_RAY = ROOT / "tests/support/without_ray"
+"""Where nothing imports Ray, although it is installed."""
 LIMIT_S = 880.0
 
 
@@ -27,7 +29,9 @@ def address() -> str:
     return ray.get_runtime_context().gcs_address
 
 
-def start(example: str, mark: str, *options: str, modules: str = "-") -> subprocess.Popen[str]:
+def start(
+    example: str, mark: str, *options: str, modules: str = "-", without_ray: bool = False
+) -> subprocess.Popen[str]:
     """Start an example, at its smallest.
 
     Args:
@@ -35,11 +39,14 @@ def start(example: str, mark: str, *options: str, modules: str = "-") -> subproc
         mark: of all that it starts.
         options: of its command line.
         modules: that workers of its Ray are forked with.
+        without_ray: it, and all that it starts, find no Ray to import.
     """
+    python = (sys.executable, "-u") if without_ray else (*PYTHON, modules)
+    path = {"PYTHONPATH": str(WITHOUT_RAY)} if without_ray else {}
     return subprocess.Popen(
-        [*PYTHON, modules, str(ROOT / "examples" / example / "run.py"), "--quick", *options],
+        [*python, str(ROOT / "examples" / example / "run.py"), "--quick", *options],
         cwd=ROOT,
-        env={**os.environ, MARK: mark, "RAY_ADDRESS": "local", "COLUMNS": "120"},
+        env={**os.environ, MARK: mark, "RAY_ADDRESS": "local", "COLUMNS": "120", **path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,7 +56,15 @@ def start(example: str, mark: str, *options: str, modules: str = "-") -> subproc
     )
 
 
-def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: str, modules: str = "-") -> None:
+def check(
+    example: str,
+    says: tuple[str, ...],
+    mark: str,
+    out: Path,
+    *options: str,
+    modules: str = "-",
+    without_ray: bool = False,
+) -> None:
     """Run an example to its end: it says what it must, draws its picture, and leaves no process.
 
     Args:
@@ -58,9 +73,9 @@ def check(example: str, says: tuple[str, ...], mark: str, out: Path, *options: s
         mark: of all that it starts.
         out: where the picture goes.
         options: of its command line, besides.
-        modules: that workers of its Ray are forked with.
+        modules, without_ray: as of `start`.
     """
-    process = start(example, mark, "--out", str(out), *options, modules=modules)
+    process = start(example, mark, "--out", str(out), *options, modules=modules, without_ray=without_ray)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     for line in says:

@@ -5,11 +5,14 @@ Rules
   the last that was made here for an address.
 - An engine ends with its client. A client that is made for an address stays until the program ends, as a Ray that it
   joins does; one that had to start a cluster ends with `Engine.leave`.
+- A cluster that is started here is as quiet as a Ray that is: Ctrl-C comes to this process alone, which ends the
+  others, and what they complain of while they end is not said.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import weakref
@@ -30,6 +33,8 @@ from .switchboard import Switchboard
 from .workers.plugins import machine
 
 _CLOSED = ("closing", "closed")
+_WITHOUT_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""What workers carry out first that a terminal would send its Ctrl-C, too."""
 _joining = threading.RLock()
 """Held by the thread that makes a client or an engine."""
 _engines: dict[str, DaskEngine] = {}
@@ -69,7 +74,7 @@ def joined_or_started(where: Client | str | None = None) -> tuple[DaskEngine, bo
         ending = contextlib.ExitStack()
         with contextlib.ExitStack() as failed:
             failed.push(ending)
-            cluster = ending.enter_context(cast(Any, LocalCluster()))
+            cluster = ending.enter_context(_local_cluster())
             engine = _engine(ending.enter_context(Client(cluster)), ending.close)
             failed.pop_all()
         return engine, True
@@ -156,6 +161,12 @@ def _current() -> Client | None:
     with contextlib.suppress(ValueError):  # Dask knows of none
         clients.append(get_client())
     return next((client for client in reversed(clients) if client.status not in _CLOSED), None)
+
+
+def _local_cluster() -> Any:
+    preloads = cast("str | list[str]", dask.config.get("distributed.worker.preload"))
+    also = [preloads] if isinstance(preloads, str) else preloads
+    return LocalCluster(silence_logs=logging.CRITICAL, preload=[*also, _WITHOUT_INTERRUPTS])
 
 
 def _connected(address: str) -> Client:

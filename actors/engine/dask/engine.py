@@ -16,6 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import cache
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -195,6 +196,12 @@ class DaskEngine:
         except TimeoutError:
             raise _late(who, timeout) from None
         return _outcome(answer, error, who)
+
+    def first(self, futures: Sequence[Any], timeout: float) -> Answer | None:
+        """Wait for one of several answers."""
+        self._check_running("first")
+        done, _ = wait(cast("Sequence[Answer]", futures), max(timeout, 0.0), FIRST_COMPLETED)
+        return next((future for future in futures if future in done), None)
 
     async def awaitable(self, future: object, timeout: float, who: str) -> Any:
         """Wait for an answer within an asynchronous actor."""

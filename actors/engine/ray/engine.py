@@ -102,6 +102,8 @@ class RayEngine:
             placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, index)
         elif node is not None:
             placed |= {"memory": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        elif lifetime.spread:
+            placed["scheduling_strategy"] = "SPREAD"
         restarts = -1 if lifetime.restarts else 0
         kept = "detached" if lifetime.outlives else None
         options = dict(name=name, namespace=NAMESPACE, lifetime=kept, get_if_exists=True, **placed)
@@ -203,6 +205,12 @@ class RayEngine:
             return ray.get(future, timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
+
+    def first(self, futures: Sequence[Any], timeout: float) -> Future | None:
+        """Wait for one of several answers."""
+        _check_running("first")
+        done = cast("Sequence[Future]", ray.wait(list(futures), num_returns=1, timeout=max(timeout, 0.0))[0])
+        return done[0] if done else None
 
     async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
         """Wait for an answer within an asynchronous actor."""

@@ -19,7 +19,7 @@ from distributed import Client
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
-from tensorvine.actors.engine.engine import Engine
+from tensorvine.actors.engine.engine import Engine, Lifetime
 from tensorvine.actors.engine.ray import engine as engine_ray
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.planner.planner import Planner, Topology
@@ -55,7 +55,8 @@ class EngineContract:
 
         def one(**arguments: Any) -> tuple[str, Any]:
             names.append(new_name())
-            return names[-1], engine.spawn(Probe, names[-1], {"engine": engine, **arguments})
+            given = {"engine": engine, **arguments}
+            return names[-1], engine.spawn(Probe, names[-1], given, lifetime=Lifetime(spread=True))
 
         yield one
         for name in names:
@@ -179,6 +180,16 @@ class EngineContract:
             self.ask(engine, other, "relay", names[0], "hear", [new_name()], SOON_S)
 
     # ---- blocks ---------------------------------------------------------------------------------------
+
+    def test_the_first_of_several_answers_is_found_among_them(self, engine, probe):
+        topic = new_name()
+        polled = engine.call(probe, "hear", topic)
+        assert engine.first([polled], SOON_S) is None
+        answer = engine.call(probe, "pid")
+        assert engine.first([polled, answer], PATIENCE_S) is answer
+        until(lambda: self.ask(engine, probe, "listeners", topic))
+        self.ask(engine, probe, "tell", topic)
+        assert engine.first([polled], PATIENCE_S) is polled
 
     def test_an_actors_block_comes_back_read_only(self, engine, probe):
         block = np.arange(1 << 17).astype(np.uint8)
