@@ -66,7 +66,7 @@ class Ours(Party):
         ref = self._publisher.publish(self._training.model).committed(TIMEOUT_S).ref
         self._consumer.wait_for(ref.version, TIMEOUT_S)
         made = self._publisher.report().updates[-1]
-        delivery = self._delivery(ref.version)
+        delivery = delivery_of(self._consumer, ref.version, TIMEOUT_S)
         exists = self._repo.info(ref).created.timestamp()
         return Parts(
             delivery.swapped_at - handed,
@@ -93,16 +93,17 @@ class Ours(Party):
             wanted = {name: float(array.flat[place % array.size]) for name, array in self._training.arrays.items()}
             expect(found == wanted, self.name)
 
-    def _delivery(self, version: int) -> Delivery:
-        """Return the delivery of a version; the model may answer with it a moment before it is noted."""
-        found: list[Delivery] = []
 
-        def noted() -> bool:
-            found[:] = [each for each in self._consumer.status().deliveries if each.ref.version == version]
-            return bool(found)
+def delivery_of(consumer: Consumer, version: int, timeout: float) -> Delivery:
+    """Return a consumer's delivery of a version; its model may answer with it a moment before it is noted."""
+    found: list[Delivery] = []
 
-        wait_until(noted, f"{self.name}: a delivery of version {version}", timeout=TIMEOUT_S)
-        return found[0]
+    def noted() -> bool:
+        found[:] = [each for each in consumer.status().deliveries if each.ref.version == version]
+        return bool(found)
+
+    wait_until(noted, f"a delivery of version {version}", timeout=timeout)
+    return found[0]
 
 
 def _close(found: Any, wanted: Any) -> bool:

@@ -30,6 +30,8 @@ class DaskProbe:
         return {
             "pid": os.getpid(), "agent": os.getppid(), "node": self._engine.this_node(), "loaded": loaded,
             "restarted": self._engine.restarted(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "trimming": os.environ.get("MALLOC_TRIM_THRESHOLD_"),
+            "loop": type(asyncio.get_running_loop()).__module__,
         }  # fmt: skip
 
     @group("data")

@@ -85,7 +85,7 @@ class Stage:
         self._methods = methods
         self._name = name
         self._places = asyncio.Semaphore(GROUPS[group])
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         threading.Thread(target=self._loop.run_forever, name=f"group-{group}", daemon=True).start()
 
     def serve(self, host: str) -> tuple[SocketAddress, SocketAddress]:
@@ -105,6 +105,15 @@ class Stage:
         if not isinstance(argument, (Block, BlockHandle)):
             return argument
         return await self._engine.awaitable(self._engine.fetch(argument), AGENT_S, "a block that is an argument")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop: uvloop's where that is installed, as Ray does for its actors."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def run(boot: Boot) -> NoReturn:

@@ -88,7 +88,7 @@ class Children:
             child.task.cancel()
         else:
             child.killed = True
-            _end_session(child.process.pid)
+            _end_group(child.process.pid)
 
     async def kill_all(self) -> None:
         """End all processes, and wait until they have ended."""
@@ -108,7 +108,7 @@ class Children:
         except OSError as exc:
             child.why = f"its process could not be started: {exc}"
             return
-        _end_session(process.pid)
+        _end_group(process.pid)
         if not child.killed:
             child.why = f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
 
@@ -120,7 +120,7 @@ class Children:
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(report.gpus)}
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", ACTOR, report.plan.name, # a name, for who lists processes
-            stdin=asyncio.subprocess.PIPE, env={**os.environ, **shown}, start_new_session=True,
+            stdin=asyncio.subprocess.PIPE, env={**os.environ, **shown}, process_group=0,
         )  # fmt: skip
 
     async def _tell(self, process: asyncio.subprocess.Process, report: Report) -> None:
@@ -132,6 +132,6 @@ class Children:
         process.stdin.close()
 
 
-def _end_session(pid: int) -> None:
+def _end_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

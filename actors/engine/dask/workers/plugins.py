@@ -37,6 +37,8 @@ START_S = 30.0
 """How long an agent may take to start, and to find the directory."""
 JOINED, MAY_GO = b"+", b"-"
 """What an agent says to who is attached: it is a node; who leaves need not wait any more."""
+TRIMMING = "MALLOC_TRIM_THRESHOLD_"
+"""By it the C library is told when to give memory back."""
 LEAVE_S = 15.0
 """How long who closes waits for that; a node that leaves is given less."""
 
@@ -196,6 +198,17 @@ class Attachment:
                 raise TimeoutError(f"expected it to start within {START_S:.0f} s")
 
 
+def environment_of_agents() -> dict[str, str]:
+    """Return what an agent, and so its actors, have of this process's environment.
+
+    Nannies set what their workers are to have, and with it that they give memory back to the system at once. Actors
+    compute with arrays, which would then cost more page faults than arithmetic. What the user set stays.
+    """
+    given = cast("dict[str, object]", dask.config.get("distributed.nanny.pre-spawn-environ", {}))
+    trimming = str(given.get(TRIMMING, ""))
+    return {name: value for name, value in os.environ.items() if (name, value) != (TRIMMING, trimming)}
+
+
 async def _start(hiring: Hiring) -> None:
     """Start an agent, unless another process is about to; gives back when it can be attached to."""
     with socket.socket(socket.AF_UNIX) as starting:
@@ -205,7 +218,9 @@ async def _start(hiring: Hiring) -> None:
             return
         command = (sys.executable, "-m", AGENT)
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, start_new_session=True)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, env=environment_of_agents(), process_group=0
+        )
         await process.communicate(pickle.dumps(hiring))
         if process.returncode:
             log.warning("an agent did not start; its process ended with %s", process.returncode)

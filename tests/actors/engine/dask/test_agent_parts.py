@@ -13,6 +13,7 @@ from tensorvine.actors.engine.dask import attendance
 from tensorvine.actors.engine.dask.attendance import Attendance
 from tensorvine.actors.engine.dask.children import Boot, Children
 from tensorvine.actors.engine.dask.records import Plan, Report, Start
+from tensorvine.actors.engine.dask.worker_plugins import TRIMMING, environment_of_agents
 from tensorvine.actors.engine.sockets.framing import SocketAddress
 
 WAIT_S = 60.0
@@ -37,6 +38,16 @@ def test_a_process_that_is_killed_before_it_is_there_has_ended_once(after_s: flo
 
     asyncio.run(scene())
     assert died == [("k", 3, "it was killed")]
+
+
+@pytest.mark.parametrize(("there", "passed_on"), [("65536", None), ("131072", "131072")])
+def test_an_agent_is_told_of_memory_what_the_user_set_and_not_what_nannies_do(
+    there: str, passed_on: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIMMING, there)
+    monkeypatch.setenv("OTHERS", "stay")
+    found = environment_of_agents()
+    assert (found.get(TRIMMING), found["OTHERS"]) == (passed_on, "stay")
 
 
 class Desk:

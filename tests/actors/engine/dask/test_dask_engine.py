@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.dask.traffic import APART_BYTES
+from tensorvine.actors.engine.dask.worker_plugins import TRIMMING
 from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime
 from tensorvine.store.errors import (
     EngineStoppedError,
@@ -86,6 +87,26 @@ class TestProcesses:
         assert len({os.getpid(), *(fact["pid"] for fact in facts), *(fact["agent"] for fact in facts)}) == 4
         assert [fact["loaded"] for fact in facts] == [[], []]
         assert {fact["node"] for fact in facts} == {engine.this_node()}
+
+    def test_an_actor_does_not_give_memory_back_as_workers_are_told_to(
+        self, engine: DaskEngine, spawn: Callable[..., Any], client: Client
+    ) -> None:
+        assert set(client.run(os.environ.get, TRIMMING).values()) == {"65536"}
+        assert ask(engine, spawn(), "facts")["trimming"] is None
+
+    def test_agent_and_actor_stay_in_the_session_and_have_groups_of_their_own(
+        self, engine: DaskEngine, spawn: Callable[..., Any]
+    ) -> None:
+        facts = ask(engine, spawn(), "facts")
+        pids = (os.getpid(), facts["agent"], facts["pid"])
+        assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
+        assert len({os.getpgid(pid) for pid in pids}) == 3
+
+    def test_an_actor_has_the_event_loops_that_it_has_on_ray(
+        self, engine: DaskEngine, spawn: Callable[..., Any]
+    ) -> None:
+        pytest.importorskip("uvloop")
+        assert ask(engine, spawn(), "facts")["loop"] == "uvloop"
 
     def test_the_engine_is_there_without_ray(self) -> None:
         script = "import sys; sys.modules['ray'] = None; from tensorvine.actors.engine.dask import clients, agent"
