@@ -33,7 +33,7 @@ from ..sockets.server import CallServer
 from .attendance import Attendance
 from .children import Boot, Children
 from .links import SchedulerLink, own_address
-from .records import Agent, End, Kill, Order, Report, Start
+from .records import Agent, Copy, End, Keep, Kill, Order, Report, Start
 from .traffic import ENGINE_CALLS
 from .workers.plugins import Hiring
 
@@ -60,6 +60,8 @@ class AgentProcess:
         self._over = asyncio.Event()
         self._news: asyncio.Queue[tuple[str, tuple[object, ...]]] = asyncio.Queue()
         """For the directory."""
+        self._copy = Copy()
+        """Of what the directory keeps."""
         self._cluster = ""
         self._connected = False
         self._ending: asyncio.TimerHandle | None = None
@@ -115,7 +117,7 @@ class AgentProcess:
         await self._attendance.somebody.wait()
         while True:
             try:
-                comm = await self._link.join(self._introduced(), self._reports())
+                comm = await self._link.join(self._introduced(), self._reports(), self._copy)
                 self._cluster = cast(str, await self._link.ask("cluster"))
                 pauses.reset()
                 self._attendance.joined()
@@ -168,6 +170,10 @@ class AgentProcess:
             case End():
                 if self._attendance.is_closing:
                     self._over.set()
+            case Keep():
+                self._copy = self._copy.after(order)
+            case Copy():
+                self._copy = order
 
     async def _send(self, comm: Comm) -> None:
         while True:

@@ -6,7 +6,8 @@ Rules
 - A page at /tensorvine on the scheduler's dashboard shows what the directory knows (`directory/page.py`).
 - What `where` waits for is the start of an actor, what `kill` waits for the end of its processes; both for a while.
 - A directory that an agent installs has lost what the one before it knew: the scheduler was started anew. It refuses
-  all questions until agents had time to tell it of their actors. What is kept and reserved is lost; a line says so.
+  all questions until agents had time to tell it of their actors, and of what is kept (`directory.facts`). What was
+  reserved is lost; a line says so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ PAGE = r"/(?:.*/)?tensorvine"
 """Where the page is; a dashboard may have a prefix."""
 WAIT_S = 5.0
 """How long a question may wait for news."""
+TELL_S = 1.0
+"""How long an agent that does not take its orders holds up who keeps something."""
 CLIENTS_S = 30.0
 """How long clients have to come back to a scheduler that was started anew; what they own ends then."""
 
@@ -70,8 +73,8 @@ class DirectoryPlugin(SchedulerPlugin):
         """Actor -> set when it changes."""
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
-            for name in ("spawn", "find", "actors", "nodes", "keep", "kept", "reserve", "unreserve", "reserved")
-        } | {"where": self._where, "kill": self._kill, "cluster": lambda: scheduler.address}
+            for name in ("spawn", "find", "actors", "nodes", "kept", "reserve", "unreserve", "reserved")
+        } | {"where": self._where, "kill": self._kill, "keep": self._keep, "cluster": lambda: scheduler.address}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
         scheduler.http_application.add_handlers(".*$", [(PAGE, Page, {"directory": self._directory})])
@@ -107,6 +110,16 @@ class DirectoryPlugin(SchedulerPlugin):
         if key is not None and not await self._wait(key, lambda: self._directory.is_over(key)):
             log.warning("%s: killed, and its agent has not said within %.0f s that it has ended", name, WAIT_S)
 
+    async def _keep(self, name: str, value: bytes | None) -> None:
+        """Keep some bytes, and give back when agents have been told: from them the next scheduler has it."""
+        self._directory.keep(name, value)
+        self._tell()
+        told = [asyncio.create_task(orders.join()) for orders in self._orders.values()]
+        if told:
+            _, late = await asyncio.wait(told, timeout=TELL_S)
+            for one in late:
+                one.cancel()
+
     async def _wait(self, key: str, done: Callable[[], bool]) -> bool:
         try:
             async with asyncio.timeout(WAIT_S):
@@ -119,10 +132,10 @@ class DirectoryPlugin(SchedulerPlugin):
     # ---- agents ---------------------------------------------------------------------------------------
 
     async def _serve_agent(self, comm: Comm, agent: bytes) -> Status:
-        joined, reports = pickle.loads(agent)  # noqa: S301  of an agent
+        joined, reports, copy = pickle.loads(agent)  # noqa: S301  of an agent
         orders: asyncio.Queue[Order] = asyncio.Queue()
         self._orders[joined.id] = orders
-        self._directory.join(joined, reports)
+        self._directory.join(joined, reports, copy)
         if self._clients_are_known:
             self._check_owners()
         self._tell()
@@ -163,8 +176,8 @@ class DirectoryPlugin(SchedulerPlugin):
     def _settle(self) -> None:
         self._settled = True
         log.warning(
-            "the scheduler was started anew: %d actors on %d nodes are known again; what was kept by name, and memory "
-            "that was reserved, is not",
+            "the scheduler was started anew: %d actors on %d nodes are known again, and what agents had copies of; "
+            "memory that was reserved is not",
             len(self._directory),
             len(self._orders),
         )
@@ -195,3 +208,4 @@ async def _send(comm: Comm, orders: asyncio.Queue[Order]) -> None:
             await comm.write(pickle.dumps(order, 5))
         except OSError:  # who reads from it learns it, too
             return
+        orders.task_done()

@@ -23,7 +23,7 @@ from distributed.core import ConnectionPool
 from ....store.errors import ShardUnavailableError
 from ..sockets.framing import outcome_of
 from .directory_plugin import ASK, JOIN, DirectoryPlugin
-from .records import Agent, Report
+from .records import Agent, Copy, Report
 from .workers.plugins import NannysAgent, WorkersAgent
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class SchedulerLink:
             raise ShardUnavailableError(f"{method}: the scheduler was started anew, and no agent has found it yet")
         return outcome_of(cast(bytes, answer))
 
-    async def join(self, agent: Agent, reports: Sequence[Report]) -> Comm:
+    async def join(self, agent: Agent, reports: Sequence[Report], copy: Copy) -> Comm:
         """Return a connection that stands for an agent as long as it lasts.
 
         Raises:
@@ -80,7 +80,7 @@ class SchedulerLink:
         if self._installed:  # else this agent was started for a directory
             await self._install(SETTLES_S)
         comm = cast(Comm, await core.connect(self._address, timeout=CONNECT_S, **self._connection_args))
-        await comm.write({"op": JOIN, "agent": pickle.dumps((agent, reports), 5), "reply": False})
+        await comm.write({"op": JOIN, "agent": pickle.dumps((agent, reports, copy), 5), "reply": False})
         self._installed = True
         return comm
 

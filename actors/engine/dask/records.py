@@ -99,7 +99,33 @@ class End:
     """An order to an agent that leaves: nobody needs it any more."""
 
 
-Order: TypeAlias = Start | Kill | End
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """An order to an agent: a change of what is kept, for its copy; None: it is let go of."""
+
+    number: int
+    name: str
+    value: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """All that is kept, as of one change; as an order to an agent: this is its copy now."""
+
+    origin: str = ""
+    """The directory that it was last changed in."""
+    number: int = 0
+    facts: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+
+    def after(self, change: Keep) -> Copy:
+        """Return it after a change."""
+        facts = {name: value for name, value in self.facts.items() if name != change.name}
+        if change.value is not None:
+            facts[change.name] = change.value
+        return Copy(self.origin, change.number, facts)
+
+
+Order: TypeAlias = Start | Kill | End | Keep | Copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...engine import Node
-from ..records import Agent, End, Kill, Order, Plan, Reach, Report, Standing, Start, State, life_of
+from ..records import Agent, Copy, End, Kill, Order, Plan, Reach, Report, Standing, Start, State, life_of
+from .facts import Facts
 from .placing import Load, choose
 from .reservations import Reservations
 
@@ -69,7 +70,7 @@ class Directory:
         self._dying: dict[tuple[str, int], _Actor] = {}
         """Lives that were to be killed, until they have ended."""
         self._ended: OrderedDict[str, Standing] = OrderedDict()
-        self._kept: dict[str, bytes] = {}
+        self._facts = Facts()
         self._reservations = Reservations()
 
     # ---- what callers ask -----------------------------------------------------------------------------
@@ -123,14 +124,12 @@ class Directory:
 
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep some bytes; None lets go of them."""
-        if value is None:
-            self._kept.pop(name, None)
-        else:
-            self._kept[name] = value
+        change = self._facts.keep(name, value)
+        self.orders += [(agent, change) for agent in self._agents]
 
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept under names that begin so."""
-        return {name: value for name, value in self._kept.items() if name.startswith(prefix)}
+        return self._facts.kept(prefix)
 
     def reserve(self, name: str, node: str, nbytes: int, owner: str) -> bool:
         """Set memory of a node aside; False: it has not so much. For errors see `Reservations.take`."""
@@ -148,10 +147,20 @@ class Directory:
 
     # ---- what agents tell -----------------------------------------------------------------------------
 
-    def join(self, agent: Agent, reports: Sequence[Report] = ()) -> None:
-        """Take a node in, with the lives that are on it; one that is known takes the place of itself."""
+    def join(self, agent: Agent, reports: Sequence[Report] = (), copy: Copy | None = None) -> None:
+        """Take a node in, with the lives that are on it; one that is known takes the place of itself.
+
+        Args:
+            agent: the node.
+            reports: its lives.
+            copy: what it has of what is kept; None: as it was told.
+        """
         self._agents[agent.id] = agent
         self._leaving.discard(agent.id)
+        if copy is not None and self._facts.learn(copy):
+            self.orders += [(known, self._facts.copy) for known in self._agents]
+        elif copy is not None and (copy.origin, copy.number) != (self._facts.copy.origin, self._facts.copy.number):
+            self.orders.append((agent.id, self._facts.copy))
         for report in reports:
             self._hear(agent.id, report)
         self._place_all()

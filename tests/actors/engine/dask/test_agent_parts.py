@@ -13,7 +13,7 @@ from tensorvine.actors.engine.dask import attendance
 from tensorvine.actors.engine.dask.attendance import Attendance
 from tensorvine.actors.engine.dask.children import Boot, Children
 from tensorvine.actors.engine.dask.records import Plan, Report, Start
-from tensorvine.actors.engine.dask.worker_plugins import TRIMMING, environment_of_agents
+from tensorvine.actors.engine.dask.workers.plugins import TRIMMING, environment_of_agents
 from tensorvine.actors.engine.sockets.framing import SocketAddress
 
 WAIT_S = 60.0

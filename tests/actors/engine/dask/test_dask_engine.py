@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.dask.traffic import APART_BYTES
-from tensorvine.actors.engine.dask.worker_plugins import TRIMMING
+from tensorvine.actors.engine.dask.workers.plugins import TRIMMING
 from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime
 from tensorvine.store.errors import (
     EngineStoppedError,

@@ -141,6 +141,7 @@ def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository
         Repository.start("survives", store_bytes=128 << 20, preallocate_bytes=0, engine=client) as repository,
     ):
         with Saver(repository) as saver:
+            saver.goes_on()  # from now on it knows where the shards are
             processes.scheduler.kill()
             processes.scheduler.wait(WAIT_S)
             saver.goes_on()

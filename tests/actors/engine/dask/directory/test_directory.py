@@ -14,7 +14,19 @@ from tensorvine.actors.engine.dask.directory.directory import (
     SETTLED_S,
     Directory,
 )
-from tensorvine.actors.engine.dask.records import Agent, End, Kill, Plan, Reach, Report, Start, State, life_of
+from tensorvine.actors.engine.dask.records import (
+    Agent,
+    Copy,
+    End,
+    Keep,
+    Kill,
+    Plan,
+    Reach,
+    Report,
+    Start,
+    State,
+    life_of,
+)
 from tensorvine.actors.engine.engine import Lifetime
 from tensorvine.store.errors import OptionError
 
@@ -48,12 +60,17 @@ class World:
         self.killed: set[str] = set()
         self.dying: list[tuple[str, str, int]] = []
         """Processes that were killed and have not ended yet, with their agents."""
+        self.facts: dict[str, bytes] = {}
+        """What is kept, as far as an agent that is connected has heard of it."""
+        self.copies: defaultdict[str, Copy] = defaultdict(Copy)
+        """Agent -> what it has of that."""
 
     def run(self) -> None:
         happens = {
             self.joins: 2, self.spawns: 6, self.an_actor_spawns: 3, self.kills: 2, self.reserves: 2,
             self.does_as_ordered: 14, self.a_killed_one_ends: 4, self.a_process_ends: 4, self.a_constructor_fails: 1,
-            self.client_ends: 1, self.connection_ends: 1, self.leaves: 1, self.is_started_anew: 1, self.all_is_done: 2,
+            self.keeps: 3, self.client_ends: 1, self.connection_ends: 1, self.leaves: 1, self.is_started_anew: 1,
+            self.all_is_done: 2,
         }  # fmt: skip
         self.joins()
         for _ in range(STEPS):
@@ -69,7 +86,7 @@ class World:
         if name not in self.agents:
             self.agents[name] = self.away.pop(name, {})
             self.orders[name].clear()
-            self.directory.join(agent(name), list(self.agents[name].values()))
+            self.directory.join(agent(name), list(self.agents[name].values()), self.copies[name])
             self.directory.check_owners(self.clients)
             self.collect()
 
@@ -110,6 +127,15 @@ class World:
                 self.directory.reserve(name, node, 1, owner)
         elif self.directory.reserve(name, node, self.dice.randrange(MEMORY + 20), owner):
             self.owners[name] = owner
+
+    def keeps(self) -> None:
+        name, value = self.dice.choice(("f1", "f2", "f3")), self.dice.choice((b"1", b"2", None))
+        self.directory.keep(name, value)
+        self.facts = {**self.facts, **({name: value} if value else {})}
+        if value is None:
+            self.facts.pop(name, None)
+        assert self.directory.kept("") == self.facts
+        self.collect()
 
     def client_ends(self) -> None:
         self.clients.discard(client := self.dice.choice(CLIENTS))
@@ -155,9 +181,13 @@ class World:
         self.killed.clear()
         for name in self.dice.sample(sorted(self.agents), len(self.agents)):
             self.orders[name].clear()
-            self.directory.join(agent(name), list(self.agents[name].values()))
+            self.directory.join(agent(name), list(self.agents[name].values()), self.copies[name])
         self.directory.check_owners(self.clients)
         self.collect()
+        if not self.agents:  # who is away may have an older copy, which is all that there will be
+            self.facts = {}
+            self.copies.clear()
+        assert self.directory.kept("") == self.facts, "an agent had heard of it"
 
     # ---- agents ---------------------------------------------------------------------------------------
 
@@ -166,7 +196,12 @@ class World:
             if isinstance(order, Start):
                 assert name in self.agents
                 assert name not in self.leaving, "a node that leaves takes nothing new"
-            self.orders[name].append(order)
+            if isinstance(order, Keep):
+                self.copies[name] = self.copies[name].after(order)  # who keeps something waits until they are told
+            elif isinstance(order, Copy):
+                self.copies[name] = order
+            else:
+                self.orders[name].append(order)
         self.directory.orders.clear()
 
     def does_as_ordered(self) -> None:
@@ -387,6 +422,24 @@ class TestNodes:
         ordered(directory)
         directory.join(agent("n1"), [Report(plan("k"), 0, reach=REACH)])
         assert ordered(directory) == [("n1", Kill("k", 0))]
+
+    def test_what_was_kept_before_agents_came_back_stays_and_what_they_had_comes_to_it(self) -> None:
+        former, directory = Directory(), Directory()
+        former.join(agent("n1"), (), Copy())
+        for name in ("a", "b"):
+            former.keep(name, b"old")
+        copy = former.orders[0][1]
+        assert isinstance(copy, Copy)
+        for _, change in former.orders[1:]:
+            assert isinstance(change, Keep)
+            copy = copy.after(change)
+        directory.keep("a", b"new")
+        directory.join(agent("n1"), (), copy)
+        assert directory.kept("") == {"a": b"new", "b": b"old"}
+        directory.keep("b", None)
+        directory.join(agent("n2"), (), copy)
+        assert directory.kept("") == {"a": b"new"}, "another that was away for long changes nothing"
+        assert [node for node, order in directory.orders if order == directory._facts.copy][-1] == "n2"
 
     def test_a_directory_that_knows_nothing_believes_what_agents_tell(self) -> None:
         directory = Directory()
