@@ -25,6 +25,8 @@ from tensorvine.store.errors import (
     TensorNotFoundError,
 )
 
+pytestmark = pytest.mark.both_engines
+
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
 

@@ -525,6 +525,7 @@ def kill_shard(repo: Repository, shard: int) -> None:
     psutil.wait_procs([process], timeout=PATIENCE_S)
 
 
+@pytest.mark.both_engines
 class TestRepository:
     @pytest.mark.parametrize("shard", [0, 1])
     def test_saves_arrive_and_inherited_tensors_with_them(

@@ -14,6 +14,8 @@ from tensorvine.planner import ScalePolicy
 
 from tests.support.actors import restart_planner
 
+pytestmark = pytest.mark.both_engines
+
 ROOM = 8 << 20
 WAIT_S = 60.0
 

@@ -141,6 +141,7 @@ STOPPED = [("grant", "answered", "leaves"), ("commit", "before", "leaves"), ("co
 CELLS = [(phase, when, killed_actor) for phase in ("begin", "grant", "commit") for when in WHEN]
 
 
+@pytest.mark.both_engines
 class TestClientKilledDuringASave:
     """Phase (the call it was at) x event (before it, after sending it, after its answer)."""
 
@@ -176,6 +177,7 @@ class TestClientKilledDuringASave:
         eventually(lambda: nothing_left(repo), "nothing left of the save")
 
 
+@pytest.mark.both_engines
 class TestShardKilled:
     def test_what_was_only_in_its_memory_is_lost_by_name_and_versions_go_on(self, repo: Repository) -> None:
         lost, kept = name_at(repo, 0), name_at(repo, 1)
@@ -289,6 +291,7 @@ def test_a_client_that_cuts_the_memory_is_refused_and_the_shard_goes_on(reposito
     assert shard_process(repository, 0).pid == hello.pid
 
 
+@pytest.mark.both_engines
 class TestPlannerKilled:
     def test_its_version_facts_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
         name = name_at(repo, 0)

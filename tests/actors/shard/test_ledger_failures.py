@@ -21,6 +21,8 @@ from tensorvine.store.refs import ModelRef
 
 from tests.support.actors import planner_pid
 
+pytestmark = pytest.mark.both_engines
+
 _serial = count(1)
 
 

@@ -259,6 +259,7 @@ class TestOvertaking:
         assert [type(error) for error in errors] == [ForkError, ForkError]
 
 
+@pytest.mark.both_engines
 class TestOrders:
     """What cannot be done; each time the run can train on."""
 

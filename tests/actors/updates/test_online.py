@@ -242,6 +242,7 @@ class TestProducer:
             assert consumer.infer(None).outputs == [3.0]
 
 
+@pytest.mark.both_engines
 class TestConsumer:
     def test_every_answer_is_of_one_version_while_a_training_publishes(self, repo, name):
         with Consumer.start(repo, name, Tagged) as consumer:
@@ -429,6 +430,7 @@ class TestConsumer:
             Consumer.start(repo, name, dict)
 
 
+@pytest.mark.both_engines
 class TestPlanner:
     def test_a_planned_training_publishes_first_after_the_warm_up_and_then_as_planned(self, own, name, tmp_path):
         seen = tmp_path / "seen"
