@@ -377,6 +377,7 @@ def test_the_command_lists_benchmarks_that_exist() -> None:
         "query_scaling",
         "nas",
         "calls",
+        "engines",
         "weak_scaling",
         "links",
         "growth",
