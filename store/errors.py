@@ -16,6 +16,7 @@ and where.
     ├── StorageError(OSError)                  a path, file or disk that cannot be used
     ├── CodecError(ValueError)                 codecs that do not fit together, or not with a tensor
     ├── CodecUnavailableError(ImportError)     a codec whose package is not installed
+    ├── EngineUnavailableError(ImportError)    Ray or Dask is not installed
     ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
     │   └── EngineStoppedError             the engine, such as Ray, was shut down in this process
     ├── ModelLostError(LookupError)            was held only by a shard that died

@@ -166,7 +166,11 @@ def _current() -> Client | None:
 def _local_cluster() -> Any:
     preloads = cast("str | list[str]", dask.config.get("distributed.worker.preload"))
     also = [preloads] if isinstance(preloads, str) else preloads
-    return LocalCluster(silence_logs=logging.CRITICAL, preload=[*also, _WITHOUT_INTERRUPTS])
+    return LocalCluster(
+        dashboard_address=":0",  # 8787 may be another's
+        silence_logs=logging.CRITICAL,
+        preload=[*also, _WITHOUT_INTERRUPTS],
+    )
 
 
 def _connected(address: str) -> Client:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import dask.config
 import numpy as np
@@ -60,7 +62,11 @@ def test_what_a_task_has_mapped_of_a_shard_is_not_its_workers_memory() -> None:
 
 
 def test_bytes_of_a_process_are_its_own_where_it_maps_no_shard() -> None:
-    own, others = read(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input(1)"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.read(1) == b"1"
+        own, others = read(other.pid)
+        other.communicate(b"\n", timeout=WAIT_S)
     assert own > 0
     assert others == 0
     with pytest.raises(psutil.NoSuchProcess):
