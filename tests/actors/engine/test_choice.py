@@ -117,6 +117,13 @@ class TestDask:
         with Client(cluster) as made:
             yield made
 
+    @pytest.fixture(autouse=True)
+    def joined(self) -> Iterator[None]:
+        """What a test has joined by its address stays joined; the next one is to find none."""
+        yield
+        for joined in clients._clients.values():
+            joined.close()
+
     def test_the_current_client_is_what_runs_here_and_its_tasks_find_it(self, client: Client) -> None:
         with Repository.start("here", shards=1, preallocate_bytes=0) as repository:
             repository.save("m", {"w": [1.0]})
