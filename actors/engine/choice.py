@@ -3,7 +3,8 @@
 Rules
 - None is the engine that runs in this process: the one whose actor this is, a Ray that is initialised, a client of Dask
   that is current, or that of the task which this is. Where none runs it is Ray. Where both run the caller has to say.
-- Neither Ray nor Dask is imported unless it is chosen, or the program has imported it.
+- Neither Ray nor Dask is imported unless it is chosen, or the program has imported it. Nothing is started on one to see
+  whether it runs: a program may use it for something else.
 - A cluster that is started here for want of one ends with `Engine.leave`. What was only joined stays joined until the
   program ends.
 """
@@ -39,8 +40,8 @@ class Door(Protocol):
         """Return the engine of the cluster that runs there, or of one that is started here; True: it was started."""
         ...
 
-    def here(self) -> Engine | None:
-        """Return the engine that runs in this process; None: there is none."""
+    def runs(self) -> bool:
+        """Tell whether it runs in this process, so that `joined` needs no address."""
         ...
 
 
@@ -84,7 +85,8 @@ def start_engine(choice: EngineChoice = None) -> tuple[Engine, bool]:
 
 def engine_here() -> Engine | None:
     """Return the engine that runs in this process; None: there is none. Where both run it is Ray."""
-    return next(iter(_running()), None)
+    running = [] if (own := process.engine()) is not None else _running()
+    return running[0].joined() if running else own
 
 
 def door(name: str) -> Door:
@@ -108,12 +110,15 @@ def door(name: str) -> Door:
 def _chosen(choice: EngineChoice) -> tuple[Door, object] | Engine:
     """Return the engine, or the door to it and where its cluster is."""
     if choice is None:
+        own = process.engine()
+        if own is not None:  # an actor's is its own, whatever else it has started
+            return own
         running = _running()
         if len(running) > 1:
             raise OptionError(
                 'engine: expected "ray" or "dask", as both run in this process, a Ray and a client of Dask; found None'
             )
-        return running[0] if running else (door(RAY), None)
+        return (running[0] if running else door(RAY)), None
     if isinstance(choice, str):
         if choice in _PACKAGES:
             return door(choice), None
@@ -126,13 +131,10 @@ def _chosen(choice: EngineChoice) -> tuple[Door, object] | Engine:
     raise OptionError(f'engine: expected "ray", "dask", a client of Dask or HOST:PORT; found {choice!r:.100}')
 
 
-def _running() -> list[Engine]:
-    """Return the engines that run in this process: an actor's is its own, whatever else it has started."""
-    own = process.engine()
-    if own is not None:
-        return [own]
+def _running() -> list[Door]:
+    """Return the doors to the engines that run in this process."""
     doors = [door(name) for name, package in _PACKAGES.items() if sys.modules.get(package) is not None]
-    return [engine for one in doors if (engine := one.here()) is not None]
+    return [one for one in doors if one.runs()]
 
 
 def _is_client(choice: object) -> bool:

@@ -173,6 +173,8 @@ class AgentProcess:
             case Keep():
                 self._copy = self._copy.after(order)
             case Copy():
+                if self._copy.origin not in ("", order.origin):  # of another directory, and so of another scheduler
+                    self._attendance.outlive()
                 self._copy = order
 
     async def _send(self, comm: Comm) -> None:
@@ -188,9 +190,9 @@ class AgentProcess:
 
     def _attend(self) -> None:
         """Say what the node has now, or that it leaves."""
-        if self._attendance.is_closing:
+        if self._attendance.is_waited_for:
             self._news.put_nowait(("leaves", (self._id,)))
-        else:
+        elif not self._attendance.is_closing:
             self._news.put_nowait(("join", (self._introduced(),)))
         self._be_patient()
 

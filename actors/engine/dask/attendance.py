@@ -47,6 +47,10 @@ class Attendance:
         self._writers: set[asyncio.StreamWriter] = set()
         """Of all connections."""
         self._closing: set[asyncio.StreamWriter] = set()
+        self._waiting: set[asyncio.StreamWriter] = set()
+        """Of those who close, who has not been told yet that he need not wait; to end takes him a while then."""
+        self._outlived: set[asyncio.StreamWriter] = set()
+        """Who was attached for a scheduler that has ended: he closes for want of it."""
         self.somebody = asyncio.Event()
         """Set when the first has come."""
         self.is_closing = False
@@ -57,7 +61,7 @@ class Attendance:
     @property
     def is_waited_for(self) -> bool:
         """Whether somebody who closes waits for the node to leave."""
-        return self.is_closing and len(self._closing) > 0
+        return self.is_closing and len(self._waiting) > 0
 
     def joined(self) -> None:
         """Tell those who are attached, and who come, that their agent is a node."""
@@ -65,8 +69,13 @@ class Attendance:
 
     def let_go(self) -> None:
         """Tell those who close that they need not wait."""
-        for writer in self._closing:
+        for writer in self._waiting:
             writer.write(MAY_GO)
+        self._waiting.clear()
+
+    def outlive(self) -> None:
+        """Note that the scheduler of all who are attached has ended: who of them closes takes no node along."""
+        self._outlived = set(self._told)
 
     async def close(self) -> None:
         """End all connections."""
@@ -105,9 +114,11 @@ class Attendance:
             if await reader.readline():
                 self._closing.add(writer)
                 self.is_closing = len(self._closing) == len(self._told)
-                self._changed()
-                if not self.is_closing:
+                if self.is_closing and writer not in self._outlived:
+                    self._waiting.add(writer)
+                else:
                     writer.write(MAY_GO)
+                self._changed()
                 await reader.read()
         except (OSError, TimeoutError, ValueError) as exc:
             log.info("one that was attached is let go: %r", exc)
@@ -117,6 +128,8 @@ class Attendance:
     def _gone(self, writer: asyncio.StreamWriter) -> None:
         was_attached = self._told.pop(writer, None) is not None
         self._closing.discard(writer)
+        self._waiting.discard(writer)
+        self._outlived.discard(writer)
         self._writers.discard(writer)
         writer.close()
         if was_attached and not self._told and not self.is_closing:

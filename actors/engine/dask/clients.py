@@ -80,11 +80,9 @@ def joined_or_started(where: Client | str | None = None) -> tuple[DaskEngine, bo
         return engine, True
 
 
-def here() -> DaskEngine | None:
-    """Return the engine of the current client; None: there is none."""
-    with _joining:
-        client = _current()
-        return _engine(client) if client is not None else None
+def runs() -> bool:
+    """Tell whether a client is current."""
+    return _current() is not None
 
 
 def in_full(address: str) -> str:

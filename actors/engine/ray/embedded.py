@@ -100,9 +100,9 @@ def joined_or_started(where: None = None) -> tuple[Engine, bool]:
     return RayEngine(), started
 
 
-def here() -> Engine | None:
-    """Return the engine of the Ray that is initialised in this process."""
-    return RayEngine() if ray.is_initialized() else None
+def runs() -> bool:
+    """Tell whether a Ray is initialised in this process."""
+    return ray.is_initialized()
 
 
 def attach_or_start(object_store_bytes: int | None = None, cpus: int | None = None) -> bool:

@@ -13,6 +13,7 @@ from tensorvine.actors import Repository
 from tensorvine.actors.engine import process
 from tensorvine.actors.engine.choice import engine_for, engine_here, start_engine
 from tensorvine.actors.engine.dask import clients
+from tensorvine.actors.engine.dask.directory_plugin import ASK
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
@@ -84,6 +85,14 @@ class TestBoth:
         assert isinstance(engine_here(), RayEngine)
         with Client(dask._seat.cluster), pytest.raises(OptionError, match="as both run in this process"):
             Repository.connect("anything")
+
+    def test_a_dask_that_is_there_for_something_else_is_left_alone(self, dask: DaskEngine) -> None:
+        with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=":0") as client:
+            assert isinstance(engine_here(), RayEngine)
+            with pytest.raises(OptionError, match="as both run in this process"):
+                engine_for()
+            assert isinstance(engine_for("ray"), RayEngine)
+            assert not client.run_on_scheduler(lambda dask_scheduler: ASK in dask_scheduler.handlers)
 
     def test_a_name_on_one_engine_is_none_on_the_other(self, dask: DaskEngine) -> None:
         with Repository.start("on-one", shards=1, preallocate_bytes=0, engine="ray"):

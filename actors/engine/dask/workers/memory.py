@@ -21,7 +21,7 @@ from distributed import Nanny, Worker
 NEAR = 0.5
 """Of a worker's limit; Dask does nothing before 0.6."""
 MORE = 0.05
-"""Of a limit: what comes to a process before it is read anew which pages are its own."""
+"""Of what is near: what comes to a process before it is read anew which pages are its own."""
 ANEW_S = 1.0
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _OF_A_SHARD = "/memfd:tensorvine "

@@ -79,6 +79,44 @@ async def may_go(reader: asyncio.StreamReader) -> bool:
     return await asyncio.wait_for(reader.read(1), WAIT_S) == b"-"
 
 
+def test_nobody_is_waited_for_who_was_let_go_although_it_takes_him_a_while_to_end(tmp_path: Path) -> None:
+    """Else an agent tells a scheduler that was started anew that its node leaves, and ends with all its actors."""
+
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            reader, writer = await desk.attach()
+            writer.write(b"{}\n")
+            while not desk.attendance.is_waited_for:
+                await asyncio.sleep(0)
+            desk.attendance.let_go()
+            assert await may_go(reader)
+            assert desk.attendance.is_closing
+            assert not desk.attendance.is_waited_for
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(scene(), WAIT_S))
+
+
+def test_who_closes_for_want_of_a_scheduler_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            old, _ = await desk.attach(), desk.attendance.outlive()
+            old[1].write(b"{}\n")
+            assert await may_go(old[0])
+            assert desk.attendance.is_closing
+            assert not desk.attendance.is_waited_for
+            new = await desk.attach()
+            new[1].write(b"{}\n")
+            old[1].close()
+            while not desk.attendance.is_waited_for:
+                await asyncio.sleep(0)
+            new[1].close()
+
+    asyncio.run(asyncio.wait_for(scene(), WAIT_S))
+
+
 def test_the_last_one_that_closes_waits_and_who_comes_after_it_is_counted(tmp_path: Path) -> None:
     async def scene() -> None:
         desk = Desk(tmp_path / "desk")
