@@ -7,7 +7,7 @@ Rules
   is announced as leaving, and ends when the directory says so, after `LEAVE_S` at the latest.
 - The directory hears from it by one connection, and orders it by the same. When that ends it connects again and tells
   of its actors: they are not in the way of a scheduler that was started anew. Workers close when their scheduler has
-  gone, so without one it lives for `LOST_S` with nobody attached.
+  gone, so without one, and until those of the next one come, it lives for `LOST_S` with nobody attached.
 - Actors ask the directory through it, so they need no connection to the scheduler, and no Dask.
 """
 
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 10.0
 """How long a node may leave."""
-LOST_S = 30.0
-"""How long an agent without a scheduler, and without workers, lives."""
+LOST_S = 60.0
+"""How long an agent whose scheduler has ended lives without workers."""
 
 
 class AgentProcess:
@@ -118,14 +118,16 @@ class AgentProcess:
         while True:
             try:
                 comm = await self._link.join(self._introduced(), self._reports(), self._copy)
-                self._cluster = cast(str, await self._link.ask("cluster"))
-                pauses.reset()
-                self._attendance.joined()
-                self._note_connected(True)
-                await self._talk(comm)
+                try:
+                    self._cluster, self._attendance.directory = await self._link.ask("identity")
+                    pauses.reset()
+                    self._attendance.joined()
+                    await self._talk(comm)
+                finally:
+                    comm.abort()
+                    self._note_connected(False)
             except (OSError, ShardUnavailableError) as exc:
                 log.info("no connection to the directory: %s", exc)
-            self._note_connected(False)
             await pauses.wait_async()
 
     def _reports(self) -> list[Report]:
@@ -151,15 +153,13 @@ class AgentProcess:
 
     async def _talk(self, comm: Comm) -> None:
         """Carry out orders and send news, until the connection ends."""
+        self._note_connected(True)
         sending = asyncio.create_task(self._send(comm))
         try:
-            if self._attendance.is_waited_for:  # else workers may come that belong to a new scheduler
-                self._news.put_nowait(("leaves", (self._id,)))
             while True:
                 self._obey(pickle.loads(cast(bytes, await comm.read())))  # noqa: S301  of the scheduler
         finally:
             sending.cancel()
-            comm.abort()
 
     def _obey(self, order: Order) -> None:
         match order:
@@ -168,13 +168,11 @@ class AgentProcess:
             case Kill(key, life):
                 self._children.kill(key, life)
             case End():
-                if self._attendance.is_closing:
+                if self._attendance.leaves:  # else somebody has come meanwhile
                     self._over.set()
             case Keep():
                 self._copy = self._copy.after(order)
             case Copy():
-                if self._copy.origin not in ("", order.origin):  # of another directory, and so of another scheduler
-                    self._attendance.outlive()
                 self._copy = order
 
     async def _send(self, comm: Comm) -> None:
@@ -184,15 +182,14 @@ class AgentProcess:
                 await comm.write(pickle.dumps(news, 5))
 
     def _note_connected(self, connected: bool) -> None:
-        if connected != self._connected:
-            self._connected = connected
-            self._be_patient()
+        self._connected = connected
+        self._attend()
 
     def _attend(self) -> None:
-        """Say what the node has now, or that it leaves."""
-        if self._attendance.is_waited_for:
+        """Say what the node has now, or that it leaves; a directory that is joined later learns it then."""
+        if self._connected and self._attendance.leaves:
             self._news.put_nowait(("leaves", (self._id,)))
-        elif not self._attendance.is_closing:
+        elif self._connected and not self._attendance.is_closing:
             self._news.put_nowait(("join", (self._introduced(),)))
         self._be_patient()
 
@@ -203,7 +200,7 @@ class AgentProcess:
             self._ending = None
         if not self._attendance.is_closing:
             return
-        patience = LEAVE_S if self._connected and self._attendance.is_waited_for else LOST_S
+        patience = LEAVE_S if self._connected and self._attendance.leaves else LOST_S
         self._ending = asyncio.get_running_loop().call_later(patience, self._over.set)
         if not self._connected:  # nobody can drain it
             self._attendance.let_go()

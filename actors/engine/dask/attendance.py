@@ -3,6 +3,8 @@
 Rules
 - The agent is needed as long as somebody is attached. When the last one says that it closes, the node leaves, and who
   waits for that is told when it has. When the last one is just gone, another has `ALONE_S` to come.
+- Each is attached for one scheduler, and says for which directory. Workers close when theirs has ended, often when the
+  next one is there already: those take no node along.
 - Of the machine's memory the node offers what was available when the agent started, less what Dask's workers may take,
   but no less than half of it: by default they may take all, and mostly do not.
 """
@@ -48,9 +50,11 @@ class Attendance:
         """Of all connections."""
         self._closing: set[asyncio.StreamWriter] = set()
         self._waiting: set[asyncio.StreamWriter] = set()
-        """Of those who close, who has not been told yet that he need not wait; to end takes him a while then."""
-        self._outlived: set[asyncio.StreamWriter] = set()
-        """Who was attached for a scheduler that has ended: he closes for want of it."""
+        """Of those who close, who has not been told yet that he need not wait."""
+        self._last = ""
+        """The directory that who closed last was attached for."""
+        self.directory = ""
+        """The id of the one that this agent's node is in; none yet, if empty."""
         self.somebody = asyncio.Event()
         """Set when the first has come."""
         self.is_closing = False
@@ -59,9 +63,9 @@ class Attendance:
         self._countdown = self._loop.call_later(FIRST_S, alone)
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether somebody who closes waits for the node to leave."""
-        return self.is_closing and len(self._waiting) > 0
+    def leaves(self) -> bool:
+        """Whether the node leaves: all close, and not for want of a scheduler that has ended."""
+        return self.is_closing and self._last == self.directory
 
     def joined(self) -> None:
         """Tell those who are attached, and who come, that their agent is a node."""
@@ -72,10 +76,6 @@ class Attendance:
         for writer in self._waiting:
             writer.write(MAY_GO)
         self._waiting.clear()
-
-    def outlive(self) -> None:
-        """Note that the scheduler of all who are attached has ended: who of them closes takes no node along."""
-        self._outlived = set(self._told)
 
     async def close(self) -> None:
         """End all connections."""
@@ -112,24 +112,28 @@ class Attendance:
                 await self._joined.wait()
             writer.write(JOINED)
             if await reader.readline():
-                self._closing.add(writer)
-                self.is_closing = len(self._closing) == len(self._told)
-                if self.is_closing and writer not in self._outlived:
-                    self._waiting.add(writer)
-                else:
-                    writer.write(MAY_GO)
-                self._changed()
+                self._close(writer)
                 await reader.read()
         except (OSError, TimeoutError, ValueError) as exc:
             log.info("one that was attached is let go: %r", exc)
         finally:
             self._gone(writer)
 
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        """Note that one closes."""
+        self._closing.add(writer)
+        self._last = str(self._told[writer].get("directory"))
+        self.is_closing = len(self._closing) == len(self._told)
+        if self.leaves:
+            self._waiting.add(writer)
+        else:
+            writer.write(MAY_GO)
+        self._changed()
+
     def _gone(self, writer: asyncio.StreamWriter) -> None:
         was_attached = self._told.pop(writer, None) is not None
         self._closing.discard(writer)
         self._waiting.discard(writer)
-        self._outlived.discard(writer)
         self._writers.discard(writer)
         writer.close()
         if was_attached and not self._told and not self.is_closing:

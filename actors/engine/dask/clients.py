@@ -120,7 +120,7 @@ def engine_of(client: Client, end_client: Callable[[], object] | None = None) ->
     security = cast(Security, used.security)
     switchboard = Switchboard(lambda: SchedulerLink(scheduler, security), is_open)
     try:
-        cluster = switchboard.ask("cluster")
+        cluster, _ = switchboard.ask("identity")
         seat = Seat(cluster, client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
         engine = DaskEngine(seat, switchboard, end_client)
         engine.nodes()

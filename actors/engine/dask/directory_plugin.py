@@ -74,7 +74,7 @@ class DirectoryPlugin(SchedulerPlugin):
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
             for name in ("spawn", "find", "actors", "nodes", "kept", "reserve", "unreserve", "reserved")
-        } | {"where": self._where, "kill": self._kill, "keep": self._keep, "cluster": lambda: scheduler.address}
+        } | {"where": self._where, "kill": self._kill, "keep": self._keep, "identity": self._identity}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
         scheduler.http_application.add_handlers(".*$", [(PAGE, Page, {"directory": self._directory})])
@@ -91,7 +91,7 @@ class DirectoryPlugin(SchedulerPlugin):
     async def _ask(self, question: bytes) -> bytes:
         try:
             method, arguments = pickle.loads(question)  # noqa: S301  the scheduler runs what its clients send it anyway
-            if not self._settled and method != "cluster":
+            if not self._settled and method != "identity":
                 raise ShardUnavailableError(f"{method}: the scheduler was started anew, and hears of its actors still")
             answer = self._known[method](*arguments)
             self._tell()
@@ -99,6 +99,10 @@ class DirectoryPlugin(SchedulerPlugin):
         except Exception as exc:  # noqa: BLE001  raised again where it was asked
             outcome = False, exc
         return pickle.dumps(outcome, 5)
+
+    def _identity(self) -> tuple[str, str]:
+        """Return the scheduler's address, as it says it itself, and the directory's id."""
+        return self._scheduler.address, self._directory.id
 
     async def _where(self, key: str) -> Standing:
         await self._wait(key, lambda: self._directory.where(key).state is not State.STARTING)

@@ -65,6 +65,9 @@ class SchedulerLink:
         if not (self._installed or self._is_agent):
             await self._install(settles_s=0.0)
             self._installed = True
+        return await self._ask(method, *arguments)
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
         answer = await self._call(ASK, ASK_S, question=pickle.dumps((method, arguments), 5))
         if answer is None:
             raise ShardUnavailableError(f"{method}: the scheduler was started anew, and no agent has found it yet")
@@ -93,15 +96,16 @@ class SchedulerLink:
     async def _install(self, settles_s: float) -> None:
         """Have the scheduler hold the directory, and its workers be attached to agents, unless it is so."""
         await self._register("register_scheduler_plugin", DirectoryPlugin(settles_s))
-        agents = asyncio.create_task(self._install_agents())
+        _, directory = cast("tuple[str, str]", await self._ask("identity"))
+        agents = asyncio.create_task(self._install_agents(directory))
         if not self._is_agent:  # else a nanny may wait for this very agent
             await agents
         self._installing = agents
 
-    async def _install_agents(self) -> None:
+    async def _install_agents(self, directory: str) -> None:
         try:
-            await self._register("register_worker_plugin", WorkersAgent())
-            await self._register("register_nanny_plugin", NannysAgent())
+            await self._register("register_worker_plugin", WorkersAgent(directory))
+            await self._register("register_nanny_plugin", NannysAgent(directory))
         except ShardUnavailableError as exc:
             if not self._is_agent:
                 raise

@@ -73,6 +73,11 @@ class Directory:
         self._facts = Facts()
         self._reservations = Reservations()
 
+    @property
+    def id(self) -> str:
+        """Its own, among the directories of all schedulers."""
+        return self._facts.copy.origin
+
     # ---- what callers ask -----------------------------------------------------------------------------
 
     def spawn(self, plan: Plan) -> Plan:

@@ -71,10 +71,14 @@ class NannysAgent(NannyPlugin):
     name = "tensorvine-agent-of-nannies"
     idempotent = True
 
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
     async def setup(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  Dask awaits it
         """Attach a nanny; it calls this when it starts."""
         spare_worker_of(nanny)
-        self._attachment = Attachment(str(cast(Any, nanny).scheduler_addr), cast(Security, nanny.security))
+        scheduler = str(cast(Any, nanny).scheduler_addr)
+        self._attachment = Attachment(scheduler, cast(Security, nanny.security), self._directory)
         told = cast("dict[str, object]", {"memory": nanny.memory_manager.memory_limit, "resources": nanny.resources})
         await self._attachment.begin(told)
 
@@ -89,14 +93,16 @@ class WorkersAgent(WorkerPlugin):
     name = "tensorvine-agent-of-workers"
     idempotent = True
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
         self._attachment: Attachment | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Attach a worker; it calls this when it starts."""
         count_own_of(worker)
         if worker.nanny is None:
-            self._attachment = Attachment(str(cast(Any, worker.scheduler).address), worker.security)
+            scheduler = str(cast(Any, worker.scheduler).address)
+            self._attachment = Attachment(scheduler, worker.security, self._directory)
             told = {"memory": worker.memory_manager.memory_limit, "resources": worker.state.total_resources}
             await self._attachment.begin(told)
 
@@ -112,13 +118,15 @@ class Attachment:
     Args:
         scheduler: the cluster's.
         security: of connections to it.
+        directory: the id of the one that it holds.
     """
 
-    def __init__(self, scheduler: str, security: Security) -> None:
+    def __init__(self, scheduler: str, security: Security, directory: str) -> None:
         here = machine()
         name = hashlib.sha256(f"{here} {scheduler}".encode()).hexdigest()[:24]
         labels = cast("dict[str, str]", dask.config.get("tensorvine.labels", {}))
         self._hiring = Hiring(scheduler, security, f"tensorvine-agent-{name}", here, labels)
+        self._directory = directory
         self._told = b""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -129,7 +137,7 @@ class Attachment:
         Args:
             told: what this process may take, "memory" in bytes, and the "resources" that it has.
         """
-        self._told = json.dumps(told).encode() + b"\n"
+        self._told = json.dumps({**told, "directory": self._directory}).encode() + b"\n"
         await self._try()
         self._keeping = asyncio.create_task(self._keep())
 

@@ -59,6 +59,7 @@ class Desk:
         """Whether all were closing, at each change."""
         self.alone = asyncio.Event()
         self.attendance = Attendance(lambda: self.changes.append(self.attendance.is_closing), self.alone.set)
+        self.attendance.directory = "this"
         self.attendance.joined()
 
     @contextlib.asynccontextmanager
@@ -68,9 +69,10 @@ class Desk:
         server.close()
         await self.attendance.close()
 
-    async def attach(self, memory: int = 10) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def attach(self, directory: str = "this") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_unix_connection(self._path)
-        writer.write(json.dumps({"memory": memory, "resources": {"disk": 1.0}}).encode() + b"\n")
+        told = {"memory": 10, "resources": {"disk": 1.0}, "directory": directory}
+        writer.write(json.dumps(told).encode() + b"\n")
         assert await asyncio.wait_for(reader.read(1), WAIT_S) == b"+"
         return reader, writer
 
@@ -79,7 +81,10 @@ async def may_go(reader: asyncio.StreamReader) -> bool:
     return await asyncio.wait_for(reader.read(1), WAIT_S) == b"-"
 
 
-def test_nobody_is_waited_for_who_was_let_go_although_it_takes_him_a_while_to_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["the-same-scheduler", "the-next-scheduler"])
+def test_who_closes_before_an_agent_knows_that_the_scheduler_has_ended_takes_no_node_of_the_next(
+    tmp_path: Path, anew: bool
+) -> None:
     """Else an agent tells a scheduler that was started anew that its node leaves, and ends with all its actors."""
 
     async def scene() -> None:
@@ -87,12 +92,14 @@ def test_nobody_is_waited_for_who_was_let_go_although_it_takes_him_a_while_to_en
         async with desk.open():
             reader, writer = await desk.attach()
             writer.write(b"{}\n")
-            while not desk.attendance.is_waited_for:
+            while not desk.attendance.leaves:
                 await asyncio.sleep(0)
             desk.attendance.let_go()
             assert await may_go(reader)
+            if anew:
+                desk.attendance.directory = "the next"
             assert desk.attendance.is_closing
-            assert not desk.attendance.is_waited_for
+            assert desk.attendance.leaves is not anew
             writer.close()
 
     asyncio.run(asyncio.wait_for(scene(), WAIT_S))
@@ -102,15 +109,15 @@ def test_who_closes_for_want_of_a_scheduler_that_has_ended_is_not_waited_for(tmp
     async def scene() -> None:
         desk = Desk(tmp_path / "desk")
         async with desk.open():
-            old, _ = await desk.attach(), desk.attendance.outlive()
+            old = await desk.attach("the one before")
             old[1].write(b"{}\n")
             assert await may_go(old[0])
             assert desk.attendance.is_closing
-            assert not desk.attendance.is_waited_for
+            assert not desk.attendance.leaves
             new = await desk.attach()
             new[1].write(b"{}\n")
             old[1].close()
-            while not desk.attendance.is_waited_for:
+            while not desk.attendance.leaves:
                 await asyncio.sleep(0)
             new[1].close()
 
@@ -128,7 +135,7 @@ def test_the_last_one_that_closes_waits_and_who_comes_after_it_is_counted(tmp_pa
             assert await may_go(first[0])
             first[1].close()
             second[1].write(b"{}\n")
-            while not desk.attendance.is_waited_for:
+            while not desk.attendance.leaves:
                 await asyncio.sleep(0.001)
             third = await desk.attach()
             assert desk.changes[-2:] == [True, False]
