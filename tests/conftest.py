@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
@@ -39,6 +40,8 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER, BOTH_ENGINES = "own_cluster", "both_engines"
 """The markers."""
 ENGINES = ("ray", "dask")
+MANY_MODULES = 200
+"""Those of a framework are more."""
 LONGEST = (
     "test_a_second.py",
     "test_given_up.py",
@@ -66,6 +69,8 @@ settings.load_profile("ci")
 providers._get_local_constants = lambda: providers._local_constants  # pyright: ignore[reportPrivateUsage]  # stays empty
 
 _serial = count(1)
+_frozen = 0
+"""How many modules there were when objects were frozen last."""
 _asked: set[str] = set()
 """What workers of the shared Ray are to have imported."""
 
@@ -102,14 +107,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what is imported from the collector: frameworks are a million objects, which each `gc.collect` looks at."""
+    """Have the collector wait until all is imported."""
     gc.disable()
     try:
         return (yield)
     finally:
+        keep_imports_from_the_collector()
+        gc.enable()
+
+
+def keep_imports_from_the_collector() -> None:
+    """Freeze what was imported: frameworks are a million objects, and each `gc.collect` would look at them all."""
+    global _frozen
+    if len(sys.modules) > _frozen + MANY_MODULES:
         gc.collect()
         gc.freeze()
-        gc.enable()
+        _frozen = len(sys.modules)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,7 +137,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ask for what the workers of a test's file are to have imported."""
+    """Ask for what the workers of a test's file are to have imported; what the last test has imported is frozen."""
+    keep_imports_from_the_collector()
     names = {name for marker in item.iter_markers("workers_import") for name in marker.args} - _asked
     if names and item.get_closest_marker("ray"):
         _asked.update(names)

@@ -24,7 +24,7 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
 
 ROOT = Path(__file__).parents[2]
-SEEDS, SEEDS_BY_NAME = 150, 24
+SEEDS, SEEDS_BY_NAME = 80, 12
 """In each of two processes, of no theme; and of each theme that is made only when it is asked for."""
 FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
 FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029, 3404, 5615, 15915, 65248, 69666, 37500, 2150)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 from typing import Any
 
 import numpy as np
+import psutil
 from tensorvine.actors.engine.engine import Engine, Lifetime, group
 
 
@@ -28,11 +30,16 @@ class DaskProbe:
     async def facts(self) -> dict[str, Any]:
         loaded = [name for name in ("ray", "distributed") if name in sys.modules]
         return {
-            "pid": os.getpid(), "agent": os.getppid(), "node": self._engine.this_node(), "loaded": loaded,
+            "pid": os.getpid(), "template": os.getppid(), "agent": psutil.Process(os.getppid()).ppid(),
+            "node": self._engine.this_node(), "loaded": loaded,
             "restarted": self._engine.restarted(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "trimming": os.environ.get("MALLOC_TRIM_THRESHOLD_"),
             "loop": type(asyncio.get_running_loop()).__module__,
         }  # fmt: skip
+
+    @group("ctl")
+    async def draw(self) -> tuple[float, float]:
+        return random.random(), float(np.random.random())  # noqa: S311  none of them is secret
 
     @group("data")
     async def echo(self, value: Any) -> Any:

@@ -1,7 +1,6 @@
-"""The process of an actor. Its agent starts it, tells it what it is through a pipe, and hears from it when it is ready.
+"""The process of an actor. It is forked from the agent's template, and tells the agent when it is ready.
 
 Rules
-- The kernel ends it when its agent ends.
 - Each concurrency group has an event loop in a thread, where its calls are carried out, as many at once as `GROUPS`
   says, and a server there: what blocks one group, or fills its connections, is in no other's way.
 - What the constructor raises is told to who calls the actor; the process ends then.
@@ -11,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import pickle
@@ -29,16 +27,14 @@ from ..engine import GROUPS
 from ..sockets.framing import SocketAddress
 from ..sockets.server import CallServer
 from .blocks import Block, BlockHandle
-from .children import Boot
 from .engine import DaskEngine
 from .lines import Answer, Line, LostError
-from .records import Reach, Seat, life_of
+from .records import Boot, Reach, Seat, life_of
 from .switchboard import Switchboard
 from .traffic import ENGINE_CALLS, pack
 
 AGENT_S = 120.0
 """How long an agent may take to answer; the directory's own limits are shorter."""
-_PR_SET_PDEATHSIG = 1
 
 
 class AgentLink:
@@ -119,6 +115,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 def run(boot: Boot) -> NoReturn:
     """Be an actor, until this process ends."""
     report = boot.report
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(report.gpus)
     plan, life = report.plan, report.life
     seat = Seat(boot.cluster, life_of(plan.key, life), boot.address, "", boot.node, life)
     engine = DaskEngine(seat, Switchboard(lambda: AgentLink(boot.agent)))
@@ -148,17 +145,3 @@ def _pickled(error: Exception) -> bytes:
         return cloudpickle.dumps(error)
     except Exception:  # noqa: BLE001  of any class's own making
         return cloudpickle.dumps(RuntimeError(repr(error)))
-
-
-def main() -> None:
-    """Be the actor that the agent tells of."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    told = sys.stdin.buffer.read()
-    if told:  # else the agent has ended
-        boot: Boot = pickle.loads(told)  # noqa: S301  of the agent
-        if os.getppid() == boot.agent_pid:
-            run(boot)
-
-
-if __name__ == "__main__":
-    main()

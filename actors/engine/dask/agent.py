@@ -31,9 +31,9 @@ from ....store.waiting import Backoff
 from ..room import available
 from ..sockets.server import CallServer
 from .attendance import Attendance
-from .children import Boot, Children
+from .children import Children
 from .links import SchedulerLink, own_address
-from .records import Agent, Copy, End, Keep, Kill, Order, Report, Start
+from .records import Agent, Boot, Copy, End, Keep, Kill, Order, Report, Start
 from .traffic import ENGINE_CALLS
 from .workers.plugins import Hiring
 
@@ -90,7 +90,7 @@ class AgentProcess:
         await self._link.close()
 
     def _boot(self, report: Report) -> Boot:
-        return Boot(report, self._server.address, os.getpid(), self._cluster, self._id, self._address)
+        return Boot(report, self._server.address, self._cluster, self._id, self._address)
 
     def _note_death(self, key: str, life: int, why: str, lived_s: float) -> None:
         self._news.put_nowait(("died", (key, life, why, lived_s)))

@@ -126,7 +126,8 @@ class DaskEngine:
             raise OptionError(f"{name}: gpus: expected a part of one, or whole ones; found {lifetime.gpus}")
         path = tuple(os.path.abspath(entry) for entry in sys.path)
         start = cloudpickle.dumps((path, cloudpickle.dumps((cls, dict(arguments)))))
-        plan = Plan(uuid.uuid4().hex, name, _methods(cls), start, self._seat.owner, node, lifetime)
+        key, owner = uuid.uuid4().hex, self._seat.owner
+        plan = Plan(key, name, _methods(cls), start, owner, node, lifetime, module=cls.__module__)
         return _actor(self._ask("spawn", plan))
 
     def find(self, name: str) -> DaskActor:

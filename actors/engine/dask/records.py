@@ -36,6 +36,8 @@ class Plan:
     node: str | None = None
     """Where it is wanted."""
     lifetime: Lifetime = SERVICE
+    module: str = ""
+    """Of its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,19 @@ class Report:
     """None: it has not started yet."""
     failures: int = 0
     """How often its process ended soon after its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What an actor's process is told by its agent."""
+
+    report: Report
+    agent: SocketAddress
+    cluster: str
+    """The scheduler's address."""
+    node: str
+    address: str
+    """Of the machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Machine:
         self.scheduler: Scheduler
 
     async def start_scheduler(self, port: int = 0) -> None:
-        self.scheduler = await Scheduler(host="127.0.0.1", port=port, dashboard=False)
+        self.scheduler = await Scheduler(host="127.0.0.1", port=port, dashboard_address=":0")
 
     async def replace_scheduler(self) -> None:
         port = self.scheduler.port

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tensorvine.actors.engine.dask import attendance
 from tensorvine.actors.engine.dask.attendance import Attendance
-from tensorvine.actors.engine.dask.children import Boot, Children
-from tensorvine.actors.engine.dask.records import Plan, Report, Start
+from tensorvine.actors.engine.dask.children import Children
+from tensorvine.actors.engine.dask.records import Boot, Plan, Report, Start
 from tensorvine.actors.engine.dask.workers.plugins import TRIMMING, environment_of_agents
 from tensorvine.actors.engine.sockets.framing import SocketAddress
 
@@ -25,7 +25,7 @@ def test_a_process_that_is_killed_before_it_is_there_has_ended_once(after_s: flo
     died: list[tuple[str, int, str]] = []
 
     def boot(report: Report) -> Boot:
-        return Boot(report, SocketAddress("none", 0, b""), 0, "", "", "")
+        return Boot(report, SocketAddress("none", 0, b""), "", "", "")
 
     async def scene() -> None:
         children = Children(boot, lambda key, life, why, _: died.append((key, life, why)))

@@ -102,6 +102,10 @@ class TestProcesses:
         assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
         assert len({os.getpgid(pid) for pid in pids}) == 3
 
+    def test_actors_draw_different_numbers(self, engine: DaskEngine, spawn: Callable[..., Any]) -> None:
+        drawn = [ask(engine, spawn(), "draw") for _ in range(2)]
+        assert len({number for pair in drawn for number in pair}) == 4
+
     def test_an_actor_has_the_event_loops_that_it_has_on_ray(
         self, engine: DaskEngine, spawn: Callable[..., Any]
     ) -> None:

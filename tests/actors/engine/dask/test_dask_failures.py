@@ -78,6 +78,25 @@ def test_an_agent_that_is_killed_takes_its_actors_along_and_they_start_on_anothe
         assert ask(engine, again, "facts")["node"] == anew[0].id, "its worker has another agent"
 
 
+def test_actors_whose_template_is_killed_end_and_their_next_lives_have_another() -> None:
+    with dask_processes("one") as (_, engine):
+        actor = engine.spawn(DaskProbe, "restarts", {"engine": engine})
+        stays_dead = engine.spawn(DaskProbe, "stays dead", {"engine": engine}, lifetime=Lifetime(restarts=False))
+        before, other = ask(engine, actor, "facts"), ask(engine, stays_dead, "facts")
+        assert before["template"] == other["template"]
+        waiting = engine.call(actor, "pass_gate")
+        os.kill(before["template"], signal.SIGKILL)
+        with pytest.raises(ShardUnavailableError, match="who waits"):
+            engine.result(waiting, WAIT_S, "who waits")
+        after = until(lambda: facts_of(engine, actor))
+        assert (after["agent"], after["restarted"]) == (before["agent"], True)
+        assert after["template"] != before["template"]
+        with pytest.raises(ShardUnavailableError, match="SIGKILL"):
+            ask(engine, stays_dead, "facts")
+        assert not is_running(before["pid"])
+        assert not is_running(other["pid"])
+
+
 def test_a_node_whose_worker_closes_is_leaving_until_it_is_drained() -> None:
     with dask_processes("one", "two") as (processes, engine):
         here, there = [found.id for found in engine.nodes()]
