@@ -69,13 +69,12 @@ class Template:
 
     def __init__(self) -> None:
         self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ordered: deque[asyncio.Future[Forked]] = deque()
         """In the order of their orders."""
-        self._living: dict[int, tuple[Forked, int]] = {}
-        """Process -> with a file descriptor of it."""
+        self._living: dict[int, tuple[Forked, int | None]] = {}
+        """Process -> with a file descriptor of it; None: it has ended already."""
 
     async def fork(self, boot: Boot) -> Forked:
         """Start an actor's process.
@@ -100,6 +99,8 @@ class Template:
             await self._reading
 
     async def _start(self) -> asyncio.StreamWriter:
+        if self._reading is not None:  # of the one before, whose children end first
+            await self._reading
         ours, its = socket.socketpair()
         with its:
             try:
@@ -118,13 +119,12 @@ class Template:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
     ) -> None:
         """Take in what a process tells, until it ends."""
-        try:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 self._hear(*_NEWS.unpack(await reader.readexactly(_NEWS.size)))
-        except (asyncio.IncompleteReadError, OSError):
-            self._writer = None
-            writer.close()
-            await process.wait()
+        self._writer = None
+        writer.close()
+        await process.wait()
         for forked in self._ordered:
             if not forked.done():
                 forked.set_exception(ConnectionResetError("the process that actors are forked from has ended"))
@@ -136,7 +136,7 @@ class Template:
         match _What(what):
             case _What.FORKED:
                 forked = Forked(pid, loop.create_future())
-                self._living[pid] = forked, os.pidfd_open(pid)
+                self._living[pid] = forked, _handle(pid)
                 waiting = self._ordered.popleft()
                 if waiting.done():  # nobody waits any more
                     end_group(pid)
@@ -147,22 +147,30 @@ class Template:
                 if not waiting.done():
                     waiting.set_exception(OSError(number, os.strerror(number)))
             case _What.ENDED:
-                forked, handle = self._living.pop(pid)
-                os.close(handle)
-                forked.ended.set_result(number)
+                self._end(pid, number)
 
     async def _lose(self) -> None:
         """Wait until the children of a process that has ended have ended, too, for which the kernel cares."""
         pauses, deadline = Backoff(0.002, 0.1), Deadline.after(GONE_S)
-        handles = [handle for _, handle in self._living.values()]
+        handles = [handle for _, handle in self._living.values() if handle is not None]
         while len(select.select(handles, (), (), 0.0)[0]) < len(handles):
             if not await pauses.wait_async(deadline):
                 log.warning("processes of actors have not ended within %.0f s after their template", GONE_S)
                 break
-        for forked, handle in self._living.values():
+        for pid in list(self._living):
+            self._end(pid, -signal.SIGKILL)
+
+    def _end(self, pid: int, status: int) -> None:
+        forked, handle = self._living.pop(pid)
+        if handle is not None:
             os.close(handle)
-            forked.ended.set_result(-signal.SIGKILL)
-        self._living.clear()
+        forked.ended.set_result(status)
+
+
+def _handle(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.pidfd_open(pid)
+    return None
 
 
 def end_group(pid: int) -> None:
