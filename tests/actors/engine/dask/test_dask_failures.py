@@ -19,7 +19,7 @@ from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Lifetime, Node
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError, TensorVineError
 
-from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, until
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, node_name, until
 from tests.support.dask_probe import DaskProbe
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
@@ -210,7 +210,3 @@ def _found(engine: DaskEngine, name: str) -> Any:
 def worker_of(processes: DaskProcesses, agent: int) -> subprocess.Popen[bytes]:
     """Return the worker on the node of an agent."""
     return next(worker for worker in processes.workers if node_name(worker.pid) == node_name(agent))
-
-
-def node_name(pid: int) -> str:
-    return psutil.Process(pid).environ()["DASK_TENSORVINE__NODE"]

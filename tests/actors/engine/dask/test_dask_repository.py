@@ -9,13 +9,15 @@ import sys
 import threading
 
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, Event, Scheduler, SpecCluster
 from distributed.deploy.spec import ProcessInterface
 from tensorvine.actors import Repository
 from tensorvine.store.errors import TensorVineError
 
-from tests.support.dask_cluster import WAIT_S, dask_processes, until
+from tests.support.actors import pid_of, reachable
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, node_name, until
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
@@ -154,6 +156,43 @@ def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository
                 found.close()
                 until(lambda: len(repository.shards) == 2)
         saver.check()
+
+
+def saves_here(number: int) -> str:
+    """Be a task that saves a version, which this node holds."""
+    with Repository.connect("copies", engine="dask") as repository:
+        return str(repository.save(f"n{number}", {"w": np.full(1 << 18, number, np.float32)}).ref)
+
+
+def test_copies_are_on_other_nodes_so_no_version_is_lost_with_a_node() -> None:
+    with (
+        dask_processes("one", "two", "three") as (processes, engine),
+        Client(processes.address, set_as_default=False) as client,
+        reachable(),
+        Repository.start("copies", replicas=2, store_bytes=64 << 20, preallocate_bytes=0, engine=client) as repository,
+    ):
+        workers = list(client.scheduler_info()["workers"])
+        tasks = [client.submit(saves_here, number, workers=[worker]) for number, worker in enumerate(workers)]
+        refs = client.gather(tasks)
+        assert sum(shard.bytes_mirrored > 0 for shard in repository.stats().shards) > 1
+        with Saver(repository) as saver:
+            saver.goes_on()
+            planner = engine.actors()["copies/planner"]
+            lost = next(name for name, node in engine.actors().items() if "/shard-" in name and node != planner)
+            lose_node(processes, pid_of(engine, lost))
+            saver.goes_on()
+            for number, ref in enumerate(refs):
+                assert (repository.load(ref, timeout=WAIT_S)["w"] == number).all()
+        saver.check()
+
+
+def lose_node(processes: DaskProcesses, actor: int) -> None:
+    """Kill all processes of the node of an actor."""
+    agent = psutil.Process(actor).parents()[1]
+    name = node_name(agent.pid)
+    worker = next(worker for worker in processes.workers if node_name(worker.pid) == name)
+    for process in (psutil.Process(worker.pid), *psutil.Process(worker.pid).children(), agent):
+        process.kill()
 
 
 def _connected(name: str, client: Client) -> Repository | None:
