@@ -67,6 +67,9 @@ THROUGHPUT, BACK_S = 0.5, 5.0
 """Of Ray's throughput; seconds."""
 
 
+PROGRAM = (sys.executable, "-m", "benchmarks.engines_part")
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much to measure."""
@@ -143,7 +146,7 @@ class Half:
         environment.pop("DASK_SCHEDULER_ADDRESS", None)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "benchmarks.engines_part", engine, part.value, json.dumps(asdict(amount))],
+            [*PROGRAM, engine, part.value, json.dumps(asdict(amount))],
             cwd=Path(__file__).parents[1],
             env=environment,
             stdin=subprocess.PIPE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from benchmarks import engines
@@ -10,11 +12,19 @@ from benchmarks.engines_part import CALL, IN_FLIGHT, KILLED, SAVE, START, Amount
 from benchmarks.measure import MIB, Effort
 
 SMALLEST = Amount(MIB, graphs=10, warmup=0, turns=1, calls=2, kills=1)
+WARM = """
+import runpy
+from tests.support.warm import warm_workers
+with warm_workers():
+    runpy.run_module("benchmarks.engines_part", run_name="__main__", alter_sys=True)
+"""
+"""The process of an engine, whose workers of Ray are forked."""
 
 
 @pytest.mark.own_cluster
 @pytest.mark.timeout(600)
 def test_everything_is_measured_on_both_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PROGRAM", (sys.executable, "-c", WARM))
     monkeypatch.setitem(engines.PLANS, Effort.QUICK, Plan(dict.fromkeys(Part, 1), SMALLEST))
     report = engines.run(Effort.QUICK)
     assert [row.case for row in report.rows] == [f"{part.value}: {case}" for part in Part for case in FLOORS[part]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 
 import pytest
 
@@ -71,8 +72,7 @@ class TestASecond:
         ground.settle(meanwhile, certain=True)
         ground.judge(ground.hosts.network.hosts, NAMES[:2])
 
-    @pytest.mark.parametrize("cut", PAIRS)
-    @pytest.mark.parametrize("step", FORK)
+    @pytest.mark.parametrize(("step", "cut"), list(zip(FORK, cycle(PAIRS))))
     def test_forks_go_on(self, ground: Ground, run: str, step: str, cut: str) -> None:
         clones = f"clones-{step}-{cut}"
         gate = ground.hosts.gate(forks_at(step, run, clones), step)

@@ -1,7 +1,7 @@
 """The agent of a machine: a node of the engine on Dask. It starts actors' processes, and notices when they end.
 
 Rules
-- It is a process of its own session and nobody's child, so it survives whoever started it. There is one of a cluster on
+- It is a process group of its own and nobody's child, so it survives whoever started it. There is one of a cluster on
   a machine, whose socket has the name that its workers look for.
 - It ends with its actors when nobody is attached (`attendance`): at once where they were killed. Where they close, it
   is announced as leaving, and ends when the directory says so, after `LEAVE_S` at the latest.
