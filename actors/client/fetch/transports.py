@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Collection, Sequence
@@ -229,14 +230,18 @@ class ObjectStoreTransport:
     def blocks(
         self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
     ) -> dict[SegmentId, Received]:
-        """Have the shard put blocks into the store, and copy what is asked for out of it."""
-        left = deadline.left_for(what)
-        blocks = self._session.call(shard, ShardCalls.carried(_listed(places)), left)
-        # content hashes are answered beside the bytes
-        asked = self._session.send(shard, ShardCalls.digests(list(places))) if digests else None
-        far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
-        handles = [block.handle for block in far.values()]
-        came = self._session.engine.get(handles, deadline.left_for(what), what) if handles else []
+        """Have the shard put blocks into the store, and copy what is asked for out of it.
+
+        A shard that dies before they have come is asked again: its next life has them, or says what is lost.
+        """
+        while True:
+            blocks = self._session.call(shard, ShardCalls.carried(_listed(places)), deadline.left_for(what))
+            # content hashes are answered beside the bytes
+            asked = self._session.send(shard, ShardCalls.digests(list(places))) if digests else None
+            far = {s: block for s, block in blocks.items() if not isinstance(block.handle, bytes)}
+            with contextlib.suppress(ModelLostError):
+                came = self._come([block.handle for block in far.values()], deadline, what)
+                break
         hashes: Digests = self._digests(asked, shard, blocks.keys(), deadline, what) if asked is not None else {}
         found: dict[SegmentId, Received] = {}
         for segment, block in blocks.items():
@@ -251,6 +256,9 @@ class ObjectStoreTransport:
 
     def close(self) -> None:
         """Do nothing: the engine owns the store."""
+
+    def _come(self, handles: Sequence[object], deadline: Deadline, what: str) -> list[np.ndarray]:
+        return self._session.engine.get(handles, deadline.left_for(what), what) if handles else []
 
     def _digests(
         self, asked: Answer[Digests], shard: int, blocks: AbstractSet[SegmentId], deadline: Deadline, what: str

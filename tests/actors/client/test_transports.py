@@ -17,6 +17,7 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.fetch.transports import ObjectStoreTransport, SocketTransport, Transport
 from tensorvine.actors.client.reader import Reader
+from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Received, Slots
@@ -426,6 +427,30 @@ class TestFallingBack:
             transports = (Then(far, die), ObjectStoreTransport(far._session))
             with reader_of(far, *transports) as reader, pytest.raises(ModelLostError, match=f"{name}@1 is lost"):
                 reader.fetch(name, timeout=60)
+            far.close()
+
+    @pytest.mark.both_engines
+    def test_a_shard_that_dies_between_its_answer_and_the_bytes_is_asked_again(
+        self, cluster: object, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Repository.start(f"bytes-{name}", shards=1, path=tmp_path, preallocate_bytes=0) as repo:
+            repo.save(name, TENSORS, durability="disk")
+            far = connect_from_afar(repo.name)
+            process = psutil.Process(repo._session.connection(0).hello.pid)
+            engine = far._session.engine
+            get, asked = engine.get, []
+
+            def after_it_died(handles: Any, timeout: float, who: str) -> Any:
+                asked.append(who)
+                if len(asked) == 1:
+                    process.kill()
+                    psutil.wait_procs([process], timeout=20)
+                return get(handles, timeout, who)
+
+            monkeypatch.setattr(engine, "get", after_it_died)
+            with reader_of(far, ObjectStoreTransport(far._session)) as reader:
+                assert equal(reader.fetch(name, timeout=60).arrays, TENSORS)
+            assert len(asked) == 2 or not isinstance(engine, DaskEngine)  # Ray's store may have them still
             far.close()
 
     def test_a_shard_that_dies_before_its_hashes_come_is_asked_for_them_again(
