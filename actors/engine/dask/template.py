@@ -1,13 +1,14 @@
 """The process that an agent's actors are forked from: what they need is imported there already.
 
 Rules
-- A Python that imports what a shard or a planner needs takes 0.4 s of a core, a fork of it 0.01 s. So the agent has one
-  such process (`main`), and orders actors of it (`Template`).
+- A Python that imports what a shard needs takes 0.3 s of a core before it is one, a fork of it 0.02 s. So the agent has
+  one such process (`main`), and orders actors of it (`Template`).
 - It imports TensorVine's modules alone, those of actors that were ordered. Nothing happens when they are imported: no
   thread of Python starts, and nothing is drawn at random, which all children would have alike. What else an actor needs
   it imports itself.
 - It waits for orders and for the end of its children, and does nothing else. A child is a process group of its own.
-- The kernel ends it when the agent ends, and its children when it ends. The next order starts another one.
+- The kernel ends it when the agent ends, and its children when it ends. The next order starts another one. So nothing
+  that an order needs or lacks may end it: all actors of the machine would go with it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Template:
         self._ordered: deque[asyncio.Future[Forked]] = deque()
         """In the order of their orders."""
         self._living: dict[int, tuple[Forked, int | None]] = {}
-        """Process -> with a file descriptor of it; None: it has ended already."""
+        """Process -> with a file descriptor of it; None: it has ended already, or there are no more descriptors."""
 
     async def fork(self, boot: Boot) -> Forked:
         """Start an actor's process.
@@ -118,12 +119,14 @@ class Template:
     async def _read(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
     ) -> None:
-        """Take in what a process tells, until it ends."""
+        """Take in what a process tells, until it ends, or `close` has closed the connection."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 self._hear(*_NEWS.unpack(await reader.readexactly(_NEWS.size)))
         self._writer = None
         writer.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         for forked in self._ordered:
             if not forked.done():
@@ -168,7 +171,7 @@ class Template:
 
 
 def _handle(pid: int) -> int | None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):
         return os.pidfd_open(pid)
     return None
 
@@ -216,39 +219,54 @@ def _serve(way: socket.socket) -> Boot | None:
             if boot is None:
                 return None
             try:
-                pid = os.fork()
+                pid, handle = _forked()
             except OSError as exc:
                 way.sendall(_NEWS.pack(_What.NOT_FORKED, 0, exc.errno or 0))
                 continue
             if pid == 0:
-                for handle in children:
-                    os.close(handle)
+                for opened in children:
+                    os.close(opened)
                 return boot if _become(boot, me) else None
-            with contextlib.suppress(OSError):  # it has done so itself
-                os.setpgid(pid, pid)
-            handle = os.pidfd_open(pid)
             children[handle] = pid
             poll.register(handle, select.POLLIN)
             way.sendall(_NEWS.pack(_What.FORKED, pid, 0))
 
 
+def _forked() -> tuple[int, int]:
+    """Fork: gives the child and a file descriptor of it, and zeros to the child.
+
+    Raises:
+        OSError: there is no room for it; then there is no child.
+    """
+    pid = os.fork()
+    if pid == 0:
+        return 0, 0
+    with contextlib.suppress(OSError):  # it has done so itself
+        os.setpgid(pid, pid)
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
 def _ordered(way: socket.socket) -> Boot | None:
     """Read an order, and import what it needs; None: the agent has gone."""
-    with way.makefile("rb", buffering=0) as stream:
-        head = stream.read(_SIZE.size)
-        body = bytearray()
-        while head and len(body) < _SIZE.unpack(head)[0]:
-            part = stream.read(_SIZE.unpack(head)[0] - len(body))
-            if not part:
-                return None
-            body += part
-    if not head:
+    head = way.recv(_SIZE.size, socket.MSG_WAITALL)
+    if len(head) < _SIZE.size:
+        return None
+    (size,) = _SIZE.unpack(head)
+    body = way.recv(size, socket.MSG_WAITALL)
+    if len(body) < size:
         return None
     boot: Boot = pickle.loads(body)  # noqa: S301  of the agent
     module = boot.report.plan.module
     if module.partition(".")[0] == _OURS and module not in sys.modules:
-        with contextlib.suppress(ImportError):  # the actor says it
+        try:
             importlib.import_module(module)
+        except Exception as exc:  # noqa: BLE001  the actor raises it where it can be told
+            log.warning("%s cannot be imported before a fork: %r", module, exc)
         gc.collect()
         gc.freeze()  # children share what they do not change
     return boot

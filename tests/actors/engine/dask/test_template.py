@@ -107,6 +107,36 @@ def test_whoever_gave_up_waiting_leaves_no_process_behind() -> None:
     play(scene)
 
 
+def test_orders_of_any_size_come_whole_however_many_there_are() -> None:
+    def ends(data: bytes) -> None:
+        os._exit(len(data) % 251)
+
+    sizes = [0, 5_000_000, 1, 300_001, 3_000_017, 77]
+
+    async def scene(made: Template) -> None:
+        forked = await asyncio.gather(*(made.fork(boot(ends, {"data": bytes(size)})) for size in sizes))
+        assert [await process.ended for process in forked] == [size % 251 for size in sizes]
+
+    play(scene)
+
+
+def test_where_there_is_no_room_for_another_process_the_others_go_on() -> None:
+    async def scene(made: Template) -> None:
+        first = await made.fork(WAITS)
+        parent = psutil.Process(psutil.Process(first.pid).ppid())
+        soft, hard = parent.rlimit(psutil.RLIMIT_NOFILE)
+        used = {int(number) for number in os.listdir(f"/proc/{parent.pid}/fd")}
+        parent.rlimit(psutil.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))  # for what is opened next
+        with pytest.raises(OSError, match="Too many open files"):
+            await made.fork(ENDS)
+        assert parent.children() == [psutil.Process(first.pid)]
+        parent.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        assert await (await made.fork(ENDS)).ended == 3
+        assert is_running(first.pid)
+
+    play(scene)
+
+
 def test_it_imports_modules_of_ours_once_and_no_others() -> None:
     def loaded(ours: str, others: str) -> None:
         os._exit((ours in sys.modules) + 2 * (others in sys.modules))
