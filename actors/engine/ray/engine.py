@@ -40,6 +40,7 @@ from ....store.errors import (
 from ....store.waiting import Backoff, Deadline
 from ..engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
 from . import control_service
+from .group_loops import with_loops
 
 NAMESPACE = "tensorvine"
 
@@ -301,7 +302,7 @@ def _actor_class(cls: type) -> Any:
         if chosen is not None:
             method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
     make: Any = ray.remote  # its stubs do not know concurrency_groups
-    return make(concurrency_groups=GROUPS)(cls)
+    return make(concurrency_groups=GROUPS)(with_loops(cls))
 
 
 def _check_running(what: str) -> None:
