@@ -14,6 +14,7 @@ Rules (docs/design/ledger.md)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import threading
@@ -26,6 +27,7 @@ from ...planner.topology import Topology
 from ...store.archive.archive import LOCK_NAME, Archive
 from ...store.errors import (
     MovedError,
+    OperationTimeoutError,
     RepositoryNotFoundError,
     ShardUnavailableError,
     StorageError,
@@ -44,7 +46,7 @@ from ..rpc.messages import Account, RecoveryInfo, ShardPlan
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
-from ..shard.tenure import Tenure
+from ..shard.tenure import LEASE_S, Tenure
 from .calls import PlannerCalls
 from .following import Following, able_nodes
 from .reservations import Reservations
@@ -229,9 +231,11 @@ class Planner:
         return Tenure(self._registry, "planner", self._engine.this_node())
 
     def _record(self, topology: Topology) -> None:
-        """Have a topology outlive all actors, if this is the planner."""
+        """Have a topology outlive all actors, if this is the planner: after a machine stood still it soon is again."""
         if self._tenure is None:
             raise ShardUnavailableError("planner: expected to be the only one; a former one may run still")
+        with contextlib.suppress(OperationTimeoutError):
+            self._tenure.wait(Deadline.after(LEASE_S))
         self._tenure.check()
         self._registry.decide(topology)
 

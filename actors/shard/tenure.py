@@ -96,11 +96,22 @@ class Tenure:
             OperationTimeoutError: it may not yet.
         """
         pauses = Backoff(PAUSE_S, PAUSE_S)
-        while not self.holds:
-            if self._over:
-                self.check()
+        while self._is_to_come():
             if not await pauses.wait_async(deadline):
                 raise OperationTimeoutError(self._lapsed())
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait as `held` does; for a thread."""
+        pauses = Backoff(PAUSE_S, PAUSE_S)
+        while self._is_to_come():
+            if not pauses.wait(deadline):
+                raise OperationTimeoutError(self._lapsed())
+
+    def _is_to_come(self) -> bool:
+        """Tell whether there is no lease just now; that there will be none any more is an error."""
+        if self._over:
+            self.check()
+        return not self.holds
 
     def _lapsed(self) -> str:
         reason = self._over or "it does not answer"

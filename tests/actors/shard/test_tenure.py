@@ -94,6 +94,20 @@ class TestOneIncarnation:
         head.cut = False
         asyncio.run(tenure.held(Deadline.after(60.0)))
 
+    def test_a_thread_waits_for_the_next_lease(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tenure_module, "LEASE_S", 0.2)
+        tenure = entered(head)
+        tenure.wait(Deadline.after(0.0))
+        head.cut = True
+        until(lambda: not tenure.holds)
+        with pytest.raises(OperationTimeoutError, match="it does not answer"):
+            tenure.wait(Deadline.after(0.1))
+        head.cut = False
+        tenure.wait(Deadline.after(60.0))
+        tenure.end()
+        with pytest.raises(ShardUnavailableError, match="it was stopped"):
+            tenure.wait(NEVER)
+
     def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
         shows: list[float] = []
         tenure = entered(head, shows=shows)
