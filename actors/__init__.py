@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
     from .planner.streams import Fitted
+    from .tasks.arrays import load_arrays
     from .training.directing import ForkReport
     from .training.forks import fork, fork_many, fork_version
     from .training.keras.callback import ForkCallback
@@ -77,6 +78,7 @@ __all__ = [
     "fork",
     "fork_many",
     "fork_version",
+    "load_arrays",
     "load_weights",
     "save_weights",
     "serve_application",
@@ -119,6 +121,7 @@ _MODULES = {
     "fork": "training.forks",
     "fork_many": "training.forks",
     "fork_version": "training.forks",
+    "load_arrays": "tasks.arrays",
     "load_weights": "updates.weights",
     "save_weights": "updates.weights",
     "serve_application": "updates.ray_serve",

@@ -3,8 +3,8 @@
 What serves one library is in a module of its own, which needs that library: `deephyper`, `tune`, `optuna`.
 """
 
+from ..tasks.connection import connected, disconnect
 from .candidate import Candidate
-from .connection import connected, disconnect
 from .retirement import Population
 
 __all__ = ["Candidate", "Population", "connected", "disconnect"]

@@ -29,8 +29,8 @@ from ray.exceptions import RayError
 
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from ...store.refs import ModelRef, check_name
+from ..tasks.connection import connected, disconnect
 from .candidate import Candidate
-from .connection import connected, disconnect
 from .retirement import Population
 
 log = logging.getLogger(__name__)

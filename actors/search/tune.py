@@ -26,7 +26,7 @@ from ray.tune.experiment import Trial
 from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError, StorageError
 from ...store.refs import ModelRef
-from .connection import connected
+from ..tasks.connection import connected
 from .retirement import retire
 
 FILE = "reference.json"

@@ -1,0 +1,150 @@
+"""Stored tensors as Dask's arrays: each chunk is read by the task that needs it, in the process where that runs.
+
+Rules
+- Nothing is read when the arrays are made, but the version's table. What Dask cuts off a chunk is not read either.
+- A chunk is a view of the shard's memory where its node is the task's, as of `Repository.load`: read-only, without a
+  copy. From another node the tensor that it is a part of travels whole, once for all of its chunks that a process has
+  at a time.
+- A task reads of the start of the repository that was asked, or fails: another one of its name may have other bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ...store.arrays import dtype_of
+from ...store.errors import EngineUnavailableError, TensorMismatchError, TensorNotFoundError
+from ...store.refs import ModelRef
+from ...store.waiting import seconds_of
+from ..client.repository import Model, Repository
+from .connection import connected, start_of
+
+if TYPE_CHECKING:
+    from dask.array import Array
+
+
+class StoredTensor:
+    """A tensor of a version, of which tasks read slices; `dask.array.from_array` takes it.
+
+    Args:
+        repository: where it is. A task in another process has its own connection.
+        ref: the version.
+        name: the tensor's.
+        shape: its own.
+        dtype: its own.
+        timeout: seconds for each read.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        ref: ModelRef,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        timeout: float,
+    ) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._repository: Repository | None = repository
+        self._source = repository.name, start_of(repository)
+        self._ref, self._name, self._timeout = ref, name, timeout
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_repository": None}
+
+    def __getitem__(self, index: Any) -> Any:
+        repository = self._repository or connected(*self._source)
+        return repository.load(self._ref, tensors=[self._name], timeout=self._timeout)[self._name][index]
+
+    @property
+    def key(self) -> str:
+        """Name its chunks in a graph: the same for the same tensor, which never changes."""
+        return "-".join((*self._source, str(self._ref), self._name))
+
+
+def load_arrays(
+    repository: Repository,
+    model: Model,
+    *,
+    tensors: Sequence[str] | None = None,
+    chunks: Any = None,
+    timeout: float = 60.0,
+) -> dict[str, Array]:
+    """Return tensors of a version as Dask's arrays, which are read where and when they are computed.
+
+    Tasks run on Dask's workers, in threads of this process, or in workers of Ray. The version must be there until then:
+    one that is retired before is a `ModelNotFoundError` of the task.
+
+    Args:
+        repository: where the version is.
+        model: the version; a name is the one that is the latest now.
+        tensors: names of tensors; None: all.
+        chunks: how the tensors are cut, in any form that `dask.array.from_array` takes, or name -> that; None, and of
+            those that are not named: along the first axis, into slices of Dask's `array.chunk-size`.
+        timeout: seconds for each read.
+
+    Returns:
+        Tensor name -> array.
+
+    Raises:
+        ModelNotFoundError, TensorNotFoundError: no such version or tensor.
+        TensorMismatchError: a tensor cannot be cut like that.
+        EngineUnavailableError: `dask.array` is not installed.
+
+    >>> with Repository.connect("docs") as repo:                                  # doctest: +SKIP
+    ...     load_arrays(repo, "m")["w"].sum().compute()
+    np.float32(0.0)
+    """
+    try:
+        from dask import array
+        from dask.base import tokenize
+    except ModuleNotFoundError as exc:
+        raise EngineUnavailableError(
+            f"load_arrays: expected the packages of dask; found no {exc.name}: pip install 'tensorvine[dask]'"
+        ) from exc
+    seconds, where = seconds_of(timeout), f"load_arrays of {model}"
+    ref, table = repository._table(model)
+    names = list(table) if tensors is None else _names(tensors, where)
+    by_name = _by_name(chunks)
+    unknown = [name for name in (*names, *by_name) if name not in table]
+    if unknown:
+        raise TensorNotFoundError(f"{where}: expected tensors among its {len(table)}; found no {unknown}")
+    made: dict[str, Array] = {}
+    for name in names:
+        entry = table[name]
+        stored = StoredTensor(repository, ref, name, entry.shape, dtype_of(entry.dtype), seconds)
+        cut: Any = by_name.get(name) if by_name else chunks
+        if cut is None:
+            cut = ("auto", *(-1,) * (stored.ndim - 1))[: stored.ndim]
+        try:
+            made[name] = array.from_array(
+                stored,
+                cut,
+                name=f"{stored.key}-{tokenize(cut)}",
+                asarray=False,
+                inline_array=True,
+                meta=np.empty((0,) * stored.ndim, stored.dtype),
+            )
+        except (NotImplementedError, TypeError, ValueError) as exc:
+            raise TensorMismatchError(
+                f"{where}: chunks of {name!r}: expected such as dask.array.from_array takes for {entry.shape}; "
+                f"found {cut!r:.100}: {exc}"
+            ) from exc
+    return made
+
+
+def _by_name(chunks: object) -> Mapping[str, Any]:
+    """Return tensor -> its chunks, if they are told so: a mapping of axes is Dask's."""
+    if not isinstance(chunks, Mapping):
+        return {}
+    told = cast("Mapping[object, Any]", chunks)
+    return {key: cut for key, cut in told.items() if isinstance(key, str)}
+
+
+def _names(tensors: object, where: str) -> list[str]:
+    if isinstance(tensors, str) or not isinstance(tensors, Sequence):
+        raise TensorNotFoundError(f"{where}: tensors=: expected a sequence of names; found {tensors!r:.100}")
+    return list(cast("Sequence[str]", tensors))
