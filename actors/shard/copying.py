@@ -7,14 +7,17 @@ Rules
 - A copy is laid out anew, its slots in order: so it does not matter what its segment lost since it was made. What
   arrives is laid out so already, and what would not be is refused before a byte of it is written.
 - Memory that a copy does not come to use goes back.
+- What is saved from many processes is put together here, each piece of a tensor when the process that has it says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from itertools import count
+from math import prod
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -25,17 +28,22 @@ from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
 from ...store.versions.replica import Copy
 from ...store.waiting import Deadline
+from ..memory.buffers import Buffers
 from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
 from ..transport.frames import Row
+from ..transport.targets import NewMemory
 from ..transport.tcp import TcpClient
 from .admission import Admission
-from .calls.copies import Address, Original
+from .calls.copies import Address, Original, Piece
 from .context import ShardContext
 from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them. The source keeps them until then."""
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
 FETCHERS = 2
 """Threads that fetch from other shards."""
 
@@ -88,12 +96,14 @@ class Copying:
         deadline = Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
-            loop, left = asyncio.get_running_loop(), deadline.left()
-            arguments = (originals, parts, owner, self._segment_memory, address, left)
-            yield await loop.run_in_executor(self._fetchers, fetched, *arguments)
+            yield await self.run(fetched, originals, parts, owner, self._segment_memory, address, deadline.left())
         finally:
             with self._lock:
                 self._segment_memory.drop_grants(owner)
+
+    async def run(self, work: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
+        """Run what fetches in one of its threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._fetchers, work, *arguments)
 
     async def _granted(
         self, owner: Owner, originals: Mapping[SegmentId, Original], timeout: float
@@ -245,6 +255,64 @@ class _Granted:
             raise CorruptDataError(
                 f"segment {row.segment}: expected (slot, bytes) {wrong[0][0]} of it to come; found {wrong[0][1]}"
             )
+
+
+def put_together(
+    part: Part,
+    pieces: Sequence[Piece],
+    owner: Owner,
+    segment_memory: SegmentMemory,
+    address: Address | None,
+    timeout: float,
+) -> None:
+    """Bring pieces of a tensor to where they belong. Takes long: not for a loop.
+
+    Args:
+        part: of this shard's memory, which `owner` was granted.
+        pieces: what to bring.
+        owner: who was granted the part.
+        segment_memory: of this shard.
+        address: where those are that no message brought, the n-th of them as slot n of segment (0, 0).
+        timeout: seconds for all.
+
+    Raises:
+        ShardUnavailableError, OperationTimeoutError: who has them died or is slow, or the part is the owner's no more.
+        CorruptDataError: they are not pieces of a tensor in that part; nothing of those was written.
+    """
+    deadline, slots = Deadline.after(timeout), count()
+    client = TcpClient(address[:2], address[2], target=NewMemory(Buffers())) if address is not None else None
+    try:
+        with segment_memory.filling([part], owner):
+            block = segment_memory.memory.part(part)
+            for piece in pieces:
+                place = _place(block, piece)
+                if piece.data is not None:
+                    found = np.frombuffer(piece.data, np.uint8)
+                elif client is not None:
+                    slot = next(slots)
+                    came = client.read({(0, 0): {slot: place.nbytes}}, deadline.left(), "a piece")[0, 0]
+                    found = came.block[came.offsets[slot] :][: place.nbytes]
+                else:
+                    raise ShardUnavailableError("a piece: expected an address to fetch it from; found none")
+                if found.nbytes != place.nbytes:
+                    raise CorruptDataError(f"{piece.start}: expected {place.nbytes} bytes; found {found.nbytes}")
+                np.copyto(place, found.reshape(place.shape))
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _place(block: np.ndarray, piece: Piece) -> np.ndarray:
+    """Return the bytes of a part that a piece belongs to."""
+    axes = list(zip(piece.start, piece.stop, piece.shape, strict=False))
+    inside = 0 <= piece.offset <= block.nbytes - prod(piece.shape) and all(0 <= a <= b <= n for a, b, n in axes)
+    if not inside or not len(piece.start) == len(piece.stop) == len(piece.shape):
+        raise CorruptDataError(
+            f"a piece: expected a slice of a tensor within {block.nbytes} bytes; found {piece.start} to {piece.stop} "
+            f"of {piece.shape} at {piece.offset}"
+        )
+    tensor = block[piece.offset : piece.offset + prod(piece.shape)].reshape(piece.shape)
+    return tensor[tuple(slice(a, b) for a, b, _ in axes)]
 
 
 def batches(originals: Mapping[SegmentId, Original], most: int) -> Iterator[dict[SegmentId, Original]]:

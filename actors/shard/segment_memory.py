@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -65,6 +66,8 @@ class SegmentMemory:
         self._base = secrets.randbits(62)
         """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
         self._ended = Ended()
+        self._filling: Counter[Part] = Counter()
+        """Parts that this process fills -> in how many places."""
         self._freed: list[Part] = []
         """Parts that are free but for who still reads them, or copies."""
         self.hashing = Hashing(state, lock, self.view)
@@ -246,6 +249,8 @@ class SegmentMemory:
                 self._state.set_digests(segment, hashes)
                 continue
             self._check_granted(handle, save, incarnation)
+            if handle in self._filling:  # by a process that was taken for dead, whose task another one did as well
+                raise ShardUnavailableError(f"save {save}: expected what fills {handle} to have ended; some has not")
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self.hashing.later(segment)
@@ -268,12 +273,18 @@ class SegmentMemory:
         Raises:
             ShardUnavailableError: one is the owner's no more.
         """
+        filled = list(parts)
         with contextlib.ExitStack() as stack:
             with self._lock:
-                for part in parts:
+                for part in filled:
                     self._check_granted(part, owner, os.getpid())
                     stack.enter_context(self.memory.held(part))
-            yield
+                self._filling.update(filled)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._filling -= Counter(filled)
 
     def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
         """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).

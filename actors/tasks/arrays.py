@@ -98,13 +98,7 @@ def load_arrays(
     ...     load_arrays(repo, "m")["w"].sum().compute()
     np.float32(0.0)
     """
-    try:
-        from dask import array
-        from dask.base import tokenize
-    except ModuleNotFoundError as exc:
-        raise EngineUnavailableError(
-            f"load_arrays: expected the packages of dask; found no {exc.name}: pip install 'tensorvine[dask]'"
-        ) from exc
+    array = dask_array("load_arrays")
     seconds, where = seconds_of(timeout), f"load_arrays of {model}"
     ref, table = repository._table(model)
     names = list(table) if tensors is None else _names(tensors, where)
@@ -116,14 +110,15 @@ def load_arrays(
     for name in names:
         entry = table[name]
         stored = StoredTensor(repository, ref, name, entry.shape, dtype_of(entry.dtype), seconds)
-        cut: Any = by_name.get(name) if by_name else chunks
+        asked = cut = by_name.get(name) if by_name else chunks
         if cut is None:
-            cut = ("auto", *(-1,) * (stored.ndim - 1))[: stored.ndim]
+            asked = cut = ("auto", *(-1,) * (stored.ndim - 1))[: stored.ndim]
         try:
+            cut = array.core.normalize_chunks(cut, stored.shape, dtype=stored.dtype)
             made[name] = array.from_array(
                 stored,
                 cut,
-                name=f"{stored.key}-{tokenize(cut)}",
+                name=f"{stored.key}-{array.core.tokenize(cut)}",
                 asarray=False,
                 inline_array=True,
                 meta=np.empty((0,) * stored.ndim, stored.dtype),
@@ -131,9 +126,24 @@ def load_arrays(
         except (NotImplementedError, TypeError, ValueError) as exc:
             raise TensorMismatchError(
                 f"{where}: chunks of {name!r}: expected such as dask.array.from_array takes for {entry.shape}; "
-                f"found {cut!r:.100}: {exc}"
+                f"found {asked!r:.100}: {exc}"
             ) from exc
     return made
+
+
+def dask_array(what: str) -> Any:
+    """Return `dask.array`.
+
+    Raises:
+        EngineUnavailableError: it is not installed; names `what`.
+    """
+    try:
+        from dask import array
+    except ModuleNotFoundError as exc:
+        raise EngineUnavailableError(
+            f"{what}: expected the packages of dask; found no {exc.name}: pip install 'tensorvine[dask]'"
+        ) from exc
+    return array
 
 
 def _by_name(chunks: object) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
@@ -21,14 +21,17 @@ from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
 from ....store.refs import ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
-from ....store.waiting import seconds_of
+from ....store.waiting import Deadline, seconds_of
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
+from .place import Place
 
 PROBE_BYTES = 4096
 COMPARE_BYTES = 1 << 20
 """Tensors are compared in pieces: a small one, since most differ there, then of this size."""
 Inherit = Mapping[str, str] | Literal["auto"] | None
+Bring = Callable[[Mapping[str, Place], Deadline], None]
+"""Returns when each tensor is in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class SaveRequest:
     """On disk before it is committed."""
     announced: Announced | None = None
     """What was asked ahead for this save; `parent` is its parent."""
+    bring: Bring | None = None
+    """Has other processes bring the tensors; `arrays` are like them. All is written: `inherit` is None."""
 
 
 class Said(dict[str, Any]):
@@ -92,6 +97,7 @@ class SaveOptions(TypedDict, total=False):
     durability: str
     timeout: float
     announced: Announced | None
+    bring: Bring | None
 
 
 def requested(
@@ -107,6 +113,7 @@ def requested(
     durability: str = "memory",
     timeout: float = 60.0,
     announced: Announced | None = None,
+    bring: Bring | None = None,
 ) -> SaveRequest:
     """Check what a save was asked for.
 
@@ -134,6 +141,7 @@ def requested(
         timeout=seconds_of(timeout),
         durable=durability == "disk",
         announced=announced,
+        bring=bring,
     )
 
 

@@ -209,7 +209,10 @@ class Saver:
                     granted=offsets,
                     granter=begun.incarnation,
                 )
-                upload.write(plan.written, home == near)
+                if request.bring is not None:
+                    request.bring(upload.allocate(plan.written), deadline)
+                else:
+                    upload.write(plan.written, home == near)
                 self._filled = near
             except MovedError as exc:  # it drains
                 deadline.left_for(what)
@@ -273,6 +276,8 @@ class Saver:
         """Return the lengths of the blocks that the save will probably need, to ask memory for them at once."""
         if request.announced is not None:
             return request.announced.lengths
+        if request.bring is not None:
+            return []
         try:
             if not self._is_mapped(home, deadline):
                 return []

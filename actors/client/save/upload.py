@@ -36,6 +36,7 @@ from ...shard.segment_memory import INLINE_BYTES
 from ..connections import Connection
 from ..session import Session
 from .offer import Offer
+from .place import Place
 from .request import once
 
 log = logging.getLogger(__name__)
@@ -121,12 +122,7 @@ class Upload:
         if total <= INLINE_BYTES and at_home:
             self._pack_inline(self._block(names, values), values)
             return
-        connection = self._session.connection(self.shard, self._deadline)
-        if total > connection.hello.capacity:
-            raise StoreFullError(
-                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
-                f"{self.shard}; found {total}"
-            )
+        connection = self._connected(total)
         runs = split([array.nbytes for array in values])
         blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
         sources = [[values[i] for i in run] for run in runs]
@@ -137,6 +133,33 @@ class Upload:
             self._fill_parts(blocks, sources, connection.view)
         elif connection.unreached or not self._offered(blocks, sources, connection):
             self._put_blocks(blocks, sources)
+
+    def allocate(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Place]:
+        """Have memory granted for tensors that other processes bring, by `Place.bring`.
+
+        Args:
+            arrays: like the tensors.
+
+        Raises:
+            StoreFullError: the shard has no room for them.
+        """
+        names, values = list(arrays), list(arrays.values())
+        self.incarnation = self._connected(sum(padded(array.nbytes) for array in values)).hello.pid
+        places: dict[str, Place] = {}
+        runs = split([array.nbytes for array in values])
+        blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
+        offsets: list[int] = []
+        for position, (run, block) in enumerate(zip(runs, blocks, strict=True)):
+            if not offsets:
+                left = self._deadline.left_for(self._what)
+                lengths = [block.length for block in blocks[position:]]
+                request = ShardCalls.allocate(self._session.client, self.save, lengths, left)
+                offsets = self._session.call(self.shard, request, left + 1.0)
+            part = Part(offsets.pop(0), block.length)
+            self.blocks.append((block.id, part, block.sizes))
+            for i, offset in zip(run, layout(block.sizes)[0], strict=True):
+                places[names[i]] = Place(self.shard, self.save, part, offset, values[i].shape, values[i].itemsize)
+        return places
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arrays as they lie in the shard's memory after `write`."""
@@ -178,6 +201,16 @@ class Upload:
         """Wait until the shard has taken what went through the object store."""
         while self._answers:
             self._wait()
+
+    def _connected(self, nbytes: int) -> Connection:
+        """Return the connection to the shard, if that ever has room for so many bytes."""
+        connection = self._session.connection(self.shard, self._deadline)
+        if nbytes > connection.hello.capacity:
+            raise StoreFullError(
+                f"{self._what}: expected at most {connection.hello.capacity} bytes, the capacity of shard "
+                f"{self.shard}; found {nbytes}"
+            )
+        return connection
 
     def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
         serial = self._session.topology.serial(self.shard, uuid.uuid4().int)  # its owner follows from it

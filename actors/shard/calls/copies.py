@@ -1,4 +1,4 @@
-"""What is said of a segment that one shard copies from another."""
+"""What is said of bytes that a shard is to fetch: another shard's segment, or a piece of a tensor that is saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...rpc.redis_keys import Address
 
-__all__ = ["Address", "Original"]
+__all__ = ["Address", "Original", "Piece"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +20,19 @@ class Original:
     data: bytes | None
     """The bytes of these, laid out as `segment.layout` does it, where they are few or cannot be read there; None: they
     are at the source's address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of a tensor, in C order, that is to be fetched to where the tensor is put together."""
+
+    offset: int
+    """Where the tensor starts in its part of the shard's memory."""
+    shape: tuple[int, ...]
+    """The tensor's, with the bytes of an element as its last axis."""
+    start: tuple[int, ...]
+    """Where the slice starts, in each axis."""
+    stop: tuple[int, ...]
+    """Where it ends."""
+    data: bytes | None
+    """Its bytes, where they are few or cannot be read there; None: they are at the source's address."""

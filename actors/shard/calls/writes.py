@@ -8,11 +8,12 @@ import numpy as np
 
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
+from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
 from ....store.versions.version import Draft
 from ...rpc.calls import remote
 from ...rpc.messages import Beginning, Begun, Filled
-from .copies import Address, Original
+from .copies import Address, Original, Piece
 
 
 class WriteCalls:
@@ -72,6 +73,26 @@ class WriteCalls:
         Raises:
             StoreFullError: there is no room, and none can be expected in time.
             ShardUnavailableError, OperationTimeoutError: the client died or is slow, or the save has ended.
+        """
+        ...
+
+    @remote("ctl")
+    def allocate(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
+        """Grant memory as `grant` does, which this shard fills itself, by `place`."""
+        ...
+
+    @remote("data")
+    def place(
+        self, save: Save, part: Part, pieces: Sequence[Piece], address: Address | None, timeout: float
+    ) -> str | None:
+        """Fetch pieces of a tensor that a process of the save's offers at an address to where they belong.
+
+        The n-th of those that no message brings is slot n of segment (0, 0) there. Gives None, or why this shard cannot
+        connect there.
+
+        Raises:
+            ShardUnavailableError, OperationTimeoutError: who offers them died or is slow, or the save has ended.
+            CorruptDataError: they are not pieces of a tensor in that part.
         """
         ...
 

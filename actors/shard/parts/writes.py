@@ -36,10 +36,10 @@ from ...transport.tcp import UnreachableError
 from ..admission import Admission
 from ..busy import Busy
 from ..calls import ShardCalls
-from ..calls.copies import Address, Original
+from ..calls.copies import Address, Original, Piece
 from ..calls.writes import WriteCalls
 from ..context import ShardContext
-from ..copying import Copying
+from ..copying import Copying, put_together
 from ..disk.history import History, required
 from ..disk.persister import Job
 from ..handoff.name_handoff import NameHandoff
@@ -177,12 +177,31 @@ class Writes:
 
     @answers(WriteCalls.grant)
     async def grant(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
+        self._open(client)
+        return await self._admission.granted(save, sizes, timeout, client)
+
+    @answers(WriteCalls.allocate)
+    async def allocate(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
+        self._open(client)
+        return await self._admission.granted(save, sizes, timeout)
+
+    @answers(WriteCalls.place)
+    async def place(
+        self, save: Save, part: Part, pieces: Sequence[Piece], address: Address | None, timeout: float
+    ) -> str | None:
+        try:
+            await self._pulling.run(put_together, part, pieces, save, self._segment_memory, address, timeout)
+        except UnreachableError as exc:
+            return str(exc)
+        return None
+
+    def _open(self, client: str) -> None:
+        """Note that a client is there, whom a shard that drains refuses: nothing new is put there."""
         with self._lock:
             self._state.open(client, time.monotonic())
             if self._context.is_leaving:
                 version = self._peers.topology.version
                 raise MovedError(f"shard {self._index}: it drains: nothing new is put there", version)
-        return await self._admission.granted(save, sizes, timeout, client)
 
     @answers(WriteCalls.adopt)
     async def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import dask
 import ml_dtypes
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from tensorvine.actors import Repository
 from tensorvine.actors.engine import process
 from tensorvine.actors.tasks.arrays import load_arrays
@@ -25,8 +24,6 @@ from tensorvine.store.errors import (
     TensorNotFoundError,
 )
 
-from tests.support.dask_cluster import local_cluster
-
 STORE_BYTES = 64 << 20
 TENSORS: dict[str, np.ndarray] = {
     "w": np.random.default_rng(0).random((300, 40), np.float32),
@@ -35,30 +32,16 @@ TENSORS: dict[str, np.ndarray] = {
     "empty": np.zeros((0, 4), np.int8),
     "bf16": np.arange(10).astype(ml_dtypes.bfloat16),
 }
-_serial = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def cluster_of_two() -> Iterator[LocalCluster]:
-    with local_cluster(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(cluster_of_two: LocalCluster) -> Iterator[Client]:
-    with Client(cluster_of_two) as made:
-        yield made
-
-
-def started(client: Client, name: str | None = None) -> Repository:
-    name = name or f"arrays-{next(_serial)}"
+def started(client: Client, name: str) -> Repository:
     return Repository.start(name, shards=1, store_bytes=STORE_BYTES, preallocate_bytes=0, engine=client)
 
 
 @pytest.fixture(scope="module")
 def saved(client: Client) -> Iterator[Repository]:
     """A repository that has a model, and gets no other."""
-    with started(client) as made:
+    with started(client, "saved") as made:
         made.save("m", TENSORS)
         yield made
 
@@ -113,16 +96,16 @@ class TestWorkers:
         assert one.name == other.name
         assert one.name != load_arrays(saved, "m", tensors=["w"], chunks=5)["w"].name
 
-    def test_a_name_is_the_version_that_was_the_latest_then(self, client: Client) -> None:
-        with started(client) as repository:
+    def test_a_name_is_the_version_that_was_the_latest_then(self, client: Client, name: str) -> None:
+        with started(client, name) as repository:
             repository.save("m", {"w": np.zeros(3)})
             made = load_arrays(repository, "m")["w"]
             repository.save("m", {"w": np.ones(3)})
             assert made.sum().compute() == 0.0
             assert load_arrays(repository, "m")["w"].sum().compute() == 3.0
 
-    def test_what_was_retired_before_is_the_tasks_error(self, client: Client) -> None:
-        with started(client) as repository:
+    def test_what_was_retired_before_is_the_tasks_error(self, client: Client, name: str) -> None:
+        with started(client, name) as repository:
             repository.save("m", {"w": np.zeros(3)})
             made = load_arrays(repository, "m")["w"]
             repository.retire("m")
