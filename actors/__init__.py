@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .planner.resizing import ScaleReport
     from .planner.streams import Fitted
     from .tasks.arrays import load_arrays
+    from .tasks.saving import save_arrays
     from .training.directing import ForkReport
     from .training.forks import fork, fork_many, fork_version
     from .training.keras.callback import ForkCallback
@@ -80,6 +81,7 @@ __all__ = [
     "fork_version",
     "load_arrays",
     "load_weights",
+    "save_arrays",
     "save_weights",
     "serve_application",
     "start_trainers",
@@ -123,6 +125,7 @@ _MODULES = {
     "fork_version": "training.forks",
     "load_arrays": "tasks.arrays",
     "load_weights": "updates.weights",
+    "save_arrays": "tasks.saving",
     "save_weights": "updates.weights",
     "serve_application": "updates.ray_serve",
     "start_trainers": "training.start",
