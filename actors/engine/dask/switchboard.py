@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from ..sockets.server import CallServer
@@ -58,9 +59,10 @@ class Switchboard:
         self._server: CallServer | None = None
         self._closing = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name="tensorvine-engine", daemon=True)
+        made: Future[DirectoryLink] = Future()
+        self._thread = threading.Thread(target=self._work, args=(link, made), name="tensorvine-engine", daemon=True)
         self._thread.start()
-        self._link = self._run(_made(link))
+        self._link = made.result(LONGEST_S)
 
     def close(self) -> None:
         """End all connections."""
@@ -96,17 +98,23 @@ class Switchboard:
     def _run(self, coroutine: Coroutine[Any, Any, _R]) -> _R:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LONGEST_S)
 
-    def _work(self) -> None:
+    def _work(self, make: Callable[[], DirectoryLink], made: Future[DirectoryLink]) -> None:
         with contextlib.closing(self._loop):
-            self._loop.run_until_complete(self._until_closed())
+            self._loop.run_until_complete(self._until_closed(make, made))
 
-    async def _until_closed(self) -> None:
+    async def _until_closed(self, make: Callable[[], DirectoryLink], made: Future[DirectoryLink]) -> None:
+        try:
+            link = make()
+        except BaseException as exc:  # noqa: BLE001  raised where the link is waited for
+            made.set_exception(exc)
+            return
+        made.set_result(link)
         while self._is_open is None or self._is_open():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if self._is_open is not None else None):
                     await self._closing.wait()
                 break
-        await self._end()
+        await self._end(link)
 
     def _callee(self, key: str) -> Callee:
         if key not in self._callees:
@@ -125,14 +133,10 @@ class Switchboard:
         self._server = CallServer({"block": GROUP}, carry_out, "blocks", ENGINE_CALLS)
         return Reach({GROUP: self._server.address}, {GROUP: self._server.address_at(host)})
 
-    async def _end(self) -> None:
+    async def _end(self, link: DirectoryLink) -> None:
         for line in (*self._callees.values(), *self._owners.values()):
             await line.close()
         if self._server is not None:
             await self._server.close()
-        await self._link.close()
+        await link.close()
         await asyncio.sleep(0)  # what was closed ends in the loop's next round
-
-
-async def _made(link: Callable[[], DirectoryLink]) -> DirectoryLink:
-    return link()
