@@ -33,6 +33,7 @@ from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters import LocalCluster
 
+from tests.support import only_on_ray
 from tests.support.dask_cluster import shared_dask
 from tests.support.warm import ask_for, warm_workers
 
@@ -81,9 +82,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if only and OWN_CLUSTER not in collection_path.read_text() else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a Ray; the longest files come first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a Ray, and what is about nothing else; the longest files come first."""
     for item in items:
+        if config.getoption("--engine") == "dask" and (why := only_on_ray.reason(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.skip(why))
         if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker(OWN_CLUSTER):
             item.add_marker("ray")
     places = {name: place for place, name in enumerate(LONGEST)}

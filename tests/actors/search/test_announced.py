@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning
@@ -25,6 +24,8 @@ from tensorvine.store.errors import ModelNotFoundError, TensorMismatchError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.torch import graph_of, tensors_of
 from torch import nn
+
+from tests.support.disk import kill_shard
 
 WIDE = 300
 """Units: the tensors are too many bytes to travel within a message."""
@@ -243,7 +244,7 @@ def test_memory_that_an_earlier_life_of_the_shard_granted_is_not_written_to(repo
     model, name = net(4), at_home(repo, 0, "child")
     with Candidate(repo, name, model) as candidate:
         assert until(lambda: not nothing_held(repo))
-        ray.kill(ray.get_actor(f"{repo.name}/shard-0", namespace="tensorvine"), no_restart=False)
+        kill_shard(repo, 0)
         neighbour = saved_again(repo, at_home(repo, 0, "neighbour"), net(9))
         done = candidate.save(0.6)
     assert done is not None

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 import ray
 from tensorvine.actors.client.repository import Repository
+from tensorvine.actors.engine import process
+from tensorvine.actors.engine.engine import Engine, Lifetime, group
 from tensorvine.actors.training import directing
 from tensorvine.actors.training.calls import TrainerCalls
 from tensorvine.actors.training.fork import forkable
@@ -30,6 +32,8 @@ from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext, TensorSpec
 from tensorvine.store.errors import ForkError, PeerLostError
+
+from tests.support.actors import pid_of
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -82,8 +86,9 @@ def until(ready: Callable[[], bool], what: str) -> None:
 
 def living(name: str) -> list[str]:
     """Names of the living actors of a run."""
-    found = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-    return [actor for actor in found if actor.startswith(f"{name}/")]
+    engine = process.engine()
+    assert engine is not None
+    return [actor for actor in engine.actors() if actor.startswith(f"{name}/")]
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +201,9 @@ class TestClones:
         """Ray does not promise to start an asynchronous actor's calls in the order in which they were sent."""
 
         def the_other_way_round(self: Any, order: ForkOrder, steps: int) -> list[Any]:
-            for group in self._groups:
-                group.pending = [
-                    self._channel(clone, "a clone").send(TrainerCalls.train(steps, order.id)) for clone in group
+            for some in self._groups:
+                some.pending = [
+                    self._channel(clone, "a clone").send(TrainerCalls.train(steps, order.id)) for clone in some
                 ]
             self._all(self._clones, TrainerCalls.describe())
             return [
@@ -328,6 +333,7 @@ class TestOrders:
             fork_many(["a handle"], [1, 1], at_step=None, names=["a"])
 
 
+@pytest.mark.both_engines
 class TestDeaths:
     """Who dies x when. The matrix of the parts is in test_forking.py; here they are processes."""
 
@@ -338,16 +344,14 @@ class TestDeaths:
             partial(fork, run, 2, at_step=5, options={"stalls_until": str(gate)}, name="gone", timeout=60)
         )
 
-    @staticmethod
-    def clones() -> list[Any]:
-        return [ray.get_actor(name, namespace="tensorvine") for name in sorted(living("gone"))]
-
     @pytest.mark.parametrize("phase", ["before the step", "in the transfer"])
-    def test_a_clone_dies(self, run: Trainers, unforked: list[list[float]], tmp_path: Path, phase: str) -> None:
+    def test_a_clone_dies(
+        self, cluster: Engine, run: Trainers, unforked: list[list[float]], tmp_path: Path, phase: str
+    ) -> None:
         with ThreadPoolExecutor(1) as pool:
             future = self.forking(run, pool, tmp_path / "gate")
             until(lambda: len(living("gone")) == 2, "the clones are started")
-            pid = ray.get(self.clones()[1].describe.remote(), timeout=WAIT_S).pid
+            pid = pid_of(cluster, sorted(living("gone"))[1])
             losses = run.train(10) if phase == "in the transfer" else []
             os.kill(pid, signal.SIGKILL)
             (tmp_path / "gate").touch()
@@ -393,20 +397,19 @@ class TestDeaths:
                 run.train(1)
             assert clones.train(5) == [own[5:10] for own in unforked]
 
-    def test_who_forks_dies_and_its_clones_with_it(self, run: Trainers, tmp_path: Path) -> None:
+    def test_who_forks_dies_and_its_clones_with_it(self, cluster: Engine, run: Trainers, tmp_path: Path) -> None:
         """Another process forks this run, and is killed: the run goes on, and can be forked again."""
 
-        @ray.remote(num_cpus=0)
         class Forker:
-            def pid(self) -> int:
-                return os.getpid()
+            @group("data")
+            async def fork(self, trainers: list[Any], gate: str) -> None:
+                options = {"stalls_until": gate}
+                begin = partial(fork, trainers, 2, at_step=5, options=options, name="gone", timeout=20)
+                await asyncio.to_thread(begin)
 
-            def fork(self, trainers: list[Any], gate: str) -> None:
-                fork(trainers, 2, at_step=5, options={"stalls_until": gate}, name="gone", timeout=20)
-
-        forker = Forker.remote()
-        pid = ray.get(forker.pid.remote(), timeout=WAIT_S)
-        forker.fork.remote(list(run), str(tmp_path / "gate"))
+        forker = cluster.spawn(Forker, "forker", {}, lifetime=Lifetime(outlives=False, restarts=False))
+        pid = pid_of(cluster, "forker")
+        cluster.call(forker, "fork", list(run), str(tmp_path / "gate"))
         until(lambda: len(living("gone")) == 2, "the clones are started")
         os.kill(pid, signal.SIGKILL)
         until(lambda: not living("gone"), "the clones end with who started them")
