@@ -29,7 +29,7 @@ class Connection:
     view: MemoryView | None
     """Its memory; None when the shard is on another node."""
     unreached: bool = False
-    """The shard cannot connect to this process: what is saved there goes through the engine's object store."""
+    """The shard cannot connect to this process: the engine carries what is saved there."""
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its version page cannot be seen or does not hold (any more)."""

@@ -41,11 +41,11 @@ from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them. The source keeps them until then."""
-_T = TypeVar("_T")
-_Args = TypeVarTuple("_Args")
-
 FETCHERS = 2
 """Threads that fetch from other shards."""
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 class Copying:

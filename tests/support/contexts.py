@@ -61,6 +61,9 @@ class HeldTenure:
     async def held(self, deadline: Deadline) -> None:
         pass
 
+    def wait(self, deadline: Deadline) -> None:
+        pass
+
 
 def context_of(
     state: ShardState,
