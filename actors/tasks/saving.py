@@ -76,7 +76,8 @@ def save_arrays(
 ) -> Saved:
     """Save a new version of `name` whose tensors are Dask's arrays, without gathering them.
 
-    They are computed by Dask's current scheduler: a cluster's, or threads of this process. All of them are written:
+    They are computed by Dask's current scheduler: a cluster's, or threads of this process, which end their computation
+    also where `timeout` is over by then. What the arrays have in common is computed once. All of them are written:
     nothing is compared with the parent's tensors. Other saves of this client wait meanwhile.
 
     Args:
@@ -173,10 +174,13 @@ class _Computation:
 
 
 def _tasks(source: Any, placed: PlacedTensor) -> Iterator[Any]:
-    """Give the delayed tasks that bring an array, chunk by chunk."""
+    """Give the delayed tasks that bring an array, chunk by chunk.
+
+    Graphs are taken as they are: optimized one by one, each array would compute anew what it has in common with others.
+    """
     bring = _delayed(PlacedTensor.bring)
     starts: list[list[int]] = [list(accumulate(axis, initial=0)) for axis in source.chunks]
-    chunks: np.ndarray = source.to_delayed()
+    chunks: np.ndarray = source.to_delayed(optimize_graph=False)
     for number, chunk in np.ndenumerate(chunks):
         yield bring(placed, tuple(at[n] for at, n in zip(starts, cast("tuple[int, ...]", number), strict=True)), chunk)
 

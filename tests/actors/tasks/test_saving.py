@@ -142,6 +142,21 @@ class TestSaved:
             save_arrays(repository, "m", {"w": da.from_array(LARGE, 300)})
         np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
 
+    def test_what_arrays_have_in_common_is_computed_once(self, repository: Repository) -> None:
+        made: list[int] = []
+
+        def drawn(block: np.ndarray) -> np.ndarray:
+            made.append(len(made))
+            return block + made[-1]  # other bytes each time
+
+        x = da.zeros(40, chunks=10).map_blocks(drawn, meta=np.empty(0))
+        with dask.config.set(scheduler="sync"):
+            save_arrays(repository, "m", {"x": x, "twice": 2 * x, "sum": x.sum()})
+        found = repository.load("m")
+        assert made == [0, 1, 2, 3]
+        np.testing.assert_array_equal(found["twice"], 2 * found["x"])
+        assert found["sum"] == found["x"].sum() == 60.0
+
     def test_as_a_save_is_asked_for(self, client: Client, name: str, tmp_path: Path) -> None:
         graph = ModelGraph([Layer("dense", {"class": "Dense"}, tensors=["w"])])
         options: dict[str, Any] = {"shards": 1, "store_bytes": STORE_BYTES, "preallocate_bytes": 0}
