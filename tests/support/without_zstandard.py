@@ -1,11 +1,11 @@
 """Starts repositories where the package zstandard cannot be imported, and says what happens, as JSON.
 
-    python tests/support/without_zstandard.py PATH RUNNING
+    python -m tests.support.without_zstandard PATH RUNNING
 
 It opens the history at PATH, and tries to start a second repository at RUNNING.
 
 Rules
-- The workers of Ray are other processes: each gets a `sitecustomize` that hides the package.
+- The workers of Ray are other processes: what forks them gets a `sitecustomize` that hides the package.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+MODULE = "tests.support.without_zstandard"
 HOOK = """
 import sys
 
@@ -46,9 +47,11 @@ def main() -> None:
     from tensorvine.clusters import LocalCluster
     from tensorvine.store import Zstd
 
+    from tests.support.warm import warm_workers
+
     path, running = sys.argv[1:]
     options = {"shards": 1, "path": path, "store_bytes": 64 << 20, "preallocate_bytes": 0}
-    with LocalCluster(object_store_bytes=128 << 20, cpus=2):
+    with warm_workers(), LocalCluster(object_store_bytes=128 << 20, cpus=2):
         said: dict[str, object] = {"start": outcome(lambda: Repository.start("with", codec=Zstd(), **options))}
         said["second"] = outcome(lambda: Repository.start("second", **{**options, "path": running}))
         with Repository.start("without", **options) as repo:
@@ -65,5 +68,5 @@ if __name__ == "__main__":
             Path(folder, "sitecustomize.py").write_text(HOOK)
             found = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
             hidden = {**os.environ, "PYTHONPATH": found, "HIDDEN": "1"}
-            code = subprocess.run([sys.executable, *sys.argv], env=hidden, check=False).returncode
+            code = subprocess.run([sys.executable, "-m", MODULE, *sys.argv[1:]], env=hidden, check=False).returncode
         sys.exit(code)

@@ -297,7 +297,8 @@ def foreign(
     with start(running) as repo:
         repo.save("m", tensors(1), durability="disk")
         child = subprocess.run(
-            [sys.executable, str(Path(__file__).parents[2] / "support/without_zstandard.py"), str(ended), str(running)],
+            [sys.executable, "-m", "tests.support.without_zstandard", str(ended), str(running)],
+            cwd=Path(__file__).parents[3],
             env={**os.environ, "RAY_ADDRESS": "local"},
             capture_output=True,
             timeout=200,

@@ -53,6 +53,7 @@ def warm_workers(modules: Iterable[str] = ()) -> Iterator[None]:
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, {FOLDER: folder}),
         mock.patch.object(RayParams, "__init__", started),
+        mock.patch.object(services, "_site_flags", return_value=["-S", "-E"]),
     ):
         ask_for(modules)
         yield

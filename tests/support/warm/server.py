@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
+import marshal
 import os
 import runpy
 import select
@@ -16,15 +16,20 @@ from contextlib import suppress
 from functools import partial
 from unittest import mock
 
+import ray
 from ray._raylet import ActorClassID, NodeID
 
 PRELOADED = (
     "pyarrow.json",
+    "pydantic.v1",
     "ray._common.pydantic_compat",
+    "ray._common.usage.usage_lib",
+    "ray._private.arrow_serialization",
     "ray._private.workers.default_worker",
     "scipy.optimize",
     "starlette.datastructures",
     "tensorvine.actors.client.repository",
+    "tensorvine.actors.engine.ray.engine",
     "tensorvine.actors.planner.planner",
     "tensorvine.actors.shard.shard",
     "tensorvine.actors.updates.consumer",
@@ -142,7 +147,8 @@ def ordered(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 def work(order: bytes, streams: list[int]) -> None:
     """Be a worker. The connection stays open until this process ends, however it does: its other end waits for that."""
-    command, environment, folder = json.loads(order)
+    arguments, environment, folder = marshal.loads(order)  # noqa: S302  of a worker of this machine, by this Python
+    program = os.path.join(os.path.dirname(ray.__file__), "_private", "workers", "default_worker.py")
     os.setpgid(0, 0)  # a raylet kills what is left of a worker's group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for place, stream in enumerate(streams):
@@ -152,9 +158,9 @@ def work(order: bytes, streams: list[int]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])
-    runpy.run_path(command[0], run_name="__main__")
+    sys.argv = [program, *arguments]
+    sys.path[0] = os.path.dirname(program)
+    runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":
