@@ -81,7 +81,7 @@ def until(ready: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not ready():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        time.sleep(0.05)
 
 
 def living(name: str) -> list[str]:

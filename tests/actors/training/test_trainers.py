@@ -84,7 +84,7 @@ def telling_slowly(context: RankContext) -> NumpyTraining:
     """Its steps leave the processor to others, for nobody looks at what it trains."""
 
     def step(now: StepContext) -> float:
-        time.sleep(0.005)
+        time.sleep(0.05)
         now.reduce("w", np.ones(2))
         return 0.0
 
