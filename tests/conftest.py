@@ -1,6 +1,7 @@
 """What tests share: one small Ray per process of pytest, and a fresh repository on it per test.
 
 Rules
+- Tests that `tests/support/long.py` names are `long`: `scripts/soak tests` runs them, `scripts/test` does not.
 - There are three tiers. A test that asks for `cluster`, or for what stands on it, is marked `ray` here. One that
   starts a Ray of its own says `own_cluster`, and is marked `ray` as well. All others are `not ray`, and whatever in
   their process wants to start or join a Ray is refused.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
+import time
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
@@ -33,7 +34,7 @@ from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters import LocalCluster
 
-from tests.support import only_on_ray
+from tests.support import long, only_on_ray
 from tests.support.dask_cluster import shared_dask
 from tests.support.warm import ask_for, warm_workers
 
@@ -41,8 +42,8 @@ STORE_BYTES = 256 << 20
 OWN_CLUSTER, BOTH_ENGINES = "own_cluster", "both_engines"
 """The markers."""
 ENGINES = ("ray", "dask")
-MANY_MODULES = 200
-"""Those of a framework are more."""
+SLOW_S = 0.1
+"""Of the processor: a collection that takes so long has looked at what was imported, or at what is as old."""
 LONGEST = (
     "test_a_second.py",
     "test_given_up.py",
@@ -70,25 +71,33 @@ settings.load_profile("ci")
 providers._get_local_constants = lambda: providers._local_constants  # pyright: ignore[reportPrivateUsage]  # stays empty
 
 _serial = count(1)
-_frozen = 0
-"""How many modules there were when objects were frozen last."""
+_collecting = [0.0, 0.0]
+"""When the last collection of all objects began, of `time.thread_time`, and how long it took."""
 _asked: set[str] = set()
 """What workers of the shared Ray are to have imported."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Read only files that name the marker where only such tests are asked for: the others import all frameworks."""
-    only = config.getoption("markexpr") == OWN_CLUSTER and collection_path.suffix == ".py"
+    only = config.getoption("markexpr").startswith(OWN_CLUSTER) and collection_path.suffix == ".py"
     return True if only and OWN_CLUSTER not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs a Ray, and what is about nothing else; the longest files come first."""
+    """Mark what needs a Ray, what is about nothing else, and what is long; the longest files come first."""
+    stale = set(long.LONG)
     for item in items:
+        if (pattern := long.pattern(item.nodeid)) is not None:
+            item.add_marker("long")
+            stale.discard(pattern)
         if config.getoption("--engine") == "dask" and (why := only_on_ray.reason(item.nodeid)) is not None:
             item.add_marker(pytest.mark.skip(why))
         if "cluster" in getattr(item, "fixturenames", ()) or item.get_closest_marker(OWN_CLUSTER):
             item.add_marker("ray")
+    chosen = config.getoption("keyword") or any("::" in argument for argument in config.args)
+    read = set() if chosen else {item.nodeid.partition("::")[0] for item in items}
+    if gone := [pattern for pattern in stale if pattern.partition("::")[0] in read]:
+        raise pytest.UsageError(f"tests/support/long.py: expected tests of each pattern; found none of {gone}")
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
@@ -110,22 +119,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Have the collector wait until all is imported."""
+    """Have the collector wait until all is imported; from then on it is watched."""
     gc.disable()
     try:
         return (yield)
     finally:
-        keep_imports_from_the_collector()
+        gc.callbacks.append(watch)
+        gc.collect()
+        keep_what_is_old_from_the_collector()
         gc.enable()
 
 
-def keep_imports_from_the_collector() -> None:
-    """Freeze what was imported: frameworks are a million objects, and each `gc.collect` would look at them all."""
-    global _frozen
-    if len(sys.modules) > _frozen + MANY_MODULES:
+def watch(phase: str, info: dict[str, int]) -> None:
+    """Take note of how long a collection of all objects takes."""
+    if info["generation"] == 2:
+        if phase == "start":
+            _collecting[0] = time.thread_time()
+        else:
+            _collecting[1] = time.thread_time() - _collecting[0]
+
+
+def keep_what_is_old_from_the_collector() -> None:
+    """Freeze what is there when a collection was slow: frameworks are a million objects, which each would look at.
+
+    Tests of what freezes and unfreezes on its own leave none frozen.
+    """
+    if _collecting[1] > SLOW_S:
         gc.collect()
         gc.freeze()
-        _frozen = len(sys.modules)
+        _collecting[1] = 0.0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -141,7 +163,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Ask for what the workers of a test's file are to have imported; what the last test has imported is frozen."""
-    keep_imports_from_the_collector()
+    keep_what_is_old_from_the_collector()
     names = {name for marker in item.iter_markers("workers_import") for name in marker.args} - _asked
     if names and item.get_closest_marker("ray"):
         _asked.update(names)

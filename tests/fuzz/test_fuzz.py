@@ -25,7 +25,7 @@ HEAVY = [target.name for target in TARGETS if target.heavy]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("names", "count"), [(LIGHT, 800), (SLOW, 200), (HEAVY, 40)], ids=["light", "slow", "heavy"])
+@pytest.mark.parametrize(("names", "count"), [(LIGHT, 300), (SLOW, 100), (HEAVY, 20)], ids=["light", "slow", "heavy"])
 def test_readers_take_whatever_comes(names: list[str], count: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--seed", str(SEED), "--count", str(count), "--target", *names]
     found = subprocess.run(

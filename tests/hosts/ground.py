@@ -110,6 +110,8 @@ class Ground:
         self.records: dict[str, Record] = {}
         self.reached: set[str] = set()
         """Steps at which a call was stopped."""
+        self.expected: set[str] = set()
+        """Steps at which the tests that ran wanted to stop one."""
         self._armed: list[Gate] = []
         self._stopped: list[Gate] = []
         """Those of them at which an operation has come."""

@@ -24,7 +24,7 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
 
 ROOT = Path(__file__).parents[2]
-SEEDS, SEEDS_BY_NAME = 80, 12
+SEEDS = {"first": ("0-39", "40-79", "0-5"), "more": ("80-119", "120-159", "6-11")}
 """In each of two processes, of no theme; and of each theme that is made only when it is asked for."""
 FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
 FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029, 3404, 5615, 15915, 65248, 69666, 37500, 2150)
@@ -72,9 +72,10 @@ def find_nothing(*shares: Sequence[str]) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_worlds_keep_the_rules() -> None:
-    by_name = [f"{theme}:0-{SEEDS_BY_NAME - 1}" for theme in BY_NAME]
-    find_nothing((f"0-{SEEDS - 1}", by_name[0]), (f"{SEEDS}-{2 * SEEDS - 1}", *by_name[1:]))
+@pytest.mark.parametrize(("one", "other", "named"), SEEDS.values(), ids=SEEDS)
+def test_worlds_keep_the_rules(one: str, other: str, named: str) -> None:
+    by_name = [f"{theme}:{named}" for theme in BY_NAME]
+    find_nothing((one, by_name[0]), (other, *by_name[1:]))
 
 
 @pytest.mark.timeout(3600)

@@ -297,7 +297,7 @@ class Scaling(RuleBasedStateMachine):
 
 
 TestScaling = Scaling.TestCase
-TestScaling.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScaling.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_a_name_does_not_move_while_a_commit_of_it_is_on_its_way() -> None:

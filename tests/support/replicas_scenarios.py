@@ -1,4 +1,4 @@
-"""Scenarios on three raylets, for `test_replicas`: each in turn, one JSON line of its outcome.
+"""Scenarios on three raylets, for `test_replicas`: a JSON line of all names, then each in turn, one of its outcome.
 
 Rules
 - They share one cluster; each has a repository of its own. What ends a node comes last.
@@ -546,6 +546,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
 
 
 def main(names: list[str]) -> None:
+    sys.stdout.write(json.dumps({"all": list(SCENARIOS)}) + "\n")
     with warm_workers(), three_nodes() as cluster:
         for name in names or SCENARIOS:
             began = time.monotonic()

@@ -2,7 +2,7 @@
 
 Rules
 - The scenarios of `replicas_scenarios` run one after another on three raylets in a process of their own; each has a
-  test here.
+  test here. Only those run whose tests do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,13 +39,20 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    """Run all scenarios: name -> what went wrong."""
-    command = [sys.executable, "-m", "tests.support.replicas_scenarios"]
+def said(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Run the scenarios whose tests were chosen: what their process printed, a line each."""
+    tests: list[Any] = [item for item in request.session.items if item.path == request.path]
+    names = [test.callspec.params["scenario"] for test in tests if test.originalname == "test_replicas"]
+    command = [sys.executable, "-m", "tests.support.replicas_scenarios", *names]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
-    found = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"scenario"')]
     assert run.returncode == 0, run.stderr[-3000:]
-    return {outcome["scenario"]: outcome["error"] for outcome in found}
+    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith(('{"all"', '{"scenario"'))]
+
+
+@pytest.fixture(scope="module")
+def outcomes(said: list[dict[str, Any]]) -> dict[str, str]:
+    """Name of a scenario -> what went wrong."""
+    return {line["scenario"]: line["error"] for line in said if "scenario" in line}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -52,5 +60,6 @@ def test_replicas(scenario: str, outcomes: dict[str, str]) -> None:
     assert not outcomes[scenario], outcomes[scenario]
 
 
-def test_every_scenario_is_a_test(outcomes: dict[str, str]) -> None:
-    assert sorted(outcomes) == sorted(SCENARIOS)
+def test_every_scenario_is_a_test(said: list[dict[str, Any]]) -> None:
+    (names,) = (line["all"] for line in said if "all" in line)
+    assert sorted(names) == sorted(SCENARIOS)

@@ -1,0 +1,95 @@
+"""Tests that are long: `scripts/soak tests` runs them, and CI does, after `scripts/test`.
+
+Rules
+- A test is long where `scripts/test` runs another of the same code: on the other engine, with other parameters, at
+  another step, smaller. So is one that needs a cluster of its own for minutes, and is about one way to run one. What it
+  shows of the logic is tested without a cluster, too.
+- All that is long runs before a change lands. What touches one of these files runs it at home: `pytest FILE` runs all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ON_RAY = "the same on Ray"
+_OTHERS = "the same with other parameters"
+_STEPS = "the same at other steps"
+_SMALLER = "the same on raylets of one machine, without cuts: tests/actors/planner/test_nodes.py"
+
+LONG: Mapping[str, str] = {
+    r"tests/actors/client/test_models.py::TestKeras::test_another_process_rebuilds": "the same in its own process",
+    r"tests/actors/client/test_transports.py::.*\[dask": _ON_RAY,
+    r"tests/actors/collective/stock/test_stock_collective.py::test_groups_overlap": "each call, in one group at a time",
+    r"tests/actors/edge/test_edge.py::.*\[dask": _ON_RAY,
+    r"tests/actors/engine/dask/test_dask_failures.py::test_(actors_whose_template|when_all_workers)": _STEPS,
+    r"tests/actors/engine/dask/test_dask_failures.py::test_a_(node_that_nobody_drains|worker_without_a_nanny)": _STEPS,
+    r"tests/actors/engine/dask/test_dask_repository.py::test_(copies|saves)": "on Ray, and test_dask_failures.py",
+    r"tests/actors/planner/test_following.py::.*\[dask": _ON_RAY,
+    r"tests/actors/planner/test_nodes.py::TestANumber::test_(scale_asks|the_load)": "test_it_means_that_number",
+    r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_a_(node_that_dies|planner)": _STEPS,
+    r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_what_lost_nodes_had": "tests/hosts/test_given_up.py",
+    r"tests/actors/planner/test_scale.py::test_reads_saves.*_join$": "while they join and drain",
+    r"tests/actors/planner/test_scale_failures.py::.*dies_while_names_move.*\[[12]": _STEPS,
+    r"tests/actors/search/test_search_deephyper.py::TestSearch::test_the_repo": "test_a_killed_worker, of that search",
+    r"tests/actors/search/test_search_tune.py::test_a_population": "its parts, one by one",
+    r"tests/actors/shard/test_durability.py::TestEverythingKilled::test_every_version": "test_no_number_is_given_again",
+    r"tests/actors/shard/test_failures.py::.*\[dask": _ON_RAY,
+    r"tests/actors/shard/test_failures.py::TestClientKilled.*\[ray-commit-(before-leaves|sent-closes)": _STEPS,
+    r"tests/actors/shard/test_ledger_failures.py::.*\[dask": _ON_RAY,
+    r"tests/actors/shard/test_persistence.py::TestContract::.*\[(s3-lossless|local-plain)": _OTHERS,
+    r"tests/actors/shard/test_replicas.py::test_replicas\[(copies|many|bytes|no backup|an idle|a holder)": _STEPS,
+    r"tests/actors/shard/test_replicas.py::test_replicas\[(home|backup) killed (before|after)": _STEPS,
+    r"tests/actors/shard/test_tiers.py::.*\[two-shards": "the same with one shard",
+    r"tests/actors/shard/test_tiers.py::TestStrangeTensors::.*\[(Delta|Quantize\(bits=3)": _OTHERS,
+    r"tests/actors/training/test_fork.py::.*\[dask": _ON_RAY,
+    r"tests/actors/training/test_training_ddp.py::test_a_ray_train_worker": "ranks of DDP that are actors",
+    r"tests/actors/updates/test_online.py::.*\[dask": _ON_RAY,
+    r"tests/benchmarks/test_benchmarks_calls.py::test_calls_of_another_raylet": "the same on one raylet",
+    r"tests/benchmarks/test_benchmarks_checkpoint.py::TestQuick": "its parties and its load, one by one",
+    r"tests/benchmarks/test_benchmarks_elastic.py::test_shards_join": "test_queries_are_asked, of the same benchmark",
+    r"tests/benchmarks/test_benchmarks_engines.py::test_everything": "its rows are judged without clusters",
+    r"tests/benchmarks/test_benchmarks_links.py::": "its cases are those of save_load, on one machine",
+    r"tests/benchmarks/test_benchmarks_nas.py::test_all_of_it_small": "the example that it runs, and its rows",
+    r"tests/benchmarks/test_benchmarks_online.py::test_consumers_are_asked": "test_who_is_told, of the same benchmark",
+    r"tests/benchmarks/test_benchmarks_online.py::test_updates_stand_beside_files": "test_who_is_told",
+    r"tests/benchmarks/test_benchmarks_persist.py::(TestQuick|test_a_cold)": "test_a_start_on_a_history",
+    r"tests/clusters/test_cluster_files.py::TestJobs::": "the scripts' text, and their commands",
+    r"tests/clusters/test_install.py::test_what_was_left_half_made": "the others there",
+    r"tests/examples/test_autoscaler.py::": _SMALLER,
+    r"tests/examples/test_edge_example.py::test_(a_server|ctrl_c)": "test_a_device_without_ray, of the same example",
+    r"tests/examples/test_finetune.py::test_ctrl_c_ends_it_on_dask": _ON_RAY,
+    r"tests/examples/test_finetune.py::test_ctrl_c_ends_it_promptly_and_cleanly\[(while Ray|in training)": _STEPS,
+    r"tests/examples/test_finetune.py::test_it_runs_without_ray": _ON_RAY,
+    r"tests/examples/test_fork_training.py::": "what it forks by: tests/actors/training/test_fork.py",
+    r"tests/examples/test_nas_dask.py::test_(a_worker|workers)": "test_nas_search.py, on Ray",
+    r"tests/examples/test_nas_resume.py::": "test_nas_journal.py",
+    r"tests/examples/test_nas_run.py::": "the same on Dask: test_nas_dask.py",
+    r"tests/examples/test_nas_search.py::test_a_search_with_files": "the same in memory",
+    r"tests/examples/test_online_ptychography.py::": "online_cancer: another network in the same loop",
+    r"tests/examples/test_place.py::TestSigterm::test_a_search": "test_one_that_was_started",
+    r"tests/examples/test_population_training.py::test_it_runs": "fork_training, and what it forks by",
+    r"tests/hosts/test_a_second.py::TestASecond::test_changes.*\[(join-(1-2|1-3|1>3)|drain-(1-2|2-3|1>3))": _OTHERS,
+    r"tests/hosts/test_a_second.py::TestASecond::test_forks.*\[(arm.after|agree.after|agree.before|adopt)": _STEPS,
+    r"tests/hosts/test_a_second.py::TestASecond::test_saves.*\[(?!1-2|2 alone)": _OTHERS,
+    r"tests/hosts/test_clocks.py::": "the simulation, whose clock of the day is set forward and back",
+    r"tests/hosts/test_given_up.py::TestGivenUp::.*\[3-3 alone|.*\[2-2 alone": _OTHERS,
+    r"tests/hosts/test_growth.py::": _SMALLER,
+    r"tests/hosts/test_head.py::": "a planner that starts again: tests/actors/shard/test_failures.py",
+    r"tests/hosts/test_neighbours.py::": "two repositories in one cluster",
+    r"tests/simulation/test_simulation.py::test_worlds_keep_the_rules\[more": "other worlds",
+    r"tests/soak/test_soak.py::test_a_short_round": "the simulation",
+    r"tests/test_wheel.py::TestAlone::test_a_repository_runs_on_dask": "the same with Ray",
+}
+"""The file, and a regular expression of how the rest of a test's id begins -> what of it `scripts/test` runs."""
+
+
+def pattern(test: str) -> str | None:
+    """Return which pattern names a test, by its id; None: it is not long."""
+    file, _, rest = test.partition("::")
+    return next((one for one in _OF_FILE.get(file, ()) if re.match(one.partition("::")[2], rest)), None)
+
+
+_OF_FILE = {
+    file: [one for one in LONG if one.partition("::")[0] == file] for file in {one.partition("::")[0] for one in LONG}
+}
