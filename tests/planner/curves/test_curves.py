@@ -95,7 +95,7 @@ class TestForms:
         st.floats(1.5, 20),
         st.integers(0, 2**31),
     )
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=15, deadline=None)
     def test_an_exponential_of_any_speed_and_height_is_foretold(
         self, form: str, height: float, end: float, decays: float, seed: int
     ) -> None:
@@ -279,7 +279,7 @@ class TestTrouble:
             fit_loss_curve(["low"])  # pyright: ignore[reportArgumentType]
 
     @given(hnp.arrays(float, st.integers(1, 40), elements=st.floats(-1e90, 1e90)), st.sampled_from(["tail", "mse"]))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     def test_whatever_the_losses_the_curve_is_finite(self, losses: np.ndarray, choose: str) -> None:
         curve: LossCurve = fit_loss_curve(losses, (*FORMS,), choose=choose)  # pyright: ignore[reportArgumentType]
         values = curve(np.arange(1000))
@@ -287,7 +287,7 @@ class TestTrouble:
         assert math.isfinite(curve.mse)
 
     @given(hnp.arrays(float, st.integers(5, 60), elements=st.floats(0, 10)))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     def test_losses_from_zero_give_curves_from_zero_that_do_not_explode(self, losses: np.ndarray) -> None:
         curve = fit_loss_curve(losses, tuple(form for form in FORMS if form != "lin2"))
         ahead = curve(np.arange(len(losses), 100_000, 17))

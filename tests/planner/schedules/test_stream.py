@@ -481,14 +481,14 @@ class TestDrift:
     """Whether losses left the prediction, and where they jumped."""
 
     @given(st.integers(0, 2**31), st.integers(2 * RECENT, 200), st.integers(RECENT, 60), st.floats(1.8, 10))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_a_jump_is_found_where_it_is(self, seed: int, before: int, after: int, height: float) -> None:
         losses = np.concatenate([np.ones(before), np.full(after, height)])
         losses *= 1 + np.random.default_rng(seed).normal(0, 0.1, len(losses))
         assert abs(jump(losses) - before) <= 2
 
     @given(st.integers(0, 2**31), st.floats(0, 0.05), st.sets(st.integers(0, 199), max_size=6))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_spikes_are_found_and_nothing_else_is(self, seed: int, pace: float, where: set[int]) -> None:
         losses = (np.exp(-pace * np.arange(200)) + 0.2) * (1 + np.random.default_rng(seed).normal(0, 0.1, 200))
         losses[sorted(where)] *= 30
@@ -515,7 +515,7 @@ class TestDrift:
     st.lists(st.sampled_from(["fall", "flat", "rise", "jump", "lost", "wild"]), min_size=1, max_size=4),
     st.integers(1, 30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_whatever_the_losses_a_plan_keeps_its_promises(
     method: str, stop: int | None, inferences: float | None, warmup: int, seed: int, phases: list[str], batch: int
 ) -> None:
