@@ -41,6 +41,8 @@ from tests.support.warm import ask_for, warm_workers
 STORE_BYTES = 256 << 20
 OWN_CLUSTER, BOTH_ENGINES = "own_cluster", "both_engines"
 """The markers."""
+ONLY_OWN = (OWN_CLUSTER, f"{OWN_CLUSTER} and long", f"{OWN_CLUSTER} and not long")
+"""Expressions of markers that choose nothing else."""
 ENGINES = ("ray", "dask")
 SLOW_S = 0.1
 """Of the processor: a collection that takes so long has looked at what was imported, or at what is as old."""
@@ -79,7 +81,7 @@ _asked: set[str] = set()
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Read only files that name the marker where only such tests are asked for: the others import all frameworks."""
-    only = config.getoption("markexpr").startswith(OWN_CLUSTER) and collection_path.suffix == ".py"
+    only = config.getoption("markexpr") in ONLY_OWN and collection_path.suffix == ".py"
     return True if only and OWN_CLUSTER not in collection_path.read_text() else None
 
 
