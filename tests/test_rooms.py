@@ -35,7 +35,7 @@ def test_no_room_holds_more_than_fifteen_files_and_each_says_what_it_is_for(pack
 
 def test_tests_mirror_the_source() -> None:
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    beside = {".", "examples", "benchmarks", "fuzz", "hosts", "simulation", "soak"}
+    beside = {".", "benchmarks", "branches", "examples", "fuzz", "hosts", "simulation", "soak"}
     assert folders - beside <= set(PACKAGES)
 
 
