@@ -22,8 +22,8 @@ from tensorvine.store.shard import ShardStats
 from tensorvine.store.versions.retention import KeepBest, KeepLast
 
 from tests.support.commands import on, run
-from tests.support.disk import eventually
 from tests.support.processes import stand_still
+from tests.support.waiting import eventually
 
 STORE = 64 << 20
 
@@ -253,15 +253,19 @@ class TestTop:
         assert [shard["shard"] for shard in told["shards"]] == [repo.shards[0]]
         assert list(told["silent"]) == [str(still)]
         assert sorted(told["nodes"][0]["shards"]) == sorted(repo.shards)
-        eventually(lambda: all(isinstance(one, ShardStats) for one in repo.stats_by_shard().values()), "both answer")
+        eventually(
+            lambda: all(isinstance(one, ShardStats) for one in repo.stats_by_shard().values()),
+            "both answer",
+            pause=0.05,
+        )
 
     def test_shards_that_joined_are_seen_by_who_watches_already(self, repo: Repository, one_again: None) -> None:
         with Repository.connect(repo.name) as watcher:
             assert len(watcher.stats_by_shard()) == 1
             repo.scale(2)
-            eventually(lambda: len(watcher.stats_by_shard()) == 2, "the new shard is seen")
+            eventually(lambda: len(watcher.stats_by_shard()) == 2, "the new shard is seen", pause=0.05)
             repo.scale(1)
-            eventually(lambda: len(watcher.stats_by_shard()) == 1, "the drained shard is seen no more")
+            eventually(lambda: len(watcher.stats_by_shard()) == 1, "the drained shard is seen no more", pause=0.05)
 
     def test_a_repository_that_was_stopped_is_not_there(self, repo: Repository) -> None:
         check_there(repo.engine, repo.name)

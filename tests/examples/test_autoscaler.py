@@ -46,8 +46,6 @@ def test_nodes_join_are_killed_and_come_again_while_the_search_goes_on_and_go_wh
         assert said["deaths"] >= 1  # a worker that had not begun to start on its node is started elsewhere
         assert said["others"], "whoever told the last candidate was not there before the nodes were killed"
         assert (said["good"], said["models"], said["problems"]) == (PLAN.candidates, PLAN.population, [])
-        assert not said["pins left"]
-        assert not said["nodes left"]
         assert outlive(mark) == []
     finally:
         for process in marked(mark):

@@ -3,15 +3,13 @@ docs/design/hosts.md."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from tests.hosts.cluster import FailedError
 from tests.hosts.conftest import HOSTS
 from tests.hosts.ground import NAMES, Ground
 from tests.hosts.network import cuts
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
@@ -33,7 +31,13 @@ class TestGivenUp:
         flush(ground)
         with at.cut(*CUTS[cut]):
             cut_off = [ground.save(r, NAMES[0], host) for r in ground.records]
-            until(lambda: not at.is_alive(host), f"host {host} to be given up")
+            eventually(
+                lambda: not at.is_alive(host),
+                f"host {host} to be given up",
+                timeout=GIVEN_UP_S,
+                pause=0.1,
+                ignoring=(FailedError,),
+            )
             for name in NAMES[:3]:  # first saves of lost names among them
                 ground.settle([ground.save(r, name, others[0]) for r in ground.records], certain=True)
             ground.settle([ground.load(r, name, others[1]) for r in ground.records for name in NAMES[:3]], certain=True)
@@ -54,15 +58,3 @@ def flush(ground: Ground) -> None:
     """Have all that has a path on it: what is not yet, may be lost with a host."""
     for repository in ("path", "both"):
         ground.hosts.client(1).do("flush", repository=repository)
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    for _ in range(int(GIVEN_UP_S / 0.1)):
-        try:
-            if reached():
-                return
-        except FailedError:
-            pass
-        threading.Event().wait(0.1)
-    pytest.fail(f"expected within {GIVEN_UP_S} s: {what}")

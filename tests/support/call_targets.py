@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,13 +155,6 @@ def sent(caller: BlockingConnections, request: Request[R]) -> SocketAnswer:
 
 def called(caller: BlockingConnections, request: Request[R]) -> R:
     return sent(caller, request).result(WAIT_S, "an actor")
-
-
-def until(reached: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 SCRIPT = """

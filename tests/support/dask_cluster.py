@@ -6,10 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 import psutil
 from distributed import Client, LocalCluster
@@ -17,6 +15,7 @@ from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 
 from tests.support.actors import reachable
+from tests.support.waiting import eventually
 
 WAIT_S = 60.0
 
@@ -83,21 +82,12 @@ def dask_processes(*nodes: str) -> Iterator[tuple[DaskProcesses, DaskEngine]]:
             client.wait_for_workers(len(nodes), timeout=WAIT_S)
             engine = engine_of(client)
             try:
-                until(lambda: len(engine.nodes()) == len(set(nodes)))
+                eventually(lambda: len(engine.nodes()) == len(set(nodes)), f"{len(set(nodes))} nodes")
                 yield processes, engine
             finally:
                 engine.close()
     finally:
         processes.close()
-
-
-def until(reached: Callable[[], Any]) -> Any:
-    """Ask again until there is an answer that counts."""
-    end = time.monotonic() + WAIT_S
-    while not (answer := reached()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return answer
 
 
 def is_running(pid: int) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.parts.files import Files
@@ -37,14 +36,6 @@ def start(path: object, shards: int = 1, store_bytes: int = STORE, **options: An
         preallocate_bytes=0,
         **options,
     )
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"expected within {timeout} s: {what}")
-        threading.Event().wait(0.05)
 
 
 def bits(array: np.ndarray, seed: int) -> np.ndarray:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -20,12 +18,14 @@ from examples.nas.evolution import Evolution
 from examples.nas.journal import Journal, Told
 from examples.nas.plan import Plan
 from examples.nas.store import Access, Keeper
+from tests.support.waiting import eventually
 
 PLAN = Plan(data="wine", candidates=24, population=6, sample=3)
 NODES = 2
 KILL_AFTER = 8
 """Candidates that are told before the nodes are killed."""
 PATIENCE_S = 150.0
+"""For nodes that the autoscaler starts and ends, which it does in its own time."""
 
 
 class Run:
@@ -39,7 +39,7 @@ class Run:
         self._killed = 0
 
     def run(self) -> dict[str, object]:
-        """Search, and wait until the nodes are gone again."""
+        """Search, and wait until the pins and the nodes are gone again."""
         before = len(self._cluster.workers())
         with Repository.start("elastic", shards=1, preallocate_bytes=0) as repository:
             trainer = PLAN.trainer()
@@ -51,7 +51,7 @@ class Run:
                 Crew(RayEngine(), trainer, access, NODES, cpus=1.0) as crew,
             ):
                 told = Controller(PLAN, search, keeper, journal, self._watch).run(crew)
-            return {
+            said = {
                 "before": before,
                 "most": max(self._nodes),
                 "killed": self._killed,
@@ -60,9 +60,15 @@ class Run:
                 "good": sum(one.outcome.quality is not None for one in told),
                 "models": len(repository.models()),
                 "problems": [str(problem) for problem in repository.verify()],
-                "pins left": not until(lambda: not sum(shard.pins for shard in repository.stats().shards)),
-                "nodes left": not until(lambda: not self._cluster.workers()),
             }
+            eventually(
+                lambda: not sum(shard.pins for shard in repository.stats().shards),
+                "no pin is left",
+                timeout=PATIENCE_S,
+                pause=0.2,
+            )
+            eventually(lambda: not self._cluster.workers(), "no node is left", timeout=PATIENCE_S, pause=0.2)
+            return said
 
     def _watch(self, told: Told) -> None:
         """Kill all nodes at once: the search can only go on with those that the autoscaler makes in their place.
@@ -73,7 +79,9 @@ class Run:
         if not self._killed:
             self._before.add(told.outcome.worker)
         if not self._killed and len(self._nodes) == KILL_AFTER:
-            until(lambda: len(self._cluster.workers()) == NODES)
+            eventually(
+                lambda: len(self._cluster.workers()) == NODES, "all nodes are there", timeout=PATIENCE_S, pause=0.2
+            )
         nodes = self._cluster.workers()
         self._nodes.append(len(nodes))
         if not self._killed and len(self._nodes) > KILL_AFTER:
@@ -93,14 +101,6 @@ def title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def until(reached: Callable[[], bool]) -> bool:
-    """Wait for something, and say whether it came about."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (done := reached()) and time.monotonic() < deadline:
-        threading.Event().wait(0.2)
-    return done
 
 
 if __name__ == "__main__":

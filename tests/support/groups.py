@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,10 +19,13 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import psutil
 from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.group import Group, Work
 from tensorvine.actors.collective.rendezvous import LocalRendezvous
 from tensorvine.store.errors import TensorVineError
+
+from tests.support.processes import stand_still
 
 TIMEOUT_S = 20.0
 MIB = 1 << 20
@@ -79,13 +80,6 @@ def each(members: Iterable[Group], act: Callable[[Group], Any]) -> list[Any]:
     members = list(members)
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(run, members))
-
-
-def wait_until(reached: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, f"expected {what}"
-        time.sleep(0.001)
 
 
 def held() -> tuple[int, int]:
@@ -229,10 +223,7 @@ class Mortal:
 
     def stop(self) -> None:
         """Make it silent; returns when it is."""
-        pid = self._process.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: _state(pid) == "T", "the process to be stopped")
+        stand_still(psutil.Process(self._process.pid))
 
     def end(self) -> None:
         self.kill()
@@ -243,11 +234,6 @@ class Mortal:
     def _check(answer: Exception | None) -> None:
         if answer is not None:
             raise answer
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 @contextmanager

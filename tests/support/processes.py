@@ -1,14 +1,24 @@
-"""Processes of tests that are stopped and go on."""
+"""Processes of tests: those of a Ray, and one that stands still for a while."""
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
 import psutil
 
-PATIENCE_S = 60.0
+from tests.support.waiting import eventually
+
+
+def of_ray_in(folder: Path) -> list[psutil.Process]:
+    """Find the processes whose Ray keeps what it writes in this folder."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAY_TMPDIR") == str(folder):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
 
 
 def stand_still(process: psutil.Process) -> None:
@@ -18,11 +28,8 @@ def stand_still(process: psutil.Process) -> None:
     for a while.
     """
     process.suspend()
-    deadline = time.monotonic() + PATIENCE_S
-    while any(_runs(task) for task in Path(f"/proc/{process.pid}/task").iterdir()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"process {process.pid}: expected all threads to stop within {PATIENCE_S} s")
-        threading.Event().wait(0.005)
+    tasks = Path(f"/proc/{process.pid}/task")
+    eventually(lambda: not any(map(_runs, tasks.iterdir())), f"process {process.pid} stands still", pause=0.005)
 
 
 def _runs(task: Path) -> bool:

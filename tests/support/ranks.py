@@ -119,13 +119,6 @@ def outcomes(members: Sequence[Group], act: Callable[[Group], Any]) -> list[Any]
     return together(members, run)
 
 
-def wait_until(reached: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, f"expected {what}"
-        time.sleep(0.002)
-
-
 class FileRendezvous:
     """Where processes meet that have nothing in common but a folder."""
 

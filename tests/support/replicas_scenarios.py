@@ -38,6 +38,7 @@ from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OptionEr
 from benchmarks.raylets import _await_room
 from tests.support.commands import on
 from tests.support.processes import stand_still
+from tests.support.waiting import PROMPT_S, eventually
 from tests.support.warm import warm_workers
 
 STORE = 256 << 20
@@ -45,16 +46,6 @@ BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(1 << 20, np.float
 GRAPH = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def eventually(
-    condition: Callable[[], bool], what: str, timeout: float = 40.0, found: Callable[[], object] = lambda: ""
-) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"expected within {timeout} s: {what}; {found()}")
-        threading.Event().wait(0.05)
 
 
 def name_at(repo: Repository, shard: int, tag: str = "m") -> str:
@@ -110,7 +101,7 @@ def backup_of(repo: Repository, shard: int) -> int:
         return bool(found) and replica_stores == [name for _, name in found]
 
     found: list[tuple[int, str]] = []
-    eventually(complete, f"the replica of shard {shard} is complete")
+    eventually(complete, f"the replica of shard {shard} is complete", pause=0.05)
     return found[0][0]
 
 
@@ -138,7 +129,11 @@ def nothing_left(repo: Repository) -> bool:
 def retire_all(repo: Repository) -> None:
     for ref in repo.models():
         repo.retire(ref)
-    eventually(lambda: nothing_left(repo), "nothing left", found=lambda: f"found {repo.stats().shards}")
+    try:
+        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S, pause=0.05)
+    except pytest.fail.Exception as exc:
+        exc.add_note(f"found {repo.stats().shards}")
+        raise
 
 
 @contextmanager
@@ -355,7 +350,7 @@ def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
         patch(repo, here, die_at_put("before", ours=True))
         with pytest.raises(ShardUnavailableError):
             repo.save(name, BIG, timeout=30)
-        eventually(lambda: nothing_left(repo), "nothing left of the save")
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
         assert repo.models() == []
         assert same(repo.load(repo.save(name, BIG).ref), BIG)
         retire_all(repo)
@@ -370,7 +365,9 @@ def an_idle_backup_is_killed(cluster: Cluster) -> None:
         for _ in range(2):
             backup = backup_of(repo, here)
             kill(repo, backup)
-            eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
+            eventually(
+                lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again", pause=0.05
+            )
         backup_of(repo, here)
         kill(repo, here)
         assert same(repo.load(name), BIG)
@@ -464,7 +461,9 @@ def with_a_path_only_what_waits_is_replicated(cluster: Cluster) -> None:
         name = name_at(repo, here)
         repo.save(name, BIG)
         repo.flush()
-        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated")
+        eventually(
+            lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated", pause=0.05
+        )
         patch(repo, here, hold_the_disk)
         repo.save(name, {**BIG, "a": BIG["a"] * 2})
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
@@ -485,14 +484,16 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
         backup_of(repo, here)
         patch(repo, here, hold_manifests)
         repo.save(name, BIG)
-        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
-        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
+        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk", pause=0.05)
+        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it", pause=0.05)
         patch(repo, here, tell_the_replica)
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
         assert same(repo.load(name), BIG)
         repo.flush()
-        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk")
+        eventually(
+            lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk", pause=0.05
+        )
         assert not repo.verify(), repo.verify()
 
 

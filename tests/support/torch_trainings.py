@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from tensorvine.actors.training.torch.training import TorchTraining
 from tensorvine.actors.training.training import RankContext, Training
 from torch import nn
+from torch.optim import lr_scheduler
 
 CLASSES = 5
 
@@ -116,6 +117,24 @@ def batches(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def steps_down(optimizer: Any) -> Any:
+    return lr_scheduler.StepLR(optimizer, 4, 0.5)
+
+
+def one_cycle(optimizer: Any) -> Any:
+    return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+
+
+def in_turn(optimizer: Any) -> Any:
+    return lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.MultiStepLR(optimizer, [3, 7])], [4]
+    )
 
 
 def make(

@@ -19,7 +19,7 @@ SCRIPT = textwrap.dedent("""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from tensorvine.actors import Repository
     from tensorvine.store import Layer, ModelGraph
-    from tests.support.disk import eventually
+    from tests.support.waiting import eventually
     from tests.support.warm import warm_workers
     from tests.support.warm.worker import FOLDER
 
@@ -95,7 +95,8 @@ SCRIPT = textwrap.dedent("""
     print("shared tensors stay:", {s.shard: s.tensors for s in repo.stats().shards} == {here: 2, far: 1})
     repo.retire(child)
     # the other shard is told after the answer
-    eventually(lambda: all(s.tensors == s.bytes_allocated == 0 for s in repo.stats().shards), "nothing to be left")
+    empty = lambda: all(s.tensors == s.bytes_allocated == 0 for s in repo.stats().shards)
+    eventually(empty, "nothing to be left", pause=0.05)
     print("nothing left: True")
 
     lone = Repository.start("lone", shards=1, preallocate_bytes=0)

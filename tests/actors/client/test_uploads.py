@@ -25,9 +25,9 @@ from tensorvine.actors.transport.frames import Gathered, Row
 from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.holders import Save
-from tensorvine.store.waiting import Backoff, Deadline
 
 from tests.support.far import connect_from_afar
+from tests.support.waiting import eventually
 
 WAIT_S = 60.0
 CAPACITY = 256 << 20
@@ -129,19 +129,13 @@ def name(repo: Repository) -> Iterator[str]:
     yield name
     for ref in repo.models(name):
         repo.retire(ref)
-    eventually(lambda: left(repo) == (0, 0), "no memory is taken")
+    eventually(lambda: left(repo) == (0, 0), "no memory is taken", pause=0.05)
 
 
 def left(repo: Repository) -> tuple[int, int]:
     """Bytes that hold segments, and that are being filled."""
     (shard,) = repo.stats().shards
     return shard.bytes_allocated, shard.bytes_staged
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline, pauses = Deadline.after(WAIT_S), Backoff(0.01, 0.1)
-    while not condition():
-        assert pauses.wait(deadline), f"expected: {what}"
 
 
 def by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +215,7 @@ class TestEachWay:
         assert len(granted) == 1
         with ThreadPoolExecutor(1) as threads:
             saving = threads.submit(far.save, name, {"a": np.ones(40 << 20, np.uint8)}, timeout=WAIT_S)
-            eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits")
+            eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits", pause=0.05)
             assert repo.stats().shards[0].waiting_for_memory == 1
             assert not saving.done()
             repo._session.call(0, ShardCalls.abort(other, []))
@@ -237,7 +231,7 @@ class TestFetched:
                 threads.submit(client.save, f"{name}", tensors, inherit=None, timeout=WAIT_S)
                 for client, tensors in zip((far, other), given, strict=True)
             ]
-            eventually(lambda: len(offers.addresses) == 2, "both offer what they save")
+            eventually(lambda: len(offers.addresses) == 2, "both offer what they save", pause=0.05)
             offers.go_on.set()
             saved = [save.result(WAIT_S).ref for save in saving]
         assert all(equal(repo.load(ref), tensors) for ref, tensors in zip(saved, given, strict=True))
@@ -291,7 +285,7 @@ class TestFetched:
             with pytest.raises(ShardUnavailableError, match="TCP server"):
                 far.save(name, tensors, timeout=WAIT_S)
         assert (offers.put, offers.closed, repo.models(name)) == (0, True, [])
-        eventually(lambda: left(repo) == (0, 0), "what was granted comes back")
+        eventually(lambda: left(repo) == (0, 0), "what was granted comes back", pause=0.05)
         assert equal(repo.load(far.save(name, tensors).ref), tensors)
         assert offers.put == 0
 

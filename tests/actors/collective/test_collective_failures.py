@@ -17,7 +17,7 @@ SOON_S = 8.0
 """A death is known much sooner than at the operation's timeout, 20 s, on a loaded machine, too."""
 SHARED = ("barrier", "all_reduce", "all_gather", "broadcast of 2", "recv from 2", "send to 2")
 GLOO = ("all_reduce", "recv from 2", "send to 2")
-"""Fewer, as its library has tests of its own (test_gloo.py)."""
+"""Fewer, as its library has tests of its own (test_gloo_failures.py)."""
 MATRIX = [
     pytest.param(*backend.values, operation, marks=backend.marks)
     for backend, operations in zip(backends("shared", "gloo"), (SHARED, GLOO), strict=True)

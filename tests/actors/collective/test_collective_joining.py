@@ -26,7 +26,8 @@ from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorVineError
 
-from tests.support.ranks import at_once, backends, wait_until
+from tests.support.ranks import at_once, backends
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class Coroutines:
@@ -169,13 +170,13 @@ def test_shared_memory_that_cannot_be_read_is_an_error_that_says_why(monkeypatch
 def test_members_that_want_different_back_ends_are_told() -> None:
     meeting, before = LocalRendezvous(), len(os.listdir("/proc/self/fd"))
     jobs = [
-        partial(connect, "g", rank, 2, backend=backend, timeout=20, rendezvous=meeting)
+        partial(connect, "g", rank, 2, backend=backend, timeout=2 * PATIENCE_S, rendezvous=meeting)
         for rank, backend in enumerate(["auto", "shared"])
     ]
     for error in at_once([partial(outcome, job) for job in jobs]):
         assert isinstance(error, ValueError)
         assert "back end" in str(error)
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing to stay open")
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing to stay open", pause=0.002)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +207,4 @@ def test_who_ends_before_it_connects_is_missed_and_nothing_stays_open() -> None:
             offers[1], "g", epoch=0, rank=1, size=2, endpoints=[offer.endpoint for offer in offers], timeout=5.0
         )
     offers[1].close()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing to stay open")
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing to stay open", pause=0.002)

@@ -1,4 +1,4 @@
-"""Groups on one machine: what is their own. What all groups do is in test_groups.py."""
+"""Groups on one machine: what is their own. What all groups do is in test_groups*.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tensorvine.actors.collective.shared import member as shared
 from tensorvine.actors.collective.shared.crossmemory import Memory, Seal, UnreadableError, trouble
 from tensorvine.store.errors import OperationTimeoutError, TensorMismatchError
 
-from tests.support.ranks import joined, outcomes, processes, together, wait_until
+from tests.support.ranks import joined, outcomes, processes, together
+from tests.support.waiting import eventually
 
 # ---- memory -------------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ def test_small_messages_do_not_wait_and_many_do() -> None:
             assert (got == k).all()
         for work in works:
             work.wait()
-        wait_until(lambda: groups[0]._peers[1].unread == 0, "room for small messages")  # type: ignore[attr-defined]
+        eventually(lambda: groups[0]._peers[1].unread == 0, "room for small messages", pause=0.002)  # type: ignore[attr-defined]
         assert groups[0].isend(np.zeros(1), 1).done()
 
 
@@ -155,7 +156,7 @@ def test_nothing_writes_to_an_array_after_its_receive_has_failed(monkeypatch: py
         assert reached.wait(10)
         waiting = threading.Thread(target=lambda: outcomes([groups[1]], lambda _: work.wait(0.01)))
         waiting.start()
-        wait_until(lambda: groups[1].standing.reason is not None, "the group to be broken")  # type: ignore[attr-defined]
+        eventually(lambda: groups[1].standing.reason is not None, "the group to be broken", pause=0.002)  # type: ignore[attr-defined]
         assert waiting.is_alive()  # a copy is under way
         go_on.set()
         waiting.join(10)

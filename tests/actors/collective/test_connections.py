@@ -20,7 +20,8 @@ from tensorvine.actors.collective.timeouts import TIMEOUTS
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError
 from tensorvine.store.waiting import Deadline
 
-from tests.support.groups import at_once, wait_until
+from tests.support.groups import at_once
+from tests.support.waiting import eventually
 
 SOON = Deadline.after
 
@@ -76,10 +77,10 @@ def test_frames_come_whole_and_in_order_however_slowly_they_are_read(pair: Any) 
     for frame in frames:  # many more than the socket takes: who posts does not wait
         here.post(1, frame)
     gate.set()
-    wait_until(lambda: len(there.frames) == len(frames), "all frames")
+    eventually(lambda: len(there.frames) == len(frames), "all frames", pause=0.001)
     assert there.frames == frames
     here.close()
-    wait_until(lambda: there.losses == ["left"], "word of the end")
+    eventually(lambda: there.losses == ["left"], "word of the end", pause=0.001)
 
 
 def test_what_was_posted_last_arrives_before_the_end(pair: Any) -> None:
@@ -88,7 +89,7 @@ def test_what_was_posted_last_arrives_before_the_end(pair: Any) -> None:
     for k in range(1000):
         here.post(1, Frame(OWN, k, payload=bytes(PAYLOAD_BYTES) if k == 999 else b""))
     here.close()
-    wait_until(lambda: bool(there.losses), "word of the end")
+    eventually(lambda: bool(there.losses), "word of the end", pause=0.001)
     assert (len(there.frames), there.losses) == (1000, ["left"])
 
 
@@ -99,7 +100,7 @@ def test_what_comes_before_a_member_listens_is_kept(host: str | None) -> None:
     for k in range(400):
         here.post(1, Frame(OWN, k, payload=bytes(PAYLOAD_BYTES)))  # more than sockets hold
     there.connections.start()
-    wait_until(lambda: len(there.frames) == 400, "all frames")
+    eventually(lambda: len(there.frames) == 400, "all frames", pause=0.001)
     assert [frame.number for frame in there.frames] == list(range(400))
     there.connections.close()
     here.close()
@@ -111,7 +112,7 @@ def test_an_end_without_a_word_is_a_death(host: str | None) -> None:
     there.connections.start()
     links[0][1].send(Frame(OWN, 7))
     links[0][1].close()
-    wait_until(lambda: there.losses == ["died"], "word of the end")
+    eventually(lambda: there.losses == ["died"], "word of the end", pause=0.001)
     assert [frame.number for frame in there.frames] == [7]
     there.connections.close()
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import ml_dtypes
 import numpy as np
-import psutil
 import pytest
-from tensorvine.actors import Repository
 from tensorvine.actors.edge.consumer import EdgeConsumer
 from tensorvine.actors.edge.listener import COMPARE_S
-from tensorvine.actors.rpc.messages import ShardConfig
-from tensorvine.actors.rpc.redis_connection import enter_start, posted_shards, present_start
-from tensorvine.actors.shard.serving.redis_index import RedisIndex
-from tensorvine.actors.transport.frames import Served
-from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     CorruptDataError,
@@ -33,122 +22,13 @@ from tensorvine.store.errors import (
     RepositoryNotFoundError,
     ShardUnavailableError,
     StorageError,
-    TensorMismatchError,
 )
-from tensorvine.store.segments.segment import SegmentId, layout
-from tensorvine.store.versions.manifest import Header, TensorEntry, digest_of, encode_body
 
+from tests.support.edge_site import Asking, Site, Tagged, tagged
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 30.0
-NO_GRAPH = ModelGraph(())
-SHAPES = {"a": (300, 7), "b": (5,), "c": ()}
 STRANGE = "-.A/b..c//_/" + "z" * 150
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    (tmp_path / "redis").mkdir()
-    with RedisServer(tmp_path / "redis") as running:
-        yield running
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"expected within {PATIENCE_S} s: {what}")
-        threading.Event().wait(0.01)
-
-
-def tagged(tag: int) -> dict[str, np.ndarray]:
-    """A version of which every element says which one it is."""
-    return {name: np.full(shape, tag, np.float32) for name, shape in SHAPES.items()}
-
-
-class Tagged:
-    """Answers with all the tags that its tensors have."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, np.ndarray] = {}
-
-    def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        if {name: array.shape for name, array in tensors.items()} != SHAPES:
-            raise TensorMismatchError(f"expected {SHAPES}; found {sorted(tensors)}")
-        for name in SHAPES:  # one after the other, with a chance for whoever answers in between
-            self.tensors[name] = tensors[name]
-            threading.Event().wait(0.001)
-
-    def __call__(self, batch: Any) -> set[int]:
-        return {int(value) for array in self.tensors.values() for value in np.unique(array)}
-
-
-class Site:
-    """A repository of one shard as it looks from outside: what it posts in Redis, and its TCP server."""
-
-    def __init__(self, server: RedisServer, start: str = "s1") -> None:
-        enter_start(server.url, "repo", start)
-        config = ShardConfig(
-            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start=start
-        )
-        self._graphs: dict[bytes, ModelGraph] = {}
-        self.board = RedisIndex(server.url, config, lambda key: self._graphs[key].to_json())
-        self.held: dict[SegmentId, tuple[np.ndarray, dict[int, tuple[int, int]], list[str]]] = {}
-        self._versions: dict[str, int] = {}
-        self._serial = itertools.count(1)
-        self.listen()
-
-    def listen(self) -> None:
-        """Serve, at a place that was never used before."""
-        self.wire = TcpServer(self._answer, "127.0.0.1")
-        self.board.shard_at(*self.wire.address, self.wire.token)
-
-    def save(self, name: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph = NO_GRAPH) -> ModelRef:
-        segment = (0, next(self._serial))
-        arrays = [np.ascontiguousarray(array).reshape(array.shape) for array in tensors.values()]
-        offsets, length = layout([array.nbytes for array in arrays])
-        block = np.zeros(length, np.uint8)
-        slots: dict[int, tuple[int, int]] = {}
-        for slot, (offset, array) in enumerate(zip(offsets, arrays, strict=True)):
-            block[offset : offset + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-            slots[slot] = (offset, array.nbytes)
-        digests = [digest_of(block[offset : offset + nbytes]) for offset, nbytes in slots.values()]
-        self.held[segment] = (block, slots, digests)
-        entries = {
-            tensor: TensorEntry(str(array.dtype), array.shape, array.nbytes, None, segment, slot)
-            for slot, (tensor, array) in enumerate(tensors.items())
-        }
-        self._graphs[graph.fingerprint] = graph
-        ref = ModelRef(name, self._versions.get(name, 0) + 1)
-        self._versions[name] = ref.version
-        header = Header(
-            ref=ref,
-            parent=None,
-            quality=0.25,
-            metadata='{"epoch": 2}',
-            created_ns=time.time_ns(),
-            graph_key=graph.fingerprint,
-            bytes_owned=length,
-            bytes_total=length,
-        )
-        self.board.announce([(header, encode_body(entries))])
-        return ref
-
-    def close(self) -> None:
-        self.wire.close()
-        self.board.close()
-
-    def _answer(self, wanted: Any, timeout: float, digests: bool) -> Any:
-        gone = [segment for segment in wanted if segment not in self.held]
-        if gone:
-            raise ModelLostError(f"segments {gone} are gone")
-        served: dict[SegmentId, Served] = {}
-        for segment, numbers in wanted.items():
-            block, slots, _ = self.held[segment]
-            served[segment] = Served(block, {slot: slots[slot] for slot in numbers})
-        return served, lambda: {
-            segment: [self.held[segment][2][slot] for slot in wanted[segment]] for segment in wanted
-        }
 
 
 @pytest.fixture
@@ -162,44 +42,6 @@ def site(server: RedisServer) -> Iterator[Site]:
 def edge(server: RedisServer, site: Site) -> Iterator[EdgeConsumer]:
     with EdgeConsumer(server.url, "m", Tagged, repository="repo", timeout=5.0) as consumer:
         yield consumer
-
-
-class Asking:
-    """Asks a consumer all the time, and keeps what it answered."""
-
-    def __init__(self, consumer: EdgeConsumer) -> None:
-        self._consumer = consumer
-        self._closing = threading.Event()
-        self.answers = 0
-        self.versions: list[int] = []
-        self.wrong: list[object] = []
-        self._thread = threading.Thread(target=self._ask)
-
-    def more(self) -> None:
-        """Wait for answers that began after this was called."""
-        before = self.answers
-        eventually(lambda: self.answers > before + 2, "more answers")
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._thread.join(PATIENCE_S)
-
-    def _ask(self) -> None:
-        while not self._closing.is_set():
-            try:
-                answer = self._consumer.infer(None)
-            except Exception as exc:  # noqa: BLE001  the test shows it
-                self.wrong.append(exc)
-                return
-            if answer.outputs != {answer.ref.version}:
-                self.wrong.append(answer)
-            if not self.versions or self.versions[-1] != answer.ref.version:
-                self.versions.append(answer.ref.version)
-            self.answers += 1
 
 
 class TestWithoutAnEngine:
@@ -501,155 +343,3 @@ class TestFollowing:
             ref = site.save(STRANGE, tagged(1))
             assert consumer.wait_newer(0, PATIENCE_S) == ref
             assert consumer.wait_for(1, PATIENCE_S) == ref
-
-
-@pytest.fixture
-def repo(cluster: object, server: RedisServer) -> Iterator[Repository]:
-    with start(server) as repository:
-        yield repository
-
-
-def start(server: RedisServer, **options: Any) -> Repository:
-    name = options.pop("name", f"edge/{uuid.uuid4().hex[:6]}")
-    return Repository.start(name, shards=2, preallocate_bytes=0, redis=server.url, **options)
-
-
-def name_at(repo: Repository, shard: int) -> str:
-    """Return a name whose home is `shard`."""
-    return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{i}") == shard)
-
-
-def kill_shard(repo: Repository, shard: int) -> None:
-    process = psutil.Process(repo._session.connection(shard).hello.pid)
-    process.kill()
-    psutil.wait_procs([process], timeout=PATIENCE_S)
-
-
-@pytest.mark.both_engines
-class TestRepository:
-    @pytest.mark.parametrize("shard", [0, 1])
-    def test_saves_arrive_and_inherited_tensors_with_them(
-        self, server: RedisServer, repo: Repository, shard: int
-    ) -> None:
-        name = name_at(repo, shard)
-        tensors = {**tagged(1), "d": np.ones((4 << 20) + 3, np.uint8)}
-        with EdgeConsumer(server.url, name, repository=repo.name) as consumer:
-            repo.save(name, tensors, quality=0.5, metadata={"step": 7})
-            assert consumer.wait_newer(0, PATIENCE_S) == ModelRef(name, 1)
-            repo.save(name, {**tensors, "b": tagged(2)["b"]})
-            assert consumer.wait_newer(1, PATIENCE_S) == ModelRef(name, 2)
-            found = consumer.load()
-            assert consumer.info(f"{name}@1") == repo.info(f"{name}@1")
-            repo.retire(f"{name}@1")
-            eventually(lambda: consumer.info().ref == ModelRef(name, 2), "the second")
-            again = consumer.load()
-        for loaded in (found, again):
-            assert loaded.keys() == tensors.keys()
-            assert all(np.array_equal(loaded[n], array) for n, array in {**tensors, "b": tagged(2)["b"]}.items())
-
-    def test_one_of_the_same_name_that_another_cluster_runs_is_not_replaced(
-        self, cluster: object, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("tensorvine.actors.client.launch.OTHERS_END_S", 0.0)
-        other = Site(server)
-        try:
-            eventually(lambda: len(posted_shards(server.url, "repo")) == 1, "where the other's shard is")
-            with pytest.raises(StorageError, match="no repository named 'repo' but this one; another runs"):
-                start(server, name="repo")
-            assert present_start(server.url, "repo") == "s1"
-        finally:
-            other.close()
-        with start(server, name="repo"):
-            assert present_start(server.url, "repo") != "s1"
-
-    def test_a_shard_that_is_killed_stands_elsewhere_and_its_next_version_arrives(
-        self, server: RedisServer, repo: Repository
-    ) -> None:
-        name = name_at(repo, 1)
-        with EdgeConsumer(server.url, name, Tagged, repository=repo.name) as consumer:
-            repo.save(name, tagged(1))
-            consumer.wait_for(1, PATIENCE_S)
-            with Asking(consumer) as asking:
-                kill_shard(repo, 1)
-                asking.more()
-                ref = saved_again(repo, name)
-                consumer.wait_for(ref.version, PATIENCE_S)
-                asking.more()
-            assert asking.wrong == []
-
-    def test_a_repository_that_grows_and_shrinks_is_followed(self, server: RedisServer, repo: Repository) -> None:
-        names = [name_at(repo, shard) for shard in (0, 1)]
-        with (
-            EdgeConsumer(server.url, names[0], repository=repo.name) as one,
-            EdgeConsumer(server.url, names[1], Tagged, repository=repo.name) as two,
-        ):
-            for name in names:
-                repo.save(name, tagged(1))
-            two.wait_for(1, PATIENCE_S)
-            with Asking(two) as asking:
-                for version, shards in ((2, 3), (3, 1), (4, 2)):
-                    repo.scale(shards)
-                    for name, consumer in zip(names, (one, two), strict=True):
-                        assert int(consumer.load(f"{name}@{version - 1}", PATIENCE_S)["c"]) == version - 1
-                        assert repo.save(name, tagged(version)).ref.version == version
-                        assert consumer.wait_newer(version - 1, PATIENCE_S) == ModelRef(name, version)
-                        assert int(consumer.load(timeout=PATIENCE_S)["c"]) == version
-                    two.wait_for(version, PATIENCE_S)
-                    asking.more()
-            assert asking.wrong == []
-
-    def test_a_repository_with_a_path_posts_again_what_its_disk_has(
-        self, server: RedisServer, cluster: object, tmp_path: Path
-    ) -> None:
-        name = f"edge/{uuid.uuid4().hex[:6]}"
-        with start(server, name=name, path=str(tmp_path / "path")) as repo:
-            model = name_at(repo, 0)
-            with EdgeConsumer(server.url, model, repository=name) as consumer:
-                repo.save(model, tagged(1), durability="disk")
-                assert consumer.wait_newer(0, PATIENCE_S) == ModelRef(model, 1)
-                kill_shard(repo, 0)
-                assert int(consumer.load(timeout=PATIENCE_S)["c"]) == 1
-        with (
-            start(server, name=name, path=str(tmp_path / "path")) as repo,
-            EdgeConsumer(server.url, model, repository=name) as consumer,
-        ):
-            assert consumer.wait_newer(0, PATIENCE_S) == ModelRef(model, 1)
-            assert int(consumer.load()["c"]) == 1
-            repo.save(model, tagged(2))
-            assert consumer.wait_newer(1, PATIENCE_S) == ModelRef(model, 2)
-
-    def test_a_repository_in_memory_that_starts_anew_is_followed(self, server: RedisServer, cluster: object) -> None:
-        name = f"edge/{uuid.uuid4().hex[:6]}"
-        with start(server, name=name) as repo:
-            repo.save("m", tagged(1))
-            repo.save("m", tagged(2))
-            consumer = EdgeConsumer(server.url, "m", Tagged, repository=name)
-            consumer.wait_for(2, PATIENCE_S)
-        with consumer, start(server, name=name) as repo:
-            assert consumer.infer(None).ref == ModelRef("m", 2)
-            repo.save("m", tagged(1))
-            eventually(lambda: consumer.ref == ModelRef("m", 1), "the new repository's first version")
-
-    def test_no_save_waits_for_redis(self, server: RedisServer, repo: Repository) -> None:
-        server.kill()
-        begun = time.monotonic()
-        for version in range(1, 6):
-            repo.save("m", tagged(version))
-        assert time.monotonic() - begun < PATIENCE_S / 3
-        assert repo.wait_newer("m", 4) == ModelRef("m", 5)
-        server.start()
-        with EdgeConsumer(server.url, "m", repository=repo.name) as consumer:
-            assert consumer.wait_newer(0, PATIENCE_S) == ModelRef("m", 5)
-            assert int(consumer.load()["c"]) == 5
-
-
-def saved_again(repo: Repository, name: str) -> ModelRef:
-    """Save a version whose tag is its number, once the shard is back."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return repo.save(name, tagged(2), inherit=None).ref
-        except ShardUnavailableError:
-            if time.monotonic() > deadline:
-                raise
-        threading.Event().wait(0.05)

@@ -19,7 +19,8 @@ from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.store.errors import EngineStoppedError, OptionError, RepositoryNotFoundError
 
-from tests.support.dask_cluster import WAIT_S, local_cluster, until
+from tests.support.dask_cluster import WAIT_S, local_cluster
+from tests.support.waiting import eventually
 
 NOTHING_IMPORTED = """
 import sys
@@ -166,7 +167,7 @@ class TestDask:
             repository.leave()
         with pytest.raises(EngineStoppedError, match="it was closed"):
             engine.nodes()
-        until(lambda: not engine._switchboard._thread.is_alive())
+        eventually(lambda: not engine._switchboard._thread.is_alive(), "the engine's thread has ended")
         with Client(cluster) as another:
             anew = Repository.connect("ends", engine=another)
             assert anew.engine is not engine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -36,6 +35,7 @@ from tensorvine.store.graphs.graph import Layer, ModelGraph
 
 from tests.support.dask_cluster import local_cluster
 from tests.support.probe import PATIENCE_S, Probe
+from tests.support.waiting import eventually
 
 SOON_S = 0.2
 
@@ -118,7 +118,7 @@ class EngineContract:
         self.ask(engine, actor, "start")
         assert engine.actors()[name] == engine.this_node()
         engine.kill(name)
-        until(lambda: name not in engine.actors())
+        eventually(lambda: name not in engine.actors(), "the killed actor is listed no more", pause=0.005)
 
     def test_a_first_life_is_not_a_restart(self, engine, probe):
         assert self.ask(engine, probe, "life") is False
@@ -187,7 +187,7 @@ class EngineContract:
         assert engine.first([polled], SOON_S) is None
         answer = engine.call(probe, "pid")
         assert engine.first([polled, answer], PATIENCE_S) is answer
-        until(lambda: self.ask(engine, probe, "listeners", topic))
+        eventually(lambda: self.ask(engine, probe, "listeners", topic), "the poll waits", pause=0.005)
         self.ask(engine, probe, "tell", topic)
         assert engine.first([polled], PATIENCE_S) is polled
 
@@ -221,7 +221,7 @@ class EngineContract:
         gate, topic = new_name(), new_name()
         stalled = engine.call(probe, "stall", gate)
         polled = engine.call(probe, "hear", topic)
-        until(lambda: self.ask(engine, probe, "listeners", topic))
+        eventually(lambda: self.ask(engine, probe, "listeners", topic), "the poll waits", pause=0.005)
         self.ask(engine, probe, "tell", topic)
         assert engine.result(polled, PATIENCE_S, "probe") == topic
         self.ask(engine, probe, "release", gate)
@@ -230,7 +230,7 @@ class EngineContract:
     def test_long_polls_are_answered_when_there_is_news(self, engine, probe):
         topic = new_name()
         polls = [engine.call(probe, "hear", topic) for _ in range(100)]
-        until(lambda: self.ask(engine, probe, "listeners", topic) == 100)
+        eventually(lambda: self.ask(engine, probe, "listeners", topic) == 100, "all polls wait", pause=0.005)
         self.ask(engine, probe, "tell", topic)
         assert [engine.result(poll, PATIENCE_S, "probe") for poll in polls] == [topic] * 100
 
@@ -248,7 +248,7 @@ class EngineContract:
         _, actor = spawn(start=5)
         with pytest.raises(ShardUnavailableError):
             self.ask(engine, actor, "die")
-        assert until(lambda: self.answer_of(engine, actor, "life")) is True
+        assert eventually(lambda: self.answer_of(engine, actor, "life"), "its next life answers", pause=0.005) is True
         assert self.ask(engine, actor, "start") == 5
 
     def answer_of(self, engine, actor, method):
@@ -285,15 +285,6 @@ def dask() -> Iterator[DaskEngine]:
 
 def new_name() -> str:
     return f"probe-{uuid.uuid4().hex[:8]}"
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Ask again until there is an answer that counts."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {PATIENCE_S} s in vain")
-    return answer
 
 
 # ---- what Ray's errors mean ---------------------------------------------------------------------------
@@ -428,7 +419,7 @@ def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
         on_dask.load(saved.ref)
 
     on_dask.retire(successor.ref)
-    until(lambda: on_dask.stats().bytes_memory == 0)
+    eventually(lambda: on_dask.stats().bytes_memory == 0, "no tensor is in memory", pause=0.005)
     stats = on_dask.stats()
     assert (stats.models, stats.tensors, stats.bytes_memory) == (0, 0, 0)
     assert [shard.bytes_staged for shard in stats.shards] == [0, 0]

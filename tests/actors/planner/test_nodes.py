@@ -28,12 +28,15 @@ from tensorvine.planner import ScalePolicy
 from tensorvine.store.errors import ModelLostError, OptionError, TensorVineError
 
 from tests.hosts.node import PATIENCE
+from tests.support.waiting import eventually
 from tests.support.warm import warm_workers
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(600)]
 
 STORE = 96 << 20
 WAIT_S = 120.0
+PATIENTLY: dict[str, Any] = {"timeout": WAIT_S, "pause": 0.05, "ignoring": (TensorVineError,)}
+"""How nodes are waited for: nodes take their time, and a shard that is being restarted does not answer."""
 SIZES: dict[str, Any] = {"preallocate_bytes": 0, "store_bytes": 32 << 20}
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 _serial = count(1)
@@ -70,7 +73,7 @@ class Nodes:
         for node in self._cluster.list_all_nodes():
             if node.node_id != self.head:
                 self.lose(str(node.node_id))
-        eventually(lambda: sum(row["Alive"] for row in ray.nodes()) == 1, "the head to be alone")
+        eventually(lambda: sum(row["Alive"] for row in ray.nodes()) == 1, "the head to be alone", **PATIENTLY)
 
     def close(self) -> None:
         with suppress(Exception):
@@ -97,16 +100,6 @@ def nodes(started: Nodes) -> Iterator[Nodes]:
 
 def start(**options: Any) -> Repository:
     return Repository.start(f"nodes-{next(_serial)}", **SIZES, **options)
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        with suppress(TensorVineError):  # a shard that is being restarted
-            if holds():
-                return
-        assert time.monotonic() < deadline, f"expected within {WAIT_S} s: {what}"
-        threading.Event().wait(0.05)
 
 
 def places(repo: Repository) -> dict[int, str]:
@@ -209,25 +202,27 @@ class TestOnePerNode:
             assert places(repo) == {0: nodes.head}
             with Reader(repo, kept):
                 first, second = nodes.join(), nodes.join()
-                eventually(on(repo, nodes.head, first, second), "a shard on each node")
+                eventually(on(repo, nodes.head, first, second), "a shard on each node", **PATIENTLY)
                 save_from(first, repo, ["far"])
                 nodes.warn(first)
-                eventually(on(repo, nodes.head, second), "the node that leaves to have handed over")
+                eventually(on(repo, nodes.head, second), "the node that leaves to have handed over", **PATIENTLY)
                 nodes.lose(first)
                 nodes.warn(second)
-                eventually(on(repo, nodes.head), "the head to have all")
+                eventually(on(repo, nodes.head), "the head to have all", **PATIENTLY)
                 nodes.lose(second)
             check(repo, kept | {"far": np.full(1 << 20, 7, np.uint8)})
 
     def test_a_client_meets_the_shard_of_its_node_and_the_home_and_no_other(self, nodes: Nodes) -> None:
         with start() as repo:
             first, second = nodes.join(), nodes.join()
-            eventually(on(repo, nodes.head, first, second), "a shard on each node")
+            eventually(on(repo, nodes.head, first, second), "a shard on each node", **PATIENTLY)
             shard_on = {node: shard for shard, node in places(repo).items()}
             repo._session.refresh()
             request = PlannerCalls.shards_on(second, repo._session.topology.version)
             known = (shard_on[second],)
-            eventually(lambda: repo._session.planner.call(request, WAIT_S) == known, "the planner to have looked")
+            eventually(
+                lambda: repo._session.planner.call(request, WAIT_S) == known, "the planner to have looked", **PATIENTLY
+            )
             name = next(name for name in map(str, count()) if repo._session.home(name) == shard_on[first])
             assert met_from(second, repo, name) == {shard_on[first], shard_on[second]}
 
@@ -237,10 +232,12 @@ class TestOnePerNode:
             kept = saved(repo)
             node = nodes.join()
             # the planner reserves there, and starts the shard then
-            eventually(lambda: node in engine.reserved(f"{repo.name}:").values(), "room reserved on the node")
+            eventually(
+                lambda: node in engine.reserved(f"{repo.name}:").values(), "room reserved on the node", **PATIENTLY
+            )
             nodes.lose(node)
             other = nodes.join()
-            eventually(on(repo, nodes.head, other), "a shard on each node that is left")
+            eventually(on(repo, nodes.head, other), "a shard on each node that is left", **PATIENTLY)
             check(repo, kept)
 
     def test_what_lost_nodes_had_is_named_or_comes_back_and_no_node_keeps_two(
@@ -249,7 +246,7 @@ class TestOnePerNode:
         first, second = nodes.join(), nodes.join()
         with start() as memory, start(path=tmp_path / "path") as path, start(replicas=2) as twice:
             for repo in (memory, path, twice):
-                eventually(on(repo, nodes.head, first, second), "a shard on each node")
+                eventually(on(repo, nodes.head, first, second), "a shard on each node", **PATIENTLY)
             kept = saved(memory)
             at = {name: places(memory)[memory._session.home(name)] for name in [*kept, "far"]}
             saved(path)
@@ -260,15 +257,15 @@ class TestOnePerNode:
             everything = kept | {"far": np.full(1 << 20, 7, np.uint8)}
             nodes.lose(first)
             for repo in (memory, path, twice):
-                eventually(on(repo, nodes.head, second), "one shard on each node that is left")
+                eventually(on(repo, nodes.head, second), "one shard on each node that is left", **PATIENTLY)
             check(path, everything)
             check(twice, everything)
             lost = {name for name, home in at.items() if home == first} | {"far"}
             assert lost > {"far"}, "names that were at home on the node"
             check_lost(memory, kept, lost)
             nodes.lose(second)
-            eventually(on(twice, nodes.head, nodes.head), "as many shards as replicas")
-            eventually(on(path, nodes.head), "one shard on the node that is left")
+            eventually(on(twice, nodes.head, nodes.head), "as many shards as replicas", **PATIENTLY)
+            eventually(on(path, nodes.head), "one shard on the node that is left", **PATIENTLY)
             check(path, everything)
             check(twice, everything)
 
@@ -281,9 +278,9 @@ class TestOnePerNode:
             kept = saved(repo)
             other = nodes.join(resources={"tensorvine": 1}, labels={"zone": "b"})
             third = nodes.join(resources={"tensorvine": 2}, labels={"zone": "a"})
-            eventually(on(repo, chosen, third), "a shard on the node that is selected")
+            eventually(on(repo, chosen, third), "a shard on the node that is selected", **PATIENTLY)
             nodes.warn(chosen)
-            eventually(on(repo, third), "the node that leaves to have handed over")
+            eventually(on(repo, third), "the node that leaves to have handed over", **PATIENTLY)
             assert other not in places(repo).values()
             check(repo, kept)
             with pytest.raises(OptionError, match="runs already with nodes="):
@@ -294,7 +291,7 @@ class TestOnePerNode:
             kept = saved(repo)
             kill_planner(repo)
             node = nodes.join()
-            eventually(on(repo, nodes.head, node), "a shard on each node")
+            eventually(on(repo, nodes.head, node), "a shard on each node", **PATIENTLY)
             check(repo, kept)
 
 
@@ -306,7 +303,9 @@ class TestANumber:
             leaving = next(node for node in places(repo).values() if node != nodes.head)
             nodes.warn(leaving)
             left = {nodes.head, first, second} - {leaving}
-            eventually(lambda: set(places(repo).values()) <= left, "the node that leaves to have handed over")
+            eventually(
+                lambda: set(places(repo).values()) <= left, "the node that leaves to have handed over", **PATIENTLY
+            )
             assert len(repo.shards) == 2
             check(repo, kept)
 
@@ -328,7 +327,7 @@ class TestANumber:
             kept = saved(repo)
             assert on(repo, nodes.head, node)()
             nodes.warn(node)
-            eventually(on(repo, nodes.head, nodes.head), "the node that leaves to have handed over")
+            eventually(on(repo, nodes.head, nodes.head), "the node that leaves to have handed over", **PATIENTLY)
             check(repo, kept)
 
 

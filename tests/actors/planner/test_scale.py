@@ -21,7 +21,7 @@ from tensorvine.store.errors import ModelNotFoundError, MovedError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
-from tests.support.disk import eventually
+from tests.support.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 _serial = count(1)
@@ -287,7 +287,9 @@ def test_a_save_whose_shard_drains_while_it_is_copied_is_staged_anew(
 ) -> None:
     whole = np.arange(1 << 17)
     four.save_async("m", {"w": whole}).committed(60)
-    eventually(lambda: four._saves.saver.reserved._waiting is not None, "memory that waits for the next save")
+    eventually(
+        lambda: four._saves.saver.reserved._waiting is not None, "memory that waits for the next save", pause=0.05
+    )
 
     def drained(upload: Upload, arrays: object) -> NoReturn:
         raise MovedError(f"shard {upload.shard} has left the repository", 1)

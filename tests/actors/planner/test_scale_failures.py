@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -26,6 +24,7 @@ from tensorvine.store.refs import ModelRef
 
 from tests.support.actors import planner_pid
 from tests.support.disk import in_shard
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 _serial = count(1)
@@ -73,13 +72,6 @@ def pid_of(repo: Repository, shard: int) -> int:
     return repo._session.connection(shard).hello.pid
 
 
-def until(happens: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.005)
-
-
 def moving(repo: Repository) -> bool:
     """Tell whether names are on their way just now."""
     repo._session.refresh()
@@ -95,7 +87,7 @@ class TestJoining:
         repo.flush(PATIENCE_S)
         with ThreadPoolExecutor(1) as pool:
             scaling = pool.submit(repo.scale, 3)
-            until(lambda: moving(repo), "names move")
+            eventually(lambda: moving(repo), "names move", timeout=PATIENCE_S, pause=0.005)
             os.kill(pid_of(repo, victim), signal.SIGKILL)
             assert scaling.result(PATIENCE_S).shards_after == 3
         assert repo.models() == sorted(refs)
@@ -106,11 +98,13 @@ class TestJoining:
         refs, planner = fill(repo), planner_pid(repo)
         with ThreadPoolExecutor(1) as pool:
             scaling = pool.submit(repo.scale, 3)
-            until(lambda: moving(repo), "names move")
+            eventually(lambda: moving(repo), "names move", timeout=PATIENCE_S, pause=0.005)
             os.kill(planner, signal.SIGKILL)
             with pytest.raises(ShardUnavailableError):
                 scaling.result(PATIENCE_S)
-        until(lambda: not moving(repo) and len(repo.shards) == 3, "the change ends")
+        eventually(
+            lambda: not moving(repo) and len(repo.shards) == 3, "the change ends", timeout=PATIENCE_S, pause=0.005
+        )
         assert repo.models() == sorted(refs)
         assert [value(repo, ref) for ref in refs] == list(range(MODELS))
         assert repo.scale(2).shards_after == 2
@@ -120,7 +114,7 @@ class TestJoining:
         refs = fill(in_memory)
         with ThreadPoolExecutor(1) as pool:
             scaling = pool.submit(in_memory.scale, 3)
-            until(lambda: moving(in_memory), "names move")
+            eventually(lambda: moving(in_memory), "names move", timeout=PATIENCE_S, pause=0.005)
             os.kill(pid_of(in_memory, 2), signal.SIGKILL)
             scaling.result(PATIENCE_S)
         lost = 0
@@ -157,7 +151,7 @@ class TestDraining:
         repo.flush(PATIENCE_S)
         with ThreadPoolExecutor(1) as pool:
             scaling = pool.submit(repo.scale, 1)
-            until(lambda: moving(repo), "names move")
+            eventually(lambda: moving(repo), "names move", timeout=PATIENCE_S, pause=0.005)
             os.kill(pid_of(repo, victim), signal.SIGKILL)
             assert scaling.result(PATIENCE_S).shards_after == 1
         assert repo.models() == sorted(refs)

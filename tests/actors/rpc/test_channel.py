@@ -31,7 +31,8 @@ from tensorvine.store.errors import (
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
-from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls, until
+from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls
+from tests.support.waiting import eventually
 
 NAME = "repo/actor"
 
@@ -118,7 +119,7 @@ def until_by_socket(face: Face, channel: Channel, engine: StandInEngine) -> None
         assert face.call(channel, TargetCalls.note(0)) == 0
         return engine.calls.count("note") == before
 
-    until(reached)
+    eventually(reached, "a call goes by the socket", pause=0.002)
 
 
 class TestCalls:
@@ -217,7 +218,7 @@ class TestBothFaces:
         until_by_socket(face, channel, engine)
         with ThreadPoolExecutor(3) as pool:
             waiting = [pool.submit(face.call, channel, TargetCalls.wait("gate")) for _ in range(3)]
-            until(lambda: face.call(channel, TargetCalls.waits()) == 3)
+            eventually(lambda: face.call(channel, TargetCalls.waits()) == 3, "all three calls wait", pause=0.002)
             away.kill()
             for call in waiting:
                 with pytest.raises(ShardUnavailableError, match=f"{NAME}: wait: expected an answer; it died"):
@@ -274,7 +275,7 @@ class TestBothFaces:
         before = len(engine.calls)
         channel.post(TargetCalls.note("posted"))
         assert engine.calls[before:] == ["note"]
-        until(lambda: "posted" in serving.target.seen)
+        eventually(lambda: "posted" in serving.target.seen, "what was posted has come", pause=0.002)
         channel.close()
 
 
@@ -299,11 +300,11 @@ def test_what_waits_long_on_a_loop_s_connection_stands_in_no_short_call_s_way(
     before = len(engine.calls)
     with ThreadPoolExecutor(61) as pool:
         waiting = [pool.submit(face.call, channel, TargetCalls.wait("gate")) for _ in range(60)]
-        until(lambda: serving.target.waiting == 60)
+        eventually(lambda: serving.target.waiting == 60, "all 60 calls wait", pause=0.002)
         assert face.call(channel, TargetCalls.note(1)) == 1
         assert engine.calls[before:] == []
         waiting.append(pool.submit(face.call, channel, TargetCalls.wait("gate")))
-        until(lambda: serving.target.waiting == 61)
+        eventually(lambda: serving.target.waiting == 61, "the one too many waits, too", pause=0.002)
         assert engine.calls[before:] == ["wait"], "one too many goes by the engine"
         face.call(channel, TargetCalls.open("gate"))
         assert [call.result(WAIT_S) for call in waiting] == ["gate"] * 61
@@ -326,13 +327,13 @@ def test_the_end_of_one_loop_s_connection_is_no_other_s(serving: Serving) -> Non
         until_by_socket(face, channel, engine)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(face.call, channel, TargetCalls.wait("gate")) for face in (second, thread)]
-        until(lambda: serving.target.waiting == 2)
+        eventually(lambda: serving.target.waiting == 2, "both calls wait", pause=0.002)
         loop = first.loop
         assert loop is not None
         connection = channel._loops[loop.loop]._connection
         assert connection is not None
         loop.loop.call_soon_threadsafe(connection.close)
-        until(lambda: not connection.open)
+        eventually(lambda: not connection.open, "the connection is closed", pause=0.002)
         assert first.call(channel, TargetCalls.note("after its end")) == "after its end"
         assert first.call(channel, TargetCalls.open("gate")) is None
         assert [call.result(WAIT_S) for call in waiting] == ["gate", "gate"]
@@ -387,7 +388,7 @@ def test_a_channel_that_is_closed_while_a_loop_connects_keeps_no_connection(serv
 
     loop.run(scene())
     loop.close()
-    until(lambda: not serving.server._served)
+    eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
 
 def test_a_channel_that_is_closed_in_the_moment_of_its_welcome_keeps_no_connection(
@@ -410,7 +411,7 @@ def test_a_channel_that_is_closed_in_the_moment_of_its_welcome_keeps_no_connecti
     loop.run(scene())
     assert welcomed.wait(WAIT_S)
     loop.close()
-    until(lambda: not serving.server._served)
+    eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
 
 def test_an_answer_that_failed_once_may_be_asked_for_again(serving: Serving) -> None:

@@ -6,9 +6,8 @@ Rules
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +25,7 @@ from tensorvine.store.torch import graph_of, tensors_of
 from torch import nn
 
 from tests.support.disk import kill_shard
+from tests.support.waiting import PROMPT_S, eventually
 
 WIDE = 300
 """Units: the tensors are too many bytes to travel within a message."""
@@ -87,13 +87,6 @@ def messages(repo: Repository) -> Iterator[Sent]:
         session.send = send  # type: ignore[method-assign]
 
 
-def until(reached: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30.0
-    while not reached() and time.monotonic() < deadline:
-        threading.Event().wait(0.02)
-    return reached()
-
-
 def nothing_held(repo: Repository) -> bool:
     return all(shard.pins == 0 and shard.bytes_staged == 0 for shard in repo.stats().shards)
 
@@ -126,7 +119,7 @@ def test_a_candidate_sends_a_query_and_a_save_and_waits_for_no_more(repo: Reposi
     assert done is not None
     assert done.bytes_written == sum(model.state_dict()[f"4.{part}"].nbytes for part in ("weight", "bias"))
     check(repo, done.ref, model)
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held", timeout=PROMPT_S)
 
 
 def test_what_came_with_a_query_is_asked_again_when_the_shard_has_changed(repo: Repository) -> None:
@@ -161,8 +154,11 @@ def test_an_announced_save_that_does_not_come_leaves_nothing(repo: Repository) -
     saved(repo, at_home(repo, 0, "root"), net(3))
     with Candidate(repo, at_home(repo, 0, "child"), net(4)) as candidate:
         assert candidate.ancestor is not None
-        assert until(lambda: sum(shard.bytes_staged for shard in repo.stats().shards) > 0)
-    assert until(lambda: nothing_held(repo))
+        eventually(
+            lambda: sum(shard.bytes_staged for shard in repo.stats().shards) > 0,
+            "memory is granted for what was announced",
+        )
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def test_a_graph_goes_whose_save_could_not_begin(repo: Repository) -> None:
@@ -173,15 +169,15 @@ def test_a_graph_goes_whose_save_could_not_begin(repo: Repository) -> None:
     with pytest.raises(ModelNotFoundError):
         announced.begun.result(30.0)
     saver.withdraw(announced)
-    assert until(lambda: kept_of(repo) == before)
+    eventually(lambda: kept_of(repo) == before, "the graph is gone")
 
 
 def test_a_client_that_goes_takes_what_it_had_announced_with_it(repo: Repository) -> None:
     saved(repo, at_home(repo, 0, "root"), net(3))
     with Repository.connect(repo.name) as other:
         Candidate(other, at_home(repo, 0, "child"), net(4))
-        assert until(lambda: not nothing_held(repo))
-    assert until(lambda: nothing_held(repo))
+        eventually(lambda: not nothing_held(repo), "memory is granted for what was announced")
+    eventually(lambda: nothing_held(repo), "nothing is held", timeout=PROMPT_S)
 
 
 def test_a_save_that_writes_more_than_was_announced(repo: Repository) -> None:
@@ -194,7 +190,7 @@ def test_a_save_that_writes_more_than_was_announced(repo: Repository) -> None:
     assert done is not None
     check(repo, done.ref, model)
     assert repo.lineage(done.ref) == [done.ref, root]
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def test_a_save_that_is_refused_may_be_repeated_and_leaves_nothing(repo: Repository) -> None:
@@ -208,7 +204,7 @@ def test_a_save_that_is_refused_may_be_repeated_and_leaves_nothing(repo: Reposit
     check(repo, done.ref, model)
     with Candidate(repo, "other", net(5)) as candidate, pytest.raises(TensorMismatchError, match="metadata"):
         candidate.save(0.6, metadata={"no": object()})
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def test_memory_that_a_former_home_granted_goes_back(repo: Repository) -> None:
@@ -219,12 +215,12 @@ def test_memory_that_a_former_home_granted_goes_back(repo: Repository) -> None:
     saved(repo, root, net(3))
     model = net(4)
     with Candidate(repo, child, model) as candidate:
-        assert until(lambda: not nothing_held(repo))
+        eventually(lambda: not nothing_held(repo), "memory is granted for what was announced")
         repo.scale(3)
         done = candidate.save(0.6)
     assert done is not None
     check(repo, done.ref, model)
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def test_a_second_save_needs_no_announcement(repo: Repository) -> None:
@@ -236,14 +232,14 @@ def test_a_second_save_needs_no_announcement(repo: Repository) -> None:
     assert second is not None
     assert [first.ref.version, second.ref.version] == [1, 2]
     check(repo, second.ref, model)
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def test_memory_that_an_earlier_life_of_the_shard_granted_is_not_written_to(repo: Repository) -> None:
     kept = saved(repo, at_home(repo, 1, "kept"), other := net(7))
     model, name = net(4), at_home(repo, 0, "child")
     with Candidate(repo, name, model) as candidate:
-        assert until(lambda: not nothing_held(repo))
+        eventually(lambda: not nothing_held(repo), "memory is granted for what was announced")
         kill_shard(repo, 0)
         neighbour = saved_again(repo, at_home(repo, 0, "neighbour"), net(9))
         done = candidate.save(0.6)
@@ -251,7 +247,7 @@ def test_memory_that_an_earlier_life_of_the_shard_granted_is_not_written_to(repo
     check(repo, done.ref, model)
     check(repo, *neighbour)
     check(repo, kept, other)
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")
 
 
 def saved_again(repo: Repository, name: str, model: nn.Module) -> tuple[ModelRef, nn.Module]:
@@ -281,4 +277,4 @@ def test_shards_that_join_or_drain_between_the_announcement_and_the_save(repo: R
         check(repo, ref, model)
         assert repo.lineage(ref) == [ref, root]
     assert repo.verify() == []
-    assert until(lambda: nothing_held(repo))
+    eventually(lambda: nothing_held(repo), "nothing is held")

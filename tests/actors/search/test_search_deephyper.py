@@ -26,7 +26,7 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import InvalidNameError, ShardUnavailableError
 from torch import nn
 
-from tests.support.disk import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning"),
@@ -81,7 +81,7 @@ def repo(shared: Repository) -> Iterator[Repository]:
     yield shared
     for ref in shared.models():
         shared.retire(ref)
-    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned")
+    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned", pause=0.05)
 
 
 def search(

@@ -33,8 +33,9 @@ from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
 from tensorvine.store.versions.retention import Candidate, Retention
 
 from tests.support.contexts import context_of, with_memory
-from tests.support.disk import MIB, eventually, manifests, segments
+from tests.support.disk import MIB, manifests, segments
 from tests.support.disklife import CAPACITY, GRAPH, Life, note, put
+from tests.support.waiting import eventually
 
 
 class Bench:
@@ -179,10 +180,14 @@ class TestRefusedSaves:
         ref, segment = ModelRef("m", 1), (0, 1)
         bench.fill(ref, segment, [CAPACITY])
         bench.persister.add(bench.job(ref, segment, [CAPACITY], urgent=False))
-        eventually(lambda: bench.persister.error is not None, "the first try has failed")
+        eventually(lambda: bench.persister.error is not None, "the first try has failed", pause=0.05)
         found = bench.state.segment(segment)
         assert found is not None
-        eventually(lambda: not bench.segment_memory.memory.is_read(found.handle), "nobody has a view between two tries")
+        eventually(
+            lambda: not bench.segment_memory.memory.is_read(found.handle),
+            "nobody has a view between two tries",
+            pause=0.05,
+        )
 
 
 class TestDeletes:

@@ -38,6 +38,7 @@ from tensorvine.store.holders import Save
 
 from tests.support.actors import joining, restart_planner
 from tests.support.processes import stand_still
+from tests.support.waiting import PROMPT_S, eventually
 
 BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}
 
@@ -46,14 +47,6 @@ BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.floa
 def repo(cluster: object) -> Iterator[Repository]:
     with Repository.start(f"fail-{uuid.uuid4().hex[:6]}", shards=2, preallocate_bytes=0) as repository:
         yield repository
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"expected within {timeout} s: {what}")
-        threading.Event().wait(0.05)
 
 
 def name_at(repo: Repository, shard: int) -> str:
@@ -157,11 +150,16 @@ class TestClientKilledDuringASave:
         if phase == "commit" and when == "answered":
             assert repo.models() == [ModelRef(name, 1)]
         if phase == "commit" and when != "before":  # a sent commit may or may not have arrived
-            eventually(lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards), "no pin, nothing staged")
+            eventually(
+                lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards),
+                "no pin, nothing staged",
+                timeout=PROMPT_S,
+                pause=0.05,
+            )
             for ref in repo.models():
                 assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
                 repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the save")
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
         assert repo.models() == []
 
     @pytest.mark.parametrize(("phase", "when", "closes"), STOPPED)
@@ -171,11 +169,16 @@ class TestClientKilledDuringASave:
         name = name_at(repo, 1)
         killed_program(repo.engine, repo.name, name, phase, when, closes)
         repo.retire("parent")
-        eventually(lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards), "no pin, nothing staged")
+        eventually(
+            lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards),
+            "no pin, nothing staged",
+            timeout=PROMPT_S,
+            pause=0.05,
+        )
         for ref in repo.models():
             assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
             repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the save")
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
 
 
 @pytest.mark.both_engines
@@ -209,7 +212,7 @@ class TestShardKilled:
             repo.load(ref)
         assert repo.lineage(ref) == [ref, ModelRef(parent, 1)]
         repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left")
+        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S, pause=0.05)
 
     def test_what_a_dead_home_held_elsewhere_is_freed(self, repo: Repository) -> None:
         parent, child = name_at(repo, 1), name_at(repo, 0)
@@ -217,7 +220,12 @@ class TestShardKilled:
         repo.save(child, BIG, parent=parent)
         kill_shard(repo, 0)
         repo.retire(parent)
-        eventually(lambda: nothing_left(repo), "the dead child's hold on its parent's tensors gone")
+        eventually(
+            lambda: nothing_left(repo),
+            "the dead child's hold on its parent's tensors gone",
+            timeout=PROMPT_S,
+            pause=0.05,
+        )
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
     def test_killed_during_a_save(self, repo: Repository, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +249,7 @@ class TestShardKilled:
         else:
             assert np.array_equal(repo.load(saved.ref)["b"], BIG["b"])
             repo.retire(saved.ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=40)
+        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S, pause=0.05)
         again = repo.save(name, BIG)
         assert np.array_equal(repo.load(again.ref)["b"], BIG["b"])
 
@@ -306,7 +314,7 @@ class TestPlannerKilled:
                 return False
             return True
 
-        eventually(saves, "saves go on after the planner's restart")
+        eventually(saves, "saves go on after the planner's restart", pause=0.05)
         newest = repo.info(name).ref
         kill_shard(repo, 0)
         with pytest.raises(ModelLostError, match=f"{name}@{newest.version} is lost"):
@@ -329,7 +337,11 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
             waiting = session.send(0, ShardCalls.grant("retired", Save("retired", 1), wanted, 60.0))
             assert session.call(0, ShardCalls.renew("retired"))
             process.kill()
-        eventually(lambda: not session.call(0, ShardCalls.renew("retired")), "the shard to see that the client is gone")
+        eventually(
+            lambda: not session.call(0, ShardCalls.renew("retired")),
+            "the shard to see that the client is gone",
+            pause=0.05,
+        )
         other.close()
         with pytest.raises(ShardUnavailableError, match="save retired/s1: expected its client retired to be connected"):
             waiting.result(60.0)
@@ -359,7 +371,9 @@ def test_memory_that_waits_for_a_save_goes_to_whoever_waits_for_memory(
     options = {"shards": 1, "store_bytes": 64 << 20, "preallocate_bytes": 0}
     with Repository.start("fail-spare", **options) as repo, Repository.connect(repo.name) as idle:
         first = idle.save_async("idle", {"t": np.zeros(16 << 20, np.uint8)}).committed(60)
-        eventually(lambda: idle._saves.saver.reserved._waiting is not None, "memory to wait for the next save")
+        eventually(
+            lambda: idle._saves.saver.reserved._waiting is not None, "memory to wait for the next save", pause=0.05
+        )
         saved = repo.save("busy", {"t": np.ones(40 << 20, np.uint8)}, timeout=60)
         assert idle._saves.saver.reserved._waiting is None
         assert repo.load(saved.ref)["t"].all()
@@ -376,7 +390,7 @@ def test_a_save_that_finds_no_room_in_another_shard_than_its_home_leaves_nothing
         with pytest.raises(StoreFullError, match="in shard 1"):  # one of the two finds room
             repo.save(name, {f"t{i}": np.ones(24 << 20, np.uint8) for i in range(2)})
         repo.retire(first.ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the failed save")
+        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S, pause=0.05)
 
 
 class TestLeases:
@@ -388,7 +402,7 @@ class TestLeases:
         repo.retire("m")
         assert repo.stats().tensors == 1
         del match
-        eventually(lambda: nothing_left(repo), "the pin of the collected match gone")
+        eventually(lambda: nothing_left(repo), "the pin of the collected match gone", pause=0.05)
 
     def test_a_pin_on_any_shard_outlives_the_session_time_while_its_client_lives(
         self, cluster: object, monkeypatch: pytest.MonkeyPatch
@@ -407,7 +421,7 @@ class TestLeases:
                     assert repo.stats().tensors == 1
                     pause.wait(0.05)  # what is lost stays lost
                 assert other.load(match.ref)["t"].sum() == 100_000
-            eventually(lambda: nothing_left(repo), "the pin gone")
+            eventually(lambda: nothing_left(repo), "the pin gone", pause=0.05)
             other.close()
 
     def test_a_silent_client_loses_its_pins(self, cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +435,7 @@ class TestLeases:
             assert match is not None
             repo.retire("m")
             assert repo.stats().tensors == 1
-            eventually(lambda: nothing_left(repo), "the lease of the silent client run out")
+            eventually(lambda: nothing_left(repo), "the lease of the silent client run out", pause=0.05)
             with pytest.raises(ModelNotFoundError):
                 other.load(match.ref)
             other.close()
@@ -470,5 +484,5 @@ def test_a_client_of_a_repository_that_was_stopped_says_so_once(
         def levels() -> list[str]:
             return [record.levelname for record in caplog.records if "is not renewed" in record.getMessage()]
 
-        eventually(lambda: len(levels()) > 2, "it goes on asking")
+        eventually(lambda: len(levels()) > 2, "it goes on asking", pause=0.05)
         assert (levels()[0], set(levels()[1:])) == ("WARNING", {"DEBUG"})

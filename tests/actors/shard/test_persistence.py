@@ -13,8 +13,9 @@ from tensorvine.store import Codec, Delta, ModelRef, Quantize, Shuffle, Zstd
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import ModelNotFoundError, StorageError
 
-from tests.support.disk import MIB, chain, eventually, is_refused, noise, same, start, weights
+from tests.support.disk import MIB, chain, is_refused, noise, same, start, weights
 from tests.support.s3 import SECRET, S3Server
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.workers_import("quantising")]
 
@@ -106,7 +107,7 @@ class TestContract:
             for model in ("m@1", "other", "m"):
                 repo.retire(model)
             files = Archive(uri, 2)
-            eventually(lambda: files.segments() == {}, "no tensor on disk")
+            eventually(lambda: files.segments() == {}, "no tensor on disk", pause=0.05)
             assert repo.stats().bytes_disk == 0
         with start(uri, shards=1) as repo:
             assert (repo.models(), repo.stats().tensors) == ([], 0)
@@ -141,7 +142,7 @@ class TestObjectStoreInTrouble:
                 with pytest.raises(StorageError, match=rf"s3://{s3.bucket}/{prefix}/segments/\w+\.0\.arrow") as caught:
                     repo.save("m", tensors(2), durability="disk")
                 waiting = repo.save("m", tensors(3)).ref
-                eventually(lambda: is_refused(repo), "it refuses this one, too")
+                eventually(lambda: is_refused(repo), "it refuses this one, too", pause=0.05)
                 with pytest.raises(StorageError):
                     repo.flush(timeout=1)
             finally:

@@ -34,7 +34,7 @@ from tensorvine.store.versions.replica import NEVER, Copy, Kept, Replica
 from tensorvine.store.versions.version import Draft
 
 from tests.support.contexts import context_of
-from tests.support.groups import wait_until
+from tests.support.waiting import eventually
 
 PATIENCE_S = 60.0
 
@@ -291,25 +291,25 @@ class TestAShardThatWasSilentWhenAnotherStartedAgain:
         replica_stores.silent = {2}
         restored, replicas = replica_stores.begin(monkeypatch)
         assert (restored.incarnation, restored.unheard) == (1, {2})
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         replica_stores.silent = set()
-        wait_until(lambda: not replica_stores.replica(2).nbytes, "shard 2 to let go", PATIENCE_S)
+        eventually(lambda: not replica_stores.replica(2).nbytes, "shard 2 to let go", pause=0.001)
         assert replica_stores.replica(2).closed
-        wait_until(
+        eventually(
             lambda: replica_stores.replica(1).incarnation == replica_stores.replica(2).incarnation > 5,
             "an incarnation above all",
-            PATIENCE_S,
+            pause=0.001,
         )
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
 
     def test_does_not_end_a_life_that_others_go_by(
         self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         restored, replicas = replica_stores.begin(monkeypatch)
         assert (restored.incarnation, restored.unheard) == (1, set())
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         replica_stores.told(1, ShardCalls.open_replica(0, 2))  # another process is shard 0 now
-        wait_until(lambda: "2 runs elsewhere" in replicas._late().args[0], "it to be refused", PATIENCE_S)
+        eventually(lambda: "2 runs elsewhere" in replicas._late().args[0], "it to be refused", pause=0.001)
         assert replica_stores.replica(1).incarnation == 2
 
 
@@ -323,17 +323,17 @@ class TestAProcessThatWasGivenUp:
         replica_stores.told(1, ShardCalls.open_replica(0, 1))
         restored, replicas = replica_stores.begin(monkeypatch)
         assert restored.incarnation == 2
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         assert [backup.shard for backup in replicas._replica_set.backups] == [1]
         if starts_again:
-            wait_until(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", PATIENCE_S)
+            eventually(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", pause=0.001)
             replica_stores.replica_stores[2] = replica_stores.replica_store(2)
         block = {(0, 1): Original((4,), (0,), b"abcd")}
         of = ReplicaOf(0, 1, replica_stores.replica_stores[2].name)
         with contextlib.suppress(ShardUnavailableError):  # the other has heard already
             replica_stores.told(2, ShardCalls.open_replica(0, 1), ShardCalls.put_in_replica(of, block, {}, None, 1.0))
-        wait_until(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", PATIENCE_S)
-        wait_until(lambda: not replica_stores.replica(2).nbytes, "the other to let go of it", PATIENCE_S)
+        eventually(lambda: replica_stores.replica(2).incarnation == 2, "the other to hear", pause=0.001)
+        eventually(lambda: not replica_stores.replica(2).nbytes, "the other to let go of it", pause=0.001)
         with pytest.raises(ShardUnavailableError, match="expected its incarnation 2"):
             replica_stores.told(2, ShardCalls.put_in_replica(of, block, {}, None, 1.0))
         assert not replicas.behind
@@ -409,21 +409,21 @@ class TestNamesThatMove:
         restored, replicas = begun
         assert restored.refs == [self.refs[0]]
         assert replica_stores.state.live == {self.refs[0]}
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         assert set(replica_stores.replica(1).records) == {self.refs[0]}
 
     def test_a_version_on_its_way_is_kept_until_it_has_arrived(
         self, replica_stores: ReplicaStores, begun: tuple[Restored, Replication]
     ) -> None:
         _, replicas = begun
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         replica_stores.state.hand_over(["mine"])
         for _ in range(2):  # what it was told last tells all that went before
             told = replicas._marks
-            wait_until(lambda told=told: replicas._marks > told + 1, "the backup to be told", PATIENCE_S)
+            eventually(lambda told=told: replicas._marks > told + 1, "the backup to be told", pause=0.001)
             assert set(replica_stores.replica(1).records) == {self.refs[0]}
         replica_stores.state.departing = frozenset()
-        wait_until(lambda: not replica_stores.replica(1).records, "the backup to let go", PATIENCE_S)
+        eventually(lambda: not replica_stores.replica(1).records, "the backup to let go", pause=0.001)
 
 
 class TestABuddyThatStartsAgain:
@@ -431,21 +431,19 @@ class TestABuddyThatStartsAgain:
         self, replica_stores: ReplicaStores, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, replicas = replica_stores.begin(monkeypatch)
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
         replica_stores.state.open("client", now=0.0)
         ref, backup = replica_stores.state.begin_commit(draft_of("mine")), replicas._replica_set.backups[0]
         backup.records.add(ref)  # it was told, and then started again
         assert replicas.have(ref)
         replica_stores.replica_stores[backup.shard] = replica_stores.replica_store(backup.shard)
-        wait_until(
-            lambda: replica_stores.replica_stores[backup.shard]._replicas,
-            "the new incarnation to be told",
-            PATIENCE_S,
+        eventually(
+            lambda: replica_stores.replica_stores[backup.shard]._replicas, "the new incarnation to be told", pause=0.001
         )
-        wait_until(
+        eventually(
             lambda: not replicas.behind and backup.replica_store == replica_stores.replica_stores[backup.shard].name,
             "all",
-            PATIENCE_S,
+            pause=0.001,
         )
         assert not replicas.have(ref)
 
@@ -459,12 +457,12 @@ class TestABuddyWithoutRoom:
         _, replicas = replica_stores.begin(monkeypatch)
         for number in range(1, 31):
             replicas.news()
-            wait_until(lambda least=number: replica_stores.refused >= least, "the next try", PATIENCE_S)
+            eventually(lambda least=number: replica_stores.refused >= least, "the next try", pause=0.001)
         assert replica_stores.refused == 30
         assert len([record for record in caplog.records if "is behind" in record.message]) == 1
         replica_stores.full = False
         replicas.news()
-        wait_until(lambda: not replicas.behind, "the backup to have all", PATIENCE_S)
+        eventually(lambda: not replicas.behind, "the backup to have all", pause=0.001)
 
 
 Replicated.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

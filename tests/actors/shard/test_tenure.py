@@ -18,6 +18,8 @@ from tensorvine.actors.shard.tenure import Tenure
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.waiting import NEVER, Deadline
 
+from tests.support.waiting import eventually
+
 
 class Head:
     """Keeps facts as the head of a cluster does, unless it is cut off."""
@@ -63,13 +65,6 @@ def entered(head: Any, node: str = "here", shows: list[float] | None = None) -> 
     return Tenure(Registry(head, "models", "start"), "shard 3", node, shown.append)
 
 
-def until(reached: Any) -> None:
-    deadline = Deadline.after(60.0)
-    while not reached():
-        deadline.left_for("what is waited for")
-        threading.Event().wait(0.01)
-
-
 class TestOneIncarnation:
     def test_holds_and_says_until_when(self, head: Head) -> None:
         shows: list[float] = []
@@ -79,14 +74,14 @@ class TestOneIncarnation:
         tenure.check()
         asyncio.run(tenure.held(Deadline.after(0.0)))
         assert shows[0] >= before + tenure_module.LEASE_S
-        until(lambda: len(shows) > 3)
+        eventually(lambda: len(shows) > 3, "three renewals")
         assert shows == sorted(shows)
 
     def test_lapses_without_the_head_and_goes_on_with_it(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tenure_module, "LEASE_S", 0.2)
         tenure = entered(head)
         head.cut = True
-        until(lambda: not tenure.holds)
+        eventually(lambda: not tenure.holds, "the lease is over")
         with pytest.raises(ShardUnavailableError, match=r"shard 3: expected the head .* it does not answer"):
             tenure.check()
         with pytest.raises(OperationTimeoutError, match="it does not answer"):
@@ -99,7 +94,7 @@ class TestOneIncarnation:
         tenure = entered(head)
         tenure.wait(Deadline.after(0.0))
         head.cut = True
-        until(lambda: not tenure.holds)
+        eventually(lambda: not tenure.holds, "the lease is over")
         with pytest.raises(OperationTimeoutError, match="it does not answer"):
             tenure.wait(Deadline.after(0.1))
         head.cut = False
@@ -142,7 +137,7 @@ class TestTheNextIncarnation:
         monkeypatch.setattr(former, "_renew", lambda: None)  # it is cut off
         tenure = entered(head)
         assert not former.holds
-        until(lambda: tenure.holds)
+        eventually(lambda: tenure.holds, "it has the lease")
 
     def test_of_the_same_node_waits_for_its_process(self, head: Head) -> None:
         process = subprocess.Popen(["sleep", "600"])  # noqa: S607
@@ -150,7 +145,10 @@ class TestTheNextIncarnation:
         made: list[Tenure] = []
         thread = threading.Thread(target=lambda: made.append(entered(head)), daemon=True)
         thread.start()
-        until(lambda: f'"here", {os.getpid()}' in head.facts["models:start:tenure/shard 3"].decode())
+        eventually(
+            lambda: f'"here", {os.getpid()}' in head.facts["models:start:tenure/shard 3"].decode(),
+            "the next incarnation is entered",
+        )
         assert not made
         process.kill()
         process.wait(60.0)
@@ -171,7 +169,7 @@ class TestTheNextIncarnation:
         monkeypatch.setattr(tenure_module, "LEASE_S", 0.3)
         former = entered(head, "there")
         entered(head)
-        until(lambda: not former.holds)
+        eventually(lambda: not former.holds, "the former one's lease is over")
         with pytest.raises(ShardUnavailableError, match="another one runs in its place"):
             asyncio.run(former.held(NEVER))
 

@@ -16,19 +16,8 @@ from tensorvine.actors.shard.parts.files import Files
 from tensorvine.store import Gzip, Shuffle
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
-from tests.support.disk import (
-    MIB,
-    eventually,
-    hold_disk,
-    in_shard,
-    kill_shard,
-    manifests,
-    name_at,
-    same,
-    segments,
-    start,
-    weights,
-)
+from tests.support.disk import MIB, hold_disk, in_shard, kill_shard, manifests, name_at, same, segments, start, weights
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -128,7 +117,9 @@ class TestSlowDisk:
         with ThreadPoolExecutor(20) as pool:
             waits = [pool.submit(repo.flush, FLUSH_S) for _ in range(20)]
             try:
-                eventually(lambda: in_shard(repo, 0, all_wait) and in_shard(repo, 1, all_wait), "all wait for both")
+                eventually(
+                    lambda: in_shard(repo, 0, all_wait) and in_shard(repo, 1, all_wait), "all wait for both", pause=0.05
+                )
             finally:
                 (tmp_path / "gate").touch()
             assert [wait.result(90) for wait in waits] == [None] * 20
@@ -149,7 +140,7 @@ class TestSlowDisk:
         repo.retire(doomed)
         repo.retire(first)
         repo.flush(FLUSH_S)
-        eventually(lambda: set(segments(path)) == known, "no tensor of the two on disk")
+        eventually(lambda: set(segments(path)) == known, "no tensor of the two on disk", pause=0.05)
         assert repo.verify() == []
         assert repo.save(name, {}).ref.version == doomed.version + 1
 
@@ -166,7 +157,7 @@ class TestSlowDisk:
         (tmp_path / "gate").touch()
         repo.flush(FLUSH_S)
         assert not any(name in manifest for manifest in manifests(path))
-        eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
+        eventually(lambda: set(segments(path)) == known, "no tensor of it on disk", pause=0.05)
         assert repo.save(name, {"t": np.ones(5)}, durability="disk").ref.version == 2
         repo._session.broadcast(ShardCalls.check())
 

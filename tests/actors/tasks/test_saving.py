@@ -32,7 +32,8 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 
-from tests.support.dask_cluster import WAIT_S, until
+from tests.support.dask_cluster import WAIT_S
+from tests.support.waiting import eventually
 
 RNG = np.random.default_rng(0)
 STORE_BYTES = 64 << 20
@@ -191,7 +192,7 @@ class TestTrouble:
         with pytest.raises(ZeroDivisionError):
             save_arrays(repository, "m", {"w": x.map_blocks(lambda block: block / (1 // 0), meta=x._meta)})
         assert repository.models() == []
-        until(lambda: nothing_staged(repository))
+        eventually(lambda: nothing_staged(repository), "nothing is staged")
         assert save_arrays(repository, "m", {"w": x}).ref.version == 1
 
     def test_chunks_of_another_dtype_than_their_array_says(self, repository: Repository) -> None:
@@ -210,7 +211,7 @@ class TestTrouble:
         with pytest.raises(OperationTimeoutError, match=r"save(_arrays)? of 'm'"):  # late by the tasks, or before them
             save_arrays(repository, "m", {"w": x}, timeout=1.0)
         (tmp_path / "on").touch()
-        until(lambda: nothing_staged(repository))
+        eventually(lambda: nothing_staged(repository), "nothing is staged")
         assert repository.models() == []
 
     def test_a_worker_that_is_killed(self, repository: Repository, tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ class TestTrouble:
         with pytest.raises((ShardUnavailableError, OperationTimeoutError)):
             save_arrays(repository, "m", {"w": x})
         killing.join(WAIT_S)
-        until(lambda: nothing_staged(repository))
+        eventually(lambda: nothing_staged(repository), "nothing is staged")
         assert repository.models() == []
         save_arrays(repository, "m", {"w": da.from_array(LARGE, 300)})
         np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
@@ -241,7 +242,7 @@ class TestTrouble:
                 assert not nothing_staged(repository)
             finally:
                 program.kill()
-        until(lambda: nothing_staged(repository))
+        eventually(lambda: nothing_staged(repository), "nothing is staged")
         assert repository.models() == []
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -34,6 +34,7 @@ from tensorvine.actors.training.training import RankContext, TensorSpec
 from tensorvine.store.errors import ForkError, PeerLostError
 
 from tests.support.actors import pid_of
+from tests.support.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -75,13 +76,6 @@ def net(context: RankContext) -> NumpyTraining:
     random = np.random.default_rng(context.rank)
     options = {"rate": 0.01, "width": width, "stalls_until": "", "waits_for": "", "hears_late_s": 0.0}
     return Net(context, state, step, parameters=["w", "b"], random=random, local=["noise"], options=options)
-
-
-def until(ready: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not ready():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def living(name: str) -> list[str]:
@@ -137,7 +131,7 @@ class TestClones:
             assert min(report.held_s, report.readiness_s) >= 0
             losses = clones.train(20)
             assert done(clones) == report.step + 20
-        until(lambda: run.describe()[0].steps_done > report.step + 20, "the run goes on")
+        eventually(lambda: run.describe()[0].steps_done > report.step + 20, "the run goes on", pause=0.05)
         run.stop()
         originals = run.results()
         assert losses == [own[report.step : report.step + 20] for own in originals]
@@ -150,7 +144,7 @@ class TestClones:
         with fork(run, at_step=None, options={"hears_late_s": 0.0}) as clones:
             step = clones.report.step
             losses = clones.train(20)
-            until(lambda: run.describe()[0].steps_done > step + 20, "the run goes on")
+            eventually(lambda: run.describe()[0].steps_done > step + 20, "the run goes on", pause=0.05)
         run.stop()
         assert losses == [own[step : step + 20] for own in run.results()]
 
@@ -284,7 +278,7 @@ class TestOrders:
         now = done(standing)
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(partial(fork, standing, at_step=now + 5))
-            until(lambda: all(own.fork for own in standing.describe()), "the first fork is ordered")
+            eventually(lambda: all(own.fork for own in standing.describe()), "the first fork is ordered", pause=0.05)
             with pytest.raises(ForkError, match=r"expected no other fork; fork .* is on its way at rank 0"):
                 fork(standing, at_step=now + 6)
             standing.train(10)
@@ -350,14 +344,14 @@ class TestDeaths:
     ) -> None:
         with ThreadPoolExecutor(1) as pool:
             future = self.forking(run, pool, tmp_path / "gate")
-            until(lambda: len(living("gone")) == 2, "the clones are started")
+            eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
             pid = pid_of(cluster, sorted(living("gone"))[1])
             losses = run.train(10) if phase == "in the transfer" else []
             os.kill(pid, signal.SIGKILL)
             (tmp_path / "gate").touch()
             with pytest.raises(ForkError, match=r"clone 1|rank 1 of 'gone'"):
                 future.result(WAIT_S)
-        until(lambda: not living("gone"), "no clone is left")
+        eventually(lambda: not living("gone"), "no clone is left", pause=0.05)
         losses = losses or run.train(10)
         assert losses == [own[:10] for own in unforked]
         assert run.train(5) == [own[10:15] for own in unforked]
@@ -369,14 +363,14 @@ class TestDeaths:
         pid = run.describe()[1].pid
         with ThreadPoolExecutor(1) as pool:
             future = self.forking(run, pool, tmp_path / "gate")
-            until(lambda: len(living("gone")) == 2, "the clones are started")
+            eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
             if phase == "in the transfer":
                 run.train(5)
             os.kill(pid, signal.SIGKILL)
             (tmp_path / "gate").touch()
             with pytest.raises(ForkError, match="rank 1"):
                 future.result(WAIT_S)
-        until(lambda: not living("gone"), "no clone is left")
+        eventually(lambda: not living("gone"), "no clone is left", pause=0.05)
         with pytest.raises(PeerLostError, match="rank 1"):
             run.train(5)
 
@@ -410,10 +404,10 @@ class TestDeaths:
         forker = cluster.spawn(Forker, "forker", {}, lifetime=Lifetime(outlives=False, restarts=False))
         pid = pid_of(cluster, "forker")
         cluster.call(forker, "fork", list(run), str(tmp_path / "gate"))
-        until(lambda: len(living("gone")) == 2, "the clones are started")
+        eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not living("gone"), "the clones end with who started them")
+        eventually(lambda: not living("gone"), "the clones end with who started them", pause=0.05)
         run.train(10)
-        until(lambda: not any(own.fork for own in run.describe()), "the fork is given up")
+        eventually(lambda: not any(own.fork for own in run.describe()), "the fork is given up", pause=0.05)
         with fork(run, 1, at_step=10) as clones:
             assert clones.describe()[0].steps_done == 10

@@ -7,9 +7,8 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +29,8 @@ from tensorvine.store.errors import (
     PeerLostError,
     TensorMismatchError,
 )
+
+from tests.support.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -104,14 +105,6 @@ def failing(context: RankContext) -> NumpyTraining:
     return regression(context)
 
 
-def until(ready: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    deadline = time.monotonic() + WAIT_S
-    while not ready():
-        assert time.monotonic() < deadline, f"expected {what}"
-        threading.Event().wait(0.01)
-
-
 def actors_of(name: str) -> list[str]:
     found = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     return [actor for actor in found if actor.startswith(f"{name}/")]
@@ -164,7 +157,7 @@ def test_two_ranks_train_as_one_on_the_whole_batch_and_the_same_bits_each_time(c
 def test_ranks_tell_what_they_are_while_they_train(pair):
     before = pair.describe()
     pair.train_async(100_000)
-    until(lambda: min(report.steps_done for report in pair.describe()) >= before[0].steps_done + 3, "some steps")
+    eventually(lambda: min(report.steps_done for report in pair.describe()) >= before[0].steps_done + 3, "some steps")
     reports = pair.describe()
     with pytest.raises(ValueError, match=r"rank \d of 'pair': train: expected no other train; one is under way"):
         pair.engine.result(pair.engine.call(pair[1], "train", 1), WAIT_S, "rank 1")
@@ -290,7 +283,7 @@ def test_a_step_that_fails_at_one_rank_is_raised_and_the_actors_live_on(cluster)
     with start_trainers(regression, 2, name="failing", options={"fails": (4, 1)}) as trainers:
         with pytest.raises(KeyError, match="labels"):
             trainers.train(10, WAIT_S)
-        until(lambda: not any(report.training for report in trainers.describe()), "both to have noticed")
+        eventually(lambda: not any(report.training for report in trainers.describe()), "both to have noticed")
         assert [report.steps_done for report in trainers.describe()] == [3, 3]
         with pytest.raises(PeerLostError, match=r"rank \d of 'failing': train: expected all ranks in step"):
             trainers.train(1, WAIT_S)
@@ -308,7 +301,7 @@ def test_a_single_rank_trains_on_after_a_step_that_failed(cluster):
 def test_a_rank_that_dies_is_named_by_the_other_and_to_the_starter(cluster):
     with start_trainers(regression, 2, name="mortal") as trainers:
         answers = trainers.train_async(1_000_000)
-        until(lambda: trainers.describe()[0].steps_done >= 2, "some steps")
+        eventually(lambda: trainers.describe()[0].steps_done >= 2, "some steps")
         os.kill(trainers.describe()[1].pid, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="rank 1 of 'mortal': train: expected it to live; it died"):
             trainers.results(WAIT_S)
@@ -321,13 +314,13 @@ def test_a_rank_that_dies_is_named_by_the_other_and_to_the_starter(cluster):
 def test_a_build_that_fails_is_raised_and_no_actor_stays(cluster):
     with pytest.raises(LookupError, match="no data for rank 1"):
         start_trainers(failing, 2, name="stillborn")
-    until(lambda: not actors_of("stillborn"), "no actor to stay")
+    eventually(lambda: not actors_of("stillborn"), "no actor to stay")
 
 
 def test_what_no_node_has_is_an_error_in_time_and_no_actor_stays(cluster):
     with pytest.raises(OperationTimeoutError, match="rank 0 of 'greedy': start"):
         start_trainers(regression, name="greedy", cpus=1000.0, timeout=1.0)
-    until(lambda: not actors_of("greedy"), "no actor to stay")
+    eventually(lambda: not actors_of("greedy"), "no actor to stay")
 
 
 def test_ranks_end_with_who_started_them(cluster):
@@ -342,7 +335,7 @@ def test_ranks_end_with_who_started_them(cluster):
     pids = ray.get(starter.start.remote(), timeout=WAIT_S)
     assert all(map(psutil.pid_exists, pids))
     ray.kill(starter)
-    until(lambda: not actors_of("orphans") and not any(map(psutil.pid_exists, pids)), "the ranks to end")
+    eventually(lambda: not actors_of("orphans") and not any(map(psutil.pid_exists, pids)), "the ranks to end")
 
 
 # ---- where they run --------------------------------------------------------------------------------------------
@@ -370,12 +363,12 @@ def test_closing_ends_the_actors_and_may_be_done_twice(cluster):
     trainers = start_trainers(telling_rate, 2, name="closed")
     pids = [report.pid for report in trainers.describe()]
     trainers.train_async(1_000_000)
-    until(lambda: all(report.training for report in trainers.describe()), "both to train")
+    eventually(lambda: all(report.training for report in trainers.describe()), "both to train")
     trainers.close()
     trainers.close()
     with suppress(PeerLostError):
         assert len(trainers.results(WAIT_S)) == 2, "who waits for the train is not left waiting"
-    until(lambda: not actors_of("closed") and not any(map(psutil.pid_exists, pids)), "the ranks to end")
+    eventually(lambda: not actors_of("closed") and not any(map(psutil.pid_exists, pids)), "the ranks to end")
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------

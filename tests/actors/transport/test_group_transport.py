@@ -30,6 +30,8 @@ from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import digest_of
 from tensorvine.store.waiting import Deadline
 
+from tests.support.waiting import eventually
+
 SIZES = (3_000_000, 100, 0, 70_000)
 
 
@@ -127,13 +129,6 @@ def check(room: Room, found: Mapping[SegmentId, Received], places: Slots) -> Non
             assert part.block[start : start + len(expected)].tobytes() == expected
 
 
-def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
-
-
 @pytest.fixture(params=["shared", "gloo"])
 def room(request: pytest.FixtureRequest) -> Iterator[Room]:
     made = Room(request.param)
@@ -211,7 +206,7 @@ class TestPair:
         reader.read(room.add(1))
 
         (pair,) = room.sender._pairs.values()
-        until(lambda: pair.idle_since is not None)
+        eventually(lambda: pair.idle_since is not None, "the pair is idle", pause=0.005)
         room.sender.close_idle(time.monotonic() + IDLE_S / 2)
         assert room.sender._pairs
         room.sender.close_idle(time.monotonic() + IDLE_S)
@@ -248,7 +243,7 @@ class TestTroubleWithAPair:
         reader.calls.event = lambda answer: reader.transport.close()
         with pytest.raises(ShardUnavailableError, match="load by a: expected shard 0 to send by"):
             reader.read(room.add(2))
-        until(lambda: not room.sender._pairs)
+        eventually(lambda: not room.sender._pairs, "the pair is gone", pause=0.005)
         reader.calls.event = lambda answer: None
         reader.read(room.add(3))
 

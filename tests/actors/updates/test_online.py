@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +32,7 @@ from tensorvine.store.refs import ModelRef
 
 from tests.support.actors import pid_of as pid_of_actor
 from tests.support.actors import restart_planner
+from tests.support.waiting import PROMPT_S, eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test's module
 
@@ -92,14 +92,6 @@ def counting(iterations: int) -> Callable[[Publisher], int]:
         return publisher.iteration
 
     return train
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"expected within {timeout} s: {what}")
-        threading.Event().wait(0.02)
 
 
 def pid_of(consumer: Consumer) -> int:
@@ -236,7 +228,11 @@ class TestProducer:
                 producer.result(60)
             assert consumer.infer(None).outputs in ([1.0], [2.0])
             (shard,) = own.stats().shards
-            eventually(lambda: own.stats().shards[0].bytes_staged == 0, f"nothing of the update left in {shard}")
+            eventually(
+                lambda: own.stats().shards[0].bytes_staged == 0,
+                f"nothing of the update left in {shard}",
+                timeout=PROMPT_S,
+            )
             saved = own.save(name, tensors(3)).ref
             assert consumer.wait_for(saved.version) == saved
             assert consumer.infer(None).outputs == [3.0]
@@ -371,7 +367,7 @@ class TestConsumer:
                 except ShardUnavailableError:
                     return False
 
-            eventually(answers, "it answers with the newest version", 60)
+            eventually(answers, "it answers with the newest version")
 
     def test_one_that_dies_during_a_fetch_leaves_no_pin_and_the_others_follow(self, own, name):
         class Deadly(Tagged):
@@ -393,10 +389,10 @@ class TestConsumer:
                 except (ShardUnavailableError, OperationTimeoutError):
                     return False
 
-            eventually(follows, "the one that died follows again", 60)
+            eventually(follows, "the one that died follows again")
         for ref in own.models(name):
             own.retire(ref)
-        eventually(lambda: own.stats().shards[0].pins == 0, "no pin is left")
+        eventually(lambda: own.stats().shards[0].pins == 0, "no pin is left", timeout=PROMPT_S)
 
     def test_answers_go_on_while_the_shard_is_gone_and_updates_after_it(self, own, name):
         own.save(name, tensors(1))
@@ -412,7 +408,7 @@ class TestConsumer:
                     return False
                 return True
 
-            eventually(saved, "the shard is there again", 60)
+            eventually(saved, "the shard is there again")
             assert consumer.wait_for(2, 60).version >= 2
             assert consumer.infer(None).outputs == [2.0]
 
@@ -453,7 +449,7 @@ class TestPlanner:
                 report = producer.report()
                 return len(report.updates) > 1 and report.costs is not None and report.costs.delivery_s > 0
 
-            eventually(planned, "it publishes as planned, and was told what a delivery takes", 60)
+            eventually(planned, "it publishes as planned, and was told what a delivery takes")
             seen.touch()
             producer.result(100)
             report = producer.report()
@@ -487,7 +483,7 @@ class TestPlanner:
             for version in range(1, 5):
                 own.save(name, tensors(version), inherit=None)
                 follower.wait_for(version, 30.0)
-            eventually(lambda: len(sent) > 1, "the planner is told again", 30)
+            eventually(lambda: len(sent) > 1, "the planner is told again")
         finally:
             follower.close()
 
@@ -517,7 +513,7 @@ class TestPlanner:
                     return False
                 return name in known and known[name].schedule is not None
 
-            eventually(told, "the planner knows the stream again", 60)
+            eventually(told, "the planner knows the stream again")
             eventually(lambda: len(producer.report().updates) > before, "updates go on")
             seen.touch()
             producer.result(100)

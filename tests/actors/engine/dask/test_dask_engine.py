@@ -29,8 +29,9 @@ from tensorvine.store.errors import (
     StorageError,
 )
 
-from tests.support.dask_cluster import is_running, local_cluster, until
+from tests.support.dask_cluster import is_running, local_cluster
 from tests.support.dask_probe import DaskProbe
+from tests.support.waiting import eventually
 
 WAIT_S = 60.0
 LARGE = 64 << 20
@@ -129,7 +130,7 @@ class TestProcesses:
         before, node = ask(engine, actor, "facts"), engine.this_node()
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
-        until(lambda: len(client.scheduler_info()["workers"]) == 0)
+        eventually(lambda: len(client.scheduler_info()["workers"]) == 0, "no worker is left")
         client.wait_for_workers(2, timeout=WAIT_S)
         client.restart(timeout=WAIT_S)
         assert ask(engine, actor, "facts") == before
@@ -142,7 +143,7 @@ class TestProcesses:
         actor = spawn(error=StorageError("/data: expected a folder; found none"))
         with pytest.raises(StorageError, match="/data: expected a folder"):
             ask(engine, actor, "facts")
-        until(lambda: is_missing(engine, actor.name))
+        eventually(lambda: is_missing(engine, actor.name), "the actor is gone")
 
     def test_a_process_that_ends_in_its_constructor_is_said_to(
         self, engine: DaskEngine, spawn: Callable[..., Any]
@@ -178,9 +179,9 @@ class TestOwners:
         assert (engine.reserved(name), engine.nodes()[0].memory_free) == ({name: engine.this_node()}, free - (1 << 20))
         with pytest.raises(ShardUnavailableError):
             ask(engine, starter, "die")
-        until(lambda: is_missing(engine, name))
-        until(lambda: not is_running(pid))
-        until(lambda: engine.reserved(name) == {})
+        eventually(lambda: is_missing(engine, name), "what it started is gone")
+        eventually(lambda: not is_running(pid), "the process of what it started has ended")
+        eventually(lambda: engine.reserved(name) == {}, "nothing is reserved")
 
     def test_what_a_client_starts_and_reserves_for_itself_ends_with_it(
         self, engine: DaskEngine, cluster: LocalCluster
@@ -191,8 +192,8 @@ class TestOwners:
             assert theirs.reserve(name, theirs.this_node(), 100)
             assert not theirs.reserve(f"{name}-more", theirs.this_node(), theirs.nodes()[0].memory_free + 1, wait=False)
             assert ask(engine, engine.find(name), "facts")["pid"]
-        until(lambda: is_missing(engine, name))
-        until(lambda: engine.reserved(name) == {})
+        eventually(lambda: is_missing(engine, name), "what the client started is gone")
+        eventually(lambda: engine.reserved(name) == {}, "nothing is reserved")
 
     def test_a_closed_client_stops_its_engine(self, cluster: LocalCluster) -> None:
         with Client(cluster) as other:
@@ -252,7 +253,7 @@ class TestLimits:
         actor, most = spawn(), GROUPS["data"]
         for _ in range(most + 20):
             engine.call(actor, "pass_gate")
-        until(lambda: ask(engine, actor, "going") == (most, most))
+        eventually(lambda: ask(engine, actor, "going") == (most, most), "as many calls go on as may")
         waiting = engine.call(actor, "nothing")
         with pytest.raises(OperationTimeoutError):
             engine.result(waiting, 0.3, "probe")
@@ -286,6 +287,6 @@ def test_two_engines_of_two_clusters_in_one_process(engine: DaskEngine) -> None:
         agent = facts[1]["agent"]
         engine.kill(name)
         assert ask(other, actors[1], "facts") == facts[1]
-    until(lambda: not is_running(facts[1]["pid"]))
-    until(lambda: not is_running(agent))
+    eventually(lambda: not is_running(facts[1]["pid"]), "the actor's process has ended")
+    eventually(lambda: not is_running(agent), "its agent has ended")
     assert psutil.pid_exists(facts[0]["agent"])

@@ -19,8 +19,9 @@ from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Lifetime, Node
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError, TensorVineError
 
-from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, node_name, until
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, node_name
 from tests.support.dask_probe import DaskProbe
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
@@ -65,14 +66,17 @@ def test_an_agent_that_is_killed_takes_its_actors_along_and_they_start_on_anothe
         os.kill(before["agent"], signal.SIGKILL)
         with pytest.raises(ShardUnavailableError, match="who waits"):
             engine.result(waiting, WAIT_S, "who waits")
-        until(lambda: not is_running(before["pid"]))
-        after = until(lambda: facts_of(engine, actor))
+        eventually(lambda: not is_running(before["pid"]), "the actor's process has ended")
+        after = eventually(lambda: facts_of(engine, actor), "the actor answers again")
         assert (after["node"], after["restarted"]) == (here, True)
         with pytest.raises(ShardUnavailableError, match="its node has ended"):
             ask(engine, stays_dead, "facts")
         with pytest.raises(ModelLostError):
             engine.get(handles, WAIT_S, "keeper")
-        anew = until(lambda: [found for found in engine.nodes() if found.id not in (here, there)])
+        anew = eventually(
+            lambda: [found for found in engine.nodes() if found.id not in (here, there)],
+            "a node in place of the one that ended",
+        )
         assert node(engine, there) is None
         again = engine.spawn(DaskProbe, "again", {"engine": engine}, anew[0].id)
         assert ask(engine, again, "facts")["node"] == anew[0].id, "its worker has another agent"
@@ -88,7 +92,7 @@ def test_actors_whose_template_is_killed_end_and_their_next_lives_have_another()
         os.kill(before["template"], signal.SIGKILL)
         with pytest.raises(ShardUnavailableError, match="who waits"):
             engine.result(waiting, WAIT_S, "who waits")
-        after = until(lambda: facts_of(engine, actor))
+        after = eventually(lambda: facts_of(engine, actor), "the actor answers again")
         assert (after["agent"], after["restarted"]) == (before["agent"], True)
         assert after["template"] != before["template"]
         with pytest.raises(ShardUnavailableError, match="SIGKILL"):
@@ -106,15 +110,15 @@ def test_a_node_whose_worker_closes_is_leaving_until_it_is_drained() -> None:
         assert not parents & {worker.pid for worker in processes.workers}
         closing = worker_of(processes, facts[0]["agent"])
         closing.send_signal(signal.SIGTERM)
-        until(lambda: (found := node(engine, there)) is not None and found.leaving)
+        eventually(lambda: (found := node(engine, there)) is not None and found.leaving, "the node is leaving")
         assert ask(engine, first, "facts") == facts[0], "it answers still"
         elsewhere = engine.spawn(DaskProbe, "third", {"engine": engine}, there)
         assert ask(engine, elsewhere, "facts")["node"] == here
         engine.kill("first")
         engine.kill("second")
         closing.wait(WAIT_S)
-        until(lambda: node(engine, there) is None)
-        until(lambda: not is_running(facts[0]["agent"]))
+        eventually(lambda: node(engine, there) is None, "the node is gone")
+        eventually(lambda: not is_running(facts[0]["agent"]), "its agent has ended")
 
 
 def test_a_node_that_nobody_drains_ends_and_its_actors_start_elsewhere() -> None:
@@ -125,10 +129,13 @@ def test_a_node_that_nobody_drains_ends_and_its_actors_start_elsewhere() -> None
         closing = worker_of(processes, facts["agent"])
         closing.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        after = until(lambda: (found := facts_of(engine, actor)) and found["restarted"] and found)
+        after = eventually(
+            lambda: (found := facts_of(engine, actor)) and found["restarted"] and found,
+            "the actor answers in its next life",
+        )
         assert after["node"] == here
         assert time.monotonic() - began > LEAVE_S / 2, "it had time to be drained"
-        until(lambda: not is_running(facts["pid"]))
+        eventually(lambda: not is_running(facts["pid"]), "the process of its former life has ended")
 
 
 def test_when_all_workers_are_killed_no_process_stays() -> None:
@@ -138,9 +145,9 @@ def test_when_all_workers_are_killed_no_process_stays() -> None:
         for worker in processes.workers:
             for process in (*psutil.Process(worker.pid).children(), psutil.Process(worker.pid)):
                 process.kill()
-        until(lambda: not is_running(facts["pid"]))
-        until(lambda: not is_running(facts["agent"]))
-        until(lambda: node(engine, only.id) is None)
+        eventually(lambda: not is_running(facts["pid"]), "the actor's process has ended")
+        eventually(lambda: not is_running(facts["agent"]), "its agent has ended")
+        eventually(lambda: node(engine, only.id) is None, "the node is gone")
         with pytest.raises(ShardUnavailableError, match="there is none"):
             engine.this_node()
 
@@ -149,12 +156,12 @@ def test_a_worker_without_a_nanny_holds_its_node_itself() -> None:
     with dask_processes("one") as (processes, engine):
         (first,) = engine.nodes()
         worker = processes.start_worker("two", nanny=False)
-        (second,) = until(lambda: [found for found in engine.nodes() if found.id != first.id])
+        (second,) = eventually(lambda: [found for found in engine.nodes() if found.id != first.id], "the second node")
         actor = engine.spawn(DaskProbe, "moves", {"engine": engine}, second.id)
         facts = ask(engine, actor, "facts")
         worker.kill()
-        until(lambda: not is_running(facts["pid"]))
-        assert until(lambda: facts_of(engine, actor))["node"] == first.id
+        eventually(lambda: not is_running(facts["pid"]), "the actor's process has ended")
+        assert eventually(lambda: facts_of(engine, actor), "the actor answers again")["node"] == first.id
 
 
 def test_without_a_scheduler_calls_go_on_and_the_next_one_learns_of_the_actors() -> None:
@@ -176,15 +183,15 @@ def test_without_a_scheduler_calls_go_on_and_the_next_one_learns_of_the_actors()
             processes.start_worker(name)
         with Client(processes.address, timeout=WAIT_S, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=WAIT_S)
-            found = until(lambda: _found(engine, "stays"))
+            found = eventually(lambda: _found(engine, "stays"), "the actor is found again")
             assert ask(engine, found, "facts") == facts, "it is the same process"
             assert engine.kept("") == {"a fact": b"1"}, "agents knew it"
-            until(lambda: len(engine.nodes()) == 2)
+            eventually(lambda: len(engine.nodes()) == 2, "two nodes")
             anew = engine_of(client)
             assert ask(anew, anew.find("stays"), "facts") == facts
             anew.kill("stays")
             anew.close()
-        until(lambda: not is_running(facts["pid"]))
+        eventually(lambda: not is_running(facts["pid"]), "the actor's process has ended")
 
 
 def test_a_program_that_is_killed_takes_what_was_its_own_along() -> None:
@@ -195,7 +202,7 @@ def test_a_program_that_is_killed_takes_what_was_its_own_along() -> None:
         assert {ask(engine, engine.find(name), "facts")["node"] for name in ("own", "stays")} == {engine.this_node()}
         program.kill()
         program.communicate(timeout=WAIT_S)
-        until(lambda: _found(engine, "own") is None)
+        eventually(lambda: _found(engine, "own") is None, "what was the program's own is gone")
         assert ask(engine, engine.find("stays"), "facts")["node"] == engine.this_node()
         engine.kill("stays")
 

@@ -17,7 +17,8 @@ from tensorvine.actors import Repository
 from tensorvine.store.errors import TensorVineError
 
 from tests.support.actors import pid_of, reachable
-from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, node_name, until
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, node_name
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
 
@@ -75,7 +76,7 @@ class Saver:
     def goes_on(self) -> None:
         """Wait for five more versions."""
         more = self.saved + 5
-        until(lambda: self.saved > more or self._failed is not None)
+        eventually(lambda: self.saved > more or self._failed is not None, "five more versions")
         self.check()
 
     def check(self) -> None:
@@ -107,12 +108,12 @@ def test_shards_follow_a_cluster_that_adapts_and_nothing_is_lost() -> None:
             with Saver(repository) as saver:
                 cluster.adapt(minimum=1, maximum=2, interval="200ms", wait_count=2, target_duration="1ms")
                 busy = client.map(waits, range(20), name="adapts")
-                until(lambda: len(repository.shards) == 2)
+                eventually(lambda: len(repository.shards) == 2, "two shards")
                 saver.goes_on()
                 Event("adapts").set()
                 client.gather(busy)
                 del busy
-                until(lambda: len(repository.shards) == 1)
+                eventually(lambda: len(repository.shards) == 1, "one shard")
             saver.check()
 
 
@@ -128,12 +129,15 @@ def test_saves_go_on_while_workers_are_killed_restarted_and_closed() -> None:
             client.wait_for_workers(3, timeout=WAIT_S)
             pids = client.run(os.getpid)
             os.kill(next(iter(pids.values())), signal.SIGKILL)
-            until(lambda: len(now := client.scheduler_info()["workers"]) == 3 and set(now) != set(pids))
+            eventually(
+                lambda: len(now := client.scheduler_info()["workers"]) == 3 and set(now) != set(pids),
+                "three workers again, one of them new",
+            )
             processes.workers[2].send_signal(signal.SIGTERM)  # the only one of its node
-            until(lambda: len(repository.shards) == 1)
+            eventually(lambda: len(repository.shards) == 1, "one shard")
             saver.goes_on()
         saver.check()
-        until(lambda: len(engine.nodes()) == 1)
+        eventually(lambda: len(engine.nodes()) == 1, "one node")
 
 
 def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository() -> None:
@@ -151,10 +155,10 @@ def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository
             for name in ("one", "two"):
                 processes.start_worker(name)
             with Client(processes.address, set_as_default=False, timeout=WAIT_S) as another:
-                found = until(lambda: _connected("survives", another))
+                found = eventually(lambda: _connected("survives", another), "the repository is found")
                 assert found.models("m0")
                 found.close()
-                until(lambda: len(repository.shards) == 2)
+                eventually(lambda: len(repository.shards) == 2, "two shards")
         saver.check()
 
 

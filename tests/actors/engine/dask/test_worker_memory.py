@@ -15,7 +15,8 @@ from distributed.scheduler import KilledWorker
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.dask.workers.memory import OwnBytes, read
 
-from tests.support.dask_cluster import WAIT_S, until
+from tests.support.dask_cluster import WAIT_S
+from tests.support.waiting import eventually
 
 LIMIT = 600 << 20
 PARTS, PART = 6, 128 << 20
@@ -58,7 +59,7 @@ def test_what_a_task_has_mapped_of_a_shard_is_not_its_workers_memory() -> None:
         with pytest.raises(KilledWorker):
             client.submit(fills, retries=0).result(WAIT_S)
         assert repository.load("m")["w0"].all(), "the shard was not ended for it"
-        until(lambda: client.scheduler_info()["workers"])
+        eventually(lambda: client.scheduler_info()["workers"], "a worker is there again")
 
 
 def test_bytes_of_a_process_are_its_own_where_it_maps_no_shard() -> None:

@@ -22,7 +22,8 @@ from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES
 from tensorvine.actors.engine.sockets.refusals import LINES, Refusals
 from tensorvine.actors.engine.sockets.server import CallServer
 
-from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, until
+from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called
+from tests.support.waiting import eventually
 
 REFUSED = "an actor: its socket: refused: "
 
@@ -88,7 +89,7 @@ class TestSecret:
         assert not (tmp_path / "sprung").exists()
         with visitor(serving, secret + message) as friend:
             assert friend.recv(1) == b"+"
-            until((tmp_path / "sprung").exists)
+            eventually((tmp_path / "sprung").exists, "the message is read", pause=0.002)
 
     def test_it_may_come_in_pieces(self, serving: Serving) -> None:
         with visitor(serving) as slow:
@@ -134,13 +135,13 @@ class TestCrowds:
                     caller = BlockingConnections(serving.address)
                     assert called(caller, TargetCalls.note(number)) == number
                     caller.close()
-            until(lambda: held(serving.server) == VISITORS)
+            eventually(lambda: held(serving.server) == VISITORS, f"{VISITORS} silent visitors are kept", pause=0.002)
             caller = BlockingConnections(serving.address)
             assert called(caller, TargetCalls.note("in")) == "in"
             caller.close()
         assert f"{VISITORS} connections had not shown the secret when another one came" in caplog.messages[0]
         assert len(caplog.messages) <= LINES
-        until(lambda: held(serving.server) == 0)
+        eventually(lambda: held(serving.server) == 0, "no visitor is kept", pause=0.002)
 
     def test_a_silent_visitor_is_sent_away(
         self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -202,7 +203,11 @@ class TestCrowds:
 
     def test_one_that_closes_while_visitors_wait_closes_them(self, serving: Serving) -> None:
         with visitor(serving) as silent, visitor(serving, bytes(SECRET_BYTES)) as refused:
-            until(lambda: held(serving.server) == 2 or serving.server._entrances[0]._silent)
+            eventually(
+                lambda: held(serving.server) == 2 or serving.server._entrances[0]._silent,
+                "both visitors are met",
+                pause=0.002,
+            )
             serving.run(closed(serving.server))
             assert ended(silent)
             assert ended(refused)

@@ -29,7 +29,8 @@ from tensorvine.actors.engine.sockets.framing import (
 from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
 from tensorvine.store.errors import ShardUnavailableError
 
-from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, sent, until
+from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, sent
+from tests.support.waiting import eventually
 
 
 def message(number: int, method: str, *arguments: Any) -> bytes:
@@ -87,7 +88,7 @@ class TestSizes:
     def test_a_message_takes_memory_as_it_comes(self, serving: Serving, friend: socket.socket) -> None:
         friend.sendall(HEADER.pack(MESSAGE_BYTES, 1) + b"abc")
         (served,) = serving.server._served
-        until(lambda: len(served._incoming) == HEADER.size + 3)
+        eventually(lambda: len(served._incoming) == HEADER.size + 3, "the first three bytes have come", pause=0.002)
 
     def test_what_is_announced_may_be_as_large_as_the_limit(self) -> None:
         buffer = bytearray(HEADER.pack(3, 7) + b"abcd")
@@ -113,7 +114,7 @@ class TestUnread:
             unsent = unsent[pushed(friend, unsent) :]
             return len(unsent) == before and not all(each._transport.is_reading() for each in serving.server._served)
 
-        until(stuck)
+        eventually(stuck, "the server reads no more", pause=0.002)
         assert called(caller, TargetCalls.note("other")) == "other"
         (served,) = (each for each in serving.server._served if unread(each))
         assert unread(served) < 3 * MESSAGE_BYTES
@@ -130,7 +131,7 @@ class TestUnread:
                 found += 1
             return found == calls
 
-        until(all_came)
+        eventually(all_came, "all answers have come", pause=0.002)
 
     def test_with_too_much_unread_the_connection_ends(
         self,
@@ -143,7 +144,7 @@ class TestUnread:
         serving.target.gates["x" * 400_000] = gate = asyncio.Event()
         for number in range(20):
             friend.sendall(message(number, "wait", "x" * 400_000))
-        until(lambda: serving.target.waiting == 20)
+        eventually(lambda: serving.target.waiting == 20, "all calls wait", pause=0.002)
         most = 0
 
         async def open_and_look() -> None:
@@ -155,7 +156,7 @@ class TestUnread:
                 most = max(most, served._transport.get_write_buffer_size())
 
         serving.run(open_and_look())
-        until(lambda: not serving.server._served)
+        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
         until_ended(friend)
         assert "expected a caller that reads its answers; " in caplog.text
         assert 1_000_000 < most < 1_900_000
@@ -185,7 +186,7 @@ class TestUnderWay:
             friend.sendall(message(number, "wait", "gate"))
         for number in range(3):
             friend.sendall(message(60 + number, "note", number))
-        until(lambda: serving.target.waiting == 60)
+        eventually(lambda: serving.target.waiting == 60, "all calls wait", pause=0.002)
         assert called(caller, TargetCalls.waits()) == 60
         friend.sendall(message(63, "note", 3))
         until_ended(friend)

@@ -28,7 +28,8 @@ from tensorvine.actors.rpc.calls import Request, remote, socket_methods
 from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import MovedError, OperationTimeoutError, ShardUnavailableError
 
-from tests.support.call_targets import METHODS, WAIT_S, Away, Serving, Target, TargetCalls, called, sent, until
+from tests.support.call_targets import METHODS, WAIT_S, Away, Serving, Target, TargetCalls, called, sent
+from tests.support.waiting import eventually
 
 
 class TestCalls:
@@ -74,7 +75,7 @@ class TestCalls:
         with pytest.raises(OperationTimeoutError):
             waiting.result(0.0, "x")
         called(caller, TargetCalls.open("gate"))
-        until(lambda: given(waiting))
+        eventually(lambda: given(waiting), "the answer is given without a wait", pause=0.002)
 
     def test_an_answer_that_nobody_waits_for_is_skipped(self, caller: BlockingConnections) -> None:
         waiting = sent(caller, TargetCalls.wait("late"))
@@ -212,7 +213,7 @@ class TestTrouble:
         caller.close()
         serving.run(serving.target.open("gate"))
         assert waiting.result(WAIT_S, "x") == "gate"
-        until(lambda: not serving.server._served)
+        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
     def test_an_interrupted_wait_ends_its_connection(
         self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +230,7 @@ class TestTrouble:
         with pytest.raises(ShardUnavailableError, match="broken off"):
             waiting.result(WAIT_S, "x")
         assert called(caller, TargetCalls.note(1)) == 1
-        until(lambda: len(serving.server._served) == 1)
+        eventually(lambda: len(serving.server._served) == 1, "one connection is left", pause=0.002)
 
     def test_one_that_nobody_closes_is_closed_when_it_is_collected(self, serving: Serving) -> None:
         with warnings.catch_warnings():
@@ -240,7 +241,7 @@ class TestTrouble:
             answers[0].result(WAIT_S, "x")
             del caller, answers
             gc.collect()
-        until(lambda: not serving.server._served)
+        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
     def test_an_answer_that_outlives_its_line_closes_its_connection_when_it_is_collected(
         self, serving: Serving
@@ -254,7 +255,7 @@ class TestTrouble:
             answers.append(answers)  # a circle, as an error's traceback makes it
             del answers
             gc.collect()
-        until(lambda: not serving.server._served)
+        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
     def test_a_caller_that_ends_leaves_its_call_to_be_carried_out(self, serving: Serving) -> None:
         with socket.socket(socket.AF_UNIX) as caller:
@@ -264,8 +265,8 @@ class TestTrouble:
             assert caller.recv(1) == b"+"
             message = pickle.dumps(("wait", ("gate",)))
             caller.sendall(HEADER.pack(len(message), 1) + message)
-            until(lambda: "gate" in serving.target.gates)
-        until(lambda: not serving.server._served)
+            eventually(lambda: "gate" in serving.target.gates, "the call is carried out", pause=0.002)
+        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
         serving.run(serving.target.open("gate"))
 
     def test_a_machine_without_such_sockets_leaves_all_to_the_engine(

@@ -20,7 +20,8 @@ from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import ShardUnavailableError
 
 from tests.actors.engine.sockets import test_sockets as near
-from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls, called, sent, until
+from tests.support.call_targets import WAIT_S, Away, Loop, Serving, Target, TargetCalls, called, sent
+from tests.support.waiting import eventually
 
 HOST = "127.0.0.1"
 
@@ -169,7 +170,7 @@ class TestReach:
 
         assert away_loop.run(note(3)) == 3
         away.kill()
-        until(lambda: not connection.open)
+        eventually(lambda: not connection.open, "the loop hears of the end", pause=0.002)
 
 
 class Loopback(Loop):
@@ -226,13 +227,13 @@ class TestSignsOfLife:
 
         away.process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr(awaited, "STALE_S", 0.2)
-        until(lambda: away_loop.run(asleep(connection)))
+        eventually(lambda: away_loop.run(asleep(connection)), "the machine counts as silent", pause=0.002)
         assert away_loop.run(note(1)) is None
         away.process.send_signal(signal.SIGCONT)
         monkeypatch.setattr(awaited, "STALE_S", WAIT_S)
-        until(lambda: away_loop.run(note(2)) == 2)
+        eventually(lambda: away_loop.run(note(2)) == 2, "calls go by the socket again", pause=0.002)
         away.kill()
-        until(lambda: not connection.open)
+        eventually(lambda: not connection.open, "the loop hears of the end", pause=0.002)
 
 
 async def asleep(connection: AwaitedConnection) -> bool:

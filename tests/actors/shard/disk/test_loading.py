@@ -19,8 +19,9 @@ from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 
-from tests.support.disk import MIB, eventually
+from tests.support.disk import MIB
 from tests.support.disklife import CAPACITY, Life, note, put
+from tests.support.waiting import eventually
 
 ONE, TWO, THREE, FOUR = ((0, serial) for serial in range(1, 5))
 BYTES = {ONE: 3 * MIB, TWO: 7 * MIB // 2, THREE: 3 * MIB, FOUR: 3 * MIB}
@@ -207,7 +208,11 @@ class TestOneReadingForAll:
             errors = [run(life, load(life, ONE, other))[0] for other in (TWO, THREE)]
             assert {type(error) for error in errors} == {CorruptDataError}
             # A thread that read lets go a moment after others have the answer.
-            eventually(lambda: not any(map(life.segment_memory.memory.is_read, parts(life))), "nobody reads the memory")
+            eventually(
+                lambda: not any(map(life.segment_memory.memory.is_read, parts(life))),
+                "nobody reads the memory",
+                pause=0.05,
+            )
         finally:
             gc.enable()
 

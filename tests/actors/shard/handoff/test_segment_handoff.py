@@ -22,8 +22,9 @@ from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.handover import MovedSegment
 from tensorvine.store.versions.replica import Copy
 
-from tests.support.disk import MIB, eventually
+from tests.support.disk import MIB
 from tests.support.disklife import Life, note, put
+from tests.support.waiting import eventually
 
 COPY = Copy((4,), (0,), b"abcd")
 SEGMENTS = tuple((0, serial) for serial in range(1, 4))
@@ -64,7 +65,9 @@ def test_a_drain_that_is_refused_locks_no_memory_however_long_its_error_is_kept(
         found = [life.state.segment(segment) for segment in SEGMENTS]
         handles = [segment.handle for segment in found if segment is not None]
         # A thread that copied lets go a moment after others have the answer.
-        eventually(lambda: not any(map(life.segment_memory.memory.is_read, handles)), "nobody reads the memory")
+        eventually(
+            lambda: not any(map(life.segment_memory.memory.is_read, handles)), "nobody reads the memory", pause=0.05
+        )
         del kept
     finally:
         gc.enable()

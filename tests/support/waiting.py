@@ -1,0 +1,41 @@
+"""Waiting for a condition: a test that waits does it here, and never sleeps to be in step.
+
+Rules
+- The limit holds on a machine that is ten times busier. Who passes another one has a reason: it is longer where more
+  has to happen, and shorter where what is waited for would come by itself later on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+PATIENCE_S = 60.0
+PROMPT_S = 40.0
+"""For what goes because a shard sees that its holder is gone: after 60 s it would go by itself, when a lease runs out
+(`launch.SESSION_S`) or strays were looked for twice (`strays.LOOK_S`)."""
+
+T = TypeVar("T")
+
+
+def eventually(
+    condition: Callable[[], T],
+    what: str,
+    timeout: float = PATIENCE_S,
+    pause: float = 0.02,
+    ignoring: tuple[type[Exception], ...] = (),
+) -> T:
+    """Ask until the answer counts as true, and return it; an error of a kind that is ignored is no answer."""
+    deadline = time.monotonic() + timeout
+    while True:
+        with suppress(*ignoring):
+            if answer := condition():
+                return answer
+        if time.monotonic() > deadline:
+            import pytest  # where it is needed: what benchmarks and actors import may wait, too
+
+            pytest.fail(f"expected within {timeout} s: {what}")
+        threading.Event().wait(pause)
