@@ -97,9 +97,6 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._models)
 
-    def __contains__(self, ref: object) -> bool:
-        return ref in self._models
-
     def add(self, ref: ModelRef, query: PrefixQuery, quality: float | None, created_ns: int) -> None:
         """Add a model. One of the same reference is replaced.
 

@@ -5,7 +5,7 @@ From outside: the names below. It stands on the arrays, facts and graphs of `sto
 
 from .optimizers import assign_optimizer, optimizer_state_of, optimizer_tensors_of
 from .recipe import all_layers, build, knowing, recipe_of
-from .state import ModelState, assign_to, snapshot
+from .state import ModelState, snapshot
 from .vertices import graph_of
 from .weights import assign, fill, tensors_of, weights_in_call_order, weights_of
 
@@ -14,7 +14,6 @@ __all__ = [
     "all_layers",
     "assign",
     "assign_optimizer",
-    "assign_to",
     "build",
     "fill",
     "graph_of",

@@ -259,9 +259,3 @@ def _expected(variables: Mapping[str, keras.Variable]) -> dict[str, tuple[str, t
 def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
     """Values of variables by name, as `tensors_of` gives them."""
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}
-
-
-def assign_to(variables: Mapping[str, keras.Variable], tensors: Mapping[str, object]) -> None:
-    """Set variables by name, as `assign` sets a model's weights; everything is checked first."""
-    for name, array in checked(tensors, _expected(variables)).items():
-        variables[name].assign(array)

@@ -103,6 +103,20 @@ def test_one_publisher_lasts_for_several_fits(repo, name):
         assert [update.iteration for update in publisher.report().updates] == [6, 12]
 
 
+def test_a_fit_that_failed_is_ended_by_its_block(repo, name):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == STEPS - 1:
+                raise RuntimeError("no memory for it")
+
+    with CheckpointCallback(repo, name, schedule=4) as callback:
+        with pytest.raises(RuntimeError, match="no memory"):
+            fit(callback, Fails())
+        assert not callback.publisher._closing.is_set()
+    assert callback.publisher._closing.is_set()
+    assert [update.iteration for update in callback.report().updates] == [4]
+
+
 def test_several_batches_in_one_execution_count_as_many(repo, name):
     callback = CheckpointCallback(repo, name, schedule=1000)
     model = net()

@@ -70,6 +70,7 @@ def test_requests_are_answered_while_versions_come(repo: Repository) -> None:
     thread.join(30)
     assert answers[-1].ref.version == 30
     assert all(float(answer.outputs[0]) == answer.ref.version for answer in answers)
+    assert handle.status.remote().result(timeout_s=30).ref == answers[-1].ref
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/", data=json.dumps({"batch": [2.0, 3.0]}).encode(), method="POST"
     )
