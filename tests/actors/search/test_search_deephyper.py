@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import ray
 import torch
 from ConfigSpace import EqualsCondition, ForbiddenAndConjunction, ForbiddenEqualsClause, OrdinalHyperparameter
 from deephyper.evaluator import Evaluator
+from deephyper.evaluator.callback import Callback
 from deephyper.hpo import HpProblem, RegularizedEvolution
 from tensorvine.actors import Repository
 from tensorvine.actors.search import Candidate, Population, disconnect
@@ -124,6 +126,25 @@ class TestSearch:
         lost = table["objective"].astype(str).str.startswith("F_WorkerCrashed")
         assert 0 < lost.sum() < len(table)
         assert repo.models() == sorted(population.refs)
+
+    def test_one_that_is_interrupted_waits_for_nothing_more(self, repo: Repository, tmp_path: Path) -> None:
+        class CtrlC(Callback):
+            def on_done(self, job: Any) -> None:
+                raise KeyboardInterrupt
+
+        run = run_function(build, train, repository=repo.name, prefix="ended/")
+        workers = SparingEvaluator(run, num_workers=2, callbacks=[CtrlC()])
+        workers.abandon()  # nothing has begun
+        with pytest.raises(KeyboardInterrupt):
+            AgedEvolution(problem([4]), log_dir=str(tmp_path)).search(workers, max_evals=6)
+        loop = workers.loop
+        assert loop is not None
+        assert asyncio.all_tasks(loop)
+        workers.abandon()
+        assert loop.is_closed()
+        assert not asyncio.all_tasks(loop)
+        assert workers.close() == []  # which DeepHyper calls when it is collected
+        workers.abandon()
 
     def test_deephypers_own_evaluator_runs_it_too(self, repo: Repository, tmp_path: Path) -> None:
         table, population = search(repo, "stock/", tmp_path, 4, last=[4, FAILS], evaluator=create)
