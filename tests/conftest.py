@@ -121,14 +121,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Have the collector wait until all is imported; from then on it is watched."""
+    """Keep what is imported from the collector; from then on it is watched."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.callbacks.append(watch)
-        gc.collect()
-        keep_what_is_old_from_the_collector()
+        gc.freeze()
         gc.enable()
 
 

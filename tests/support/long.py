@@ -54,6 +54,7 @@ LONG: Mapping[str, str] = {
     r"tests/benchmarks/test_benchmarks_engines.py::test_everything": "its rows are judged without clusters",
     r"tests/benchmarks/test_benchmarks_fork.py::test_a_training_of_two": "what it forks by, and its rows",
     r"tests/benchmarks/test_benchmarks_links.py::": "its cases are those of save_load, on one machine",
+    r"tests/benchmarks/test_benchmarks_schedule.py::test_a_learner_goes_on.*ptychonn": _OTHERS,
     r"tests/benchmarks/test_benchmarks_nas.py::test_a_search_that_does": "the example that it runs",
     r"tests/benchmarks/test_benchmarks_nas.py::test_all_of_it_small": "the example that it runs, and its rows",
     r"tests/benchmarks/test_benchmarks_online.py::test_consumers_are_asked": "test_who_is_told, of the same benchmark",
