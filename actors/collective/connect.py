@@ -136,7 +136,7 @@ class _Joining:
         """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
         from .shared.crossmemory import trouble
 
-        found = self._met(": agree", {"trouble": trouble(offer.endpoint, endpoints)})
+        found = self._met(": agree", {"trouble": trouble(self._label, offer.endpoint, endpoints)})
         troubles = [f"rank {rank}: {endpoint['trouble']}" for rank, endpoint in enumerate(found) if endpoint["trouble"]]
         if troubles and self._seat.rank == 0:
             log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])

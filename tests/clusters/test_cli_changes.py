@@ -256,16 +256,15 @@ class TestTop:
         eventually(
             lambda: all(isinstance(one, ShardStats) for one in repo.stats_by_shard().values()),
             "both answer",
-            pause=0.05,
         )
 
     def test_shards_that_joined_are_seen_by_who_watches_already(self, repo: Repository, one_again: None) -> None:
         with Repository.connect(repo.name) as watcher:
             assert len(watcher.stats_by_shard()) == 1
             repo.scale(2)
-            eventually(lambda: len(watcher.stats_by_shard()) == 2, "the new shard is seen", pause=0.05)
+            eventually(lambda: len(watcher.stats_by_shard()) == 2, "the new shard is seen")
             repo.scale(1)
-            eventually(lambda: len(watcher.stats_by_shard()) == 1, "the drained shard is seen no more", pause=0.05)
+            eventually(lambda: len(watcher.stats_by_shard()) == 1, "the drained shard is seen no more")
 
     def test_a_repository_that_was_stopped_is_not_there(self, repo: Repository) -> None:
         check_there(repo.engine, repo.name)

@@ -101,7 +101,7 @@ def backup_of(repo: Repository, shard: int) -> int:
         return bool(found) and replica_stores == [name for _, name in found]
 
     found: list[tuple[int, str]] = []
-    eventually(complete, f"the replica of shard {shard} is complete", pause=0.05)
+    eventually(complete, f"the replica of shard {shard} is complete")
     return found[0][0]
 
 
@@ -130,7 +130,7 @@ def retire_all(repo: Repository) -> None:
     for ref in repo.models():
         repo.retire(ref)
     try:
-        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S)
     except pytest.fail.Exception as exc:
         exc.add_note(f"found {repo.stats().shards}")
         raise
@@ -350,7 +350,7 @@ def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
         patch(repo, here, die_at_put("before", ours=True))
         with pytest.raises(ShardUnavailableError):
             repo.save(name, BIG, timeout=30)
-        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S)
         assert repo.models() == []
         assert same(repo.load(repo.save(name, BIG).ref), BIG)
         retire_all(repo)
@@ -365,9 +365,7 @@ def an_idle_backup_is_killed(cluster: Cluster) -> None:
         for _ in range(2):
             backup = backup_of(repo, here)
             kill(repo, backup)
-            eventually(
-                lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again", pause=0.05
-            )
+            eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
         backup_of(repo, here)
         kill(repo, here)
         assert same(repo.load(name), BIG)
@@ -461,9 +459,7 @@ def with_a_path_only_what_waits_is_replicated(cluster: Cluster) -> None:
         name = name_at(repo, here)
         repo.save(name, BIG)
         repo.flush()
-        eventually(
-            lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated", pause=0.05
-        )
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated")
         patch(repo, here, hold_the_disk)
         repo.save(name, {**BIG, "a": BIG["a"] * 2})
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
@@ -484,16 +480,14 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
         backup_of(repo, here)
         patch(repo, here, hold_manifests)
         repo.save(name, BIG)
-        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk", pause=0.05)
-        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it", pause=0.05)
+        eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
+        eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
         patch(repo, here, tell_the_replica)
         assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
         assert same(repo.load(name), BIG)
         repo.flush()
-        eventually(
-            lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk", pause=0.05
-        )
+        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk")
         assert not repo.verify(), repo.verify()
 
 

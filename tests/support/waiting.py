@@ -25,7 +25,7 @@ def eventually(
     condition: Callable[[], T],
     what: str,
     timeout: float = PATIENCE_S,
-    pause: float = 0.02,
+    pause: float = 0.05,
     ignoring: tuple[type[Exception], ...] = (),
 ) -> T:
     """Ask until the answer counts as true, and return it; an error of a kind that is ignored is no answer."""

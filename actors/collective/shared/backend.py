@@ -31,7 +31,7 @@ class SharedBackend(Backend[SharedOffer, SharedGroup]):
         return SharedOffer()
 
     def _check(self, seat: Seat, offer: SharedOffer, endpoints: Sequence[Endpoint]) -> None:
-        found = trouble(offer.endpoint, endpoints)
+        found = trouble(seat.label, offer.endpoint, endpoints)
         if found is not None:
             raise ValueError(f"{seat.label}: expected members that can read each other's memory; {found}")
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ....store.arrays import Array
+from ....store.errors import PeerLostError
 
 CHUNK = 16 << 20
 """Bytes of a read at most, so that a reader that is to stop does so soon."""
@@ -33,6 +34,10 @@ _SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 class UnreadableError(Exception):
     """Memory could not be read; what was read of it is of no use."""
+
+
+class EndedError(UnreadableError):
+    """The process is not there any more."""
 
 
 class _Span(ctypes.Structure):
@@ -112,25 +117,32 @@ class Memory:
             got = _library().process_vm_readv(self._process, here, 2, there, 2, 0)
             if got <= 0:
                 code = ctypes.get_errno() if got < 0 else errno.EFAULT
-                raise UnreadableError(f"process {self._process}: {os.strerror(code)}")
+                kind = EndedError if code == errno.ESRCH else UnreadableError
+                raise kind(f"process {self._process}: {os.strerror(code)}")
             done += got
         if seal.raw != self._seal:
             reason = "it allows it no more" if seal.raw == _BROKEN else "it is another process now"
             raise UnreadableError(f"process {self._process}: {reason}")
 
 
-def trouble(own: Mapping[str, Any], endpoints: Sequence[Mapping[str, Any]]) -> str | None:
-    """Try to read from all members; gives why it failed, or None.
+def trouble(label: str, own: Mapping[str, Any], endpoints: Sequence[Mapping[str, Any]]) -> str | None:
+    """Try to read from all members; gives why they do not let this one, or None.
 
     Args:
+        label: the group's name for messages.
         own: this member's endpoint.
         endpoints: all members', by rank.
+
+    Raises:
+        PeerLostError: one has died since it told its endpoint.
     """
     for rank, endpoint in enumerate(endpoints):
         if endpoint["machine"] != own["machine"]:
             return f"rank {rank} is on another machine, or in another container"
         try:
             Memory(endpoint).read(int(endpoint["seal_at"]), np.empty(SEAL_BYTES, np.uint8))
+        except EndedError as exc:
+            raise PeerLostError(f"{label}: expected rank {rank} to join; it died: {exc}") from exc
         except UnreadableError as exc:
             return f"the memory of rank {rank} cannot be read: {exc}"
     return None

@@ -96,7 +96,7 @@ SCRIPT = textwrap.dedent("""
     repo.retire(child)
     # the other shard is told after the answer
     empty = lambda: all(s.tensors == s.bytes_allocated == 0 for s in repo.stats().shards)
-    eventually(empty, "nothing to be left", pause=0.05)
+    eventually(empty, "nothing to be left")
     print("nothing left: True")
 
     lone = Repository.start("lone", shards=1, preallocate_bytes=0)

@@ -129,7 +129,7 @@ def name(repo: Repository) -> Iterator[str]:
     yield name
     for ref in repo.models(name):
         repo.retire(ref)
-    eventually(lambda: left(repo) == (0, 0), "no memory is taken", pause=0.05)
+    eventually(lambda: left(repo) == (0, 0), "no memory is taken")
 
 
 def left(repo: Repository) -> tuple[int, int]:
@@ -215,7 +215,7 @@ class TestEachWay:
         assert len(granted) == 1
         with ThreadPoolExecutor(1) as threads:
             saving = threads.submit(far.save, name, {"a": np.ones(40 << 20, np.uint8)}, timeout=WAIT_S)
-            eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits", pause=0.05)
+            eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits")
             assert repo.stats().shards[0].waiting_for_memory == 1
             assert not saving.done()
             repo._session.call(0, ShardCalls.abort(other, []))
@@ -231,7 +231,7 @@ class TestFetched:
                 threads.submit(client.save, f"{name}", tensors, inherit=None, timeout=WAIT_S)
                 for client, tensors in zip((far, other), given, strict=True)
             ]
-            eventually(lambda: len(offers.addresses) == 2, "both offer what they save", pause=0.05)
+            eventually(lambda: len(offers.addresses) == 2, "both offer what they save")
             offers.go_on.set()
             saved = [save.result(WAIT_S).ref for save in saving]
         assert all(equal(repo.load(ref), tensors) for ref, tensors in zip(saved, given, strict=True))
@@ -285,7 +285,7 @@ class TestFetched:
             with pytest.raises(ShardUnavailableError, match="TCP server"):
                 far.save(name, tensors, timeout=WAIT_S)
         assert (offers.put, offers.closed, repo.models(name)) == (0, True, [])
-        eventually(lambda: left(repo) == (0, 0), "what was granted comes back", pause=0.05)
+        eventually(lambda: left(repo) == (0, 0), "what was granted comes back")
         assert equal(repo.load(far.save(name, tensors).ref), tensors)
         assert offers.put == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.collective.connect import connect
 from tensorvine.actors.collective.group import Group
 from tensorvine.actors.collective.shared import crossmemory
 from tensorvine.actors.collective.shared import member as shared
 from tensorvine.actors.collective.shared.crossmemory import Memory, Seal, UnreadableError, trouble
-from tensorvine.store.errors import OperationTimeoutError, TensorMismatchError
+from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError
 
 from tests.support.ranks import joined, outcomes, processes, together
 from tests.support.waiting import eventually
@@ -60,11 +62,31 @@ def test_memory_that_is_gone_is_an_error() -> None:
 def test_what_cannot_be_read_is_told() -> None:
     seals = [Seal(), Seal()]
     own = seals[0].endpoint
-    assert trouble(own, [seal.endpoint for seal in seals]) is None
-    assert "rank 1 is on another machine" in str(trouble(own, [own, own | {"machine": "elsewhere"}]))
-    assert "rank 1 cannot be read" in str(trouble(own, [own, own | {"process": 2**22 - 1}]))
-    other = trouble(own, [own, own | {"seal": "00" * crossmemory.SEAL_BYTES}])
+    assert trouble("g", own, [seal.endpoint for seal in seals]) is None
+    assert "rank 1 is on another machine" in str(trouble("g", own, [own, own | {"machine": "elsewhere"}]))
+    unmapped = trouble("g", own, [own, own | {"seal_at": 4096}])
+    assert unmapped == f"the memory of rank 1 cannot be read: process {os.getpid()}: Bad address"
+    other = trouble("g", own, [own, own | {"seal": "00" * crossmemory.SEAL_BYTES}])
     assert "another process now" in str(other)
+
+
+class Meeting:
+    """Where rank 0 meets a rank that has died by the time it is looked at."""
+
+    def __init__(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", ""]) as process:
+            self._died = process.pid
+
+    def exchange(self, key: str, rank: int, size: int, endpoint: dict[str, Any], timeout: float) -> list[Any]:
+        return [endpoint, endpoint | {"endpoint": endpoint["endpoint"] | {"process": self._died}}]
+
+
+@pytest.mark.parametrize("backend", ["auto", "shared"])
+def test_who_died_before_the_group_was_whole_is_named_at_once(backend: str) -> None:
+    with pytest.raises(
+        PeerLostError, match=r"group 'g', epoch 0: expected rank 1 to join; it died: process \d+: No such"
+    ):
+        connect("g", 0, 2, backend=backend, rendezvous=Meeting())
 
 
 # ---- groups -------------------------------------------------------------------------------------------

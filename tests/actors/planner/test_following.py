@@ -32,11 +32,11 @@ def test_shards_follow_the_bytes_and_nothing_is_lost(cluster: LocalCluster) -> N
     policy = ScalePolicy(most=3, full=0.5, join_after_s=0.0, drain_after_s=0.5)
     with Repository.start("auto", shards=1, store_bytes=ROOM, preallocate_bytes=0, scaling=policy) as repo:
         kept = fill(repo, 6)
-        eventually(lambda: shards_of(repo) >= 2, "one joins: more than half is in use", pause=0.05)
+        eventually(lambda: shards_of(repo) >= 2, "one joins: more than half is in use")
         assert all((repo.load(name)["w"] == array).all() for name, array in kept.items())
         for name in list(kept)[1:]:
             repo.retire(name)
-        eventually(lambda: shards_of(repo) == 1, "one is enough again", pause=0.05)
+        eventually(lambda: shards_of(repo) == 1, "one is enough again")
         assert (repo.load("m/0")["w"] == kept["m/0"]).all()
         assert [str(ref) for ref in repo.models()] == ["m/0@1"]
 
@@ -46,7 +46,7 @@ def test_a_planner_that_starts_again_goes_on_following(cluster: LocalCluster) ->
     with Repository.start("auto-again", shards=1, store_bytes=ROOM, preallocate_bytes=0, scaling=policy) as repo:
         restart_planner(repo)
         fill(repo, 6)
-        eventually(lambda: shards_of(repo) == 2, "the next life of the planner follows, too", pause=0.05)
+        eventually(lambda: shards_of(repo) == 2, "the next life of the planner follows, too")
 
 
 def test_fewer_shards_than_replicas_are_refused(cluster: LocalCluster) -> None:

@@ -287,9 +287,7 @@ def test_a_save_whose_shard_drains_while_it_is_copied_is_staged_anew(
 ) -> None:
     whole = np.arange(1 << 17)
     four.save_async("m", {"w": whole}).committed(60)
-    eventually(
-        lambda: four._saves.saver.reserved._waiting is not None, "memory that waits for the next save", pause=0.05
-    )
+    eventually(lambda: four._saves.saver.reserved._waiting is not None, "memory that waits for the next save")
 
     def drained(upload: Upload, arrays: object) -> NoReturn:
         raise MovedError(f"shard {upload.shard} has left the repository", 1)

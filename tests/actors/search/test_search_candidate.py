@@ -51,7 +51,7 @@ def repository(shared: Repository) -> Iterator[Repository]:
     yield shared
     for ref in shared.models():
         shared.retire(ref)
-    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned after a test", pause=0.05)
+    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned after a test")
 
 
 def dense_net(units: tuple[int, ...] = (16, 12), dtype: str = "float32") -> keras.Model:
@@ -177,9 +177,7 @@ class TestBothFrameworks:
         assert child is not None
         assert repository.models() == [child.ref]
         assert {name: array.tobytes() for name, array in repository.load("child").items()} == bits(model)
-        eventually(
-            lambda: repository.stats().tensors == len(bits(model)), "what the child does not share to go", pause=0.05
-        )
+        eventually(lambda: repository.stats().tensors == len(bits(model)), "what the child does not share to go")
         assert repository.verify() == []
 
     def test_a_candidate_that_fails_holds_its_ancestor_no_longer(
@@ -195,7 +193,7 @@ class TestBothFrameworks:
 
         with pytest.raises(FloatingPointError):
             fail()
-        eventually(lambda: repository.stats().tensors == 0, "the pin to go", pause=0.05)
+        eventually(lambda: repository.stats().tensors == 0, "the pin to go")
         assert repository.models() == []
 
     def test_what_shares_only_an_input_is_no_ancestor(self, repository: Repository, build: Callable[..., Any]) -> None:
@@ -440,7 +438,7 @@ class TestBadInput:
         with pytest.raises(TensorMismatchError, match=r"'0.rare': expected a dense tensor"):
             Candidate(repository, "child", model)
         repository.retire(root)
-        eventually(lambda: repository.stats().tensors == 0, "nothing to be pinned", pause=0.05)
+        eventually(lambda: repository.stats().tensors == 0, "nothing to be pinned")
 
     def test_a_released_candidate_saves_no_more(self, repository: Repository) -> None:
         candidate = Candidate(repository, "a", torch_net())
@@ -475,4 +473,4 @@ def test_the_pin_of_a_killed_worker_goes_and_its_ancestor_was_there_until_then(r
     assert repository.stats().tensors > 0
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(worker.die.remote(), timeout=60)
-    eventually(lambda: repository.stats().tensors == 0, "the pin of a dead worker to go", timeout=PROMPT_S, pause=0.05)
+    eventually(lambda: repository.stats().tensors == 0, "the pin of a dead worker to go", timeout=PROMPT_S)

@@ -83,7 +83,7 @@ def repo(shared: Repository) -> Iterator[Repository]:
     yield shared
     for ref in shared.models():
         shared.retire(ref)
-    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned", pause=0.05)
+    eventually(lambda: shared.stats().tensors == 0, "nothing to be pinned")
 
 
 def search(

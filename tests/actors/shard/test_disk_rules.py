@@ -180,13 +180,12 @@ class TestRefusedSaves:
         ref, segment = ModelRef("m", 1), (0, 1)
         bench.fill(ref, segment, [CAPACITY])
         bench.persister.add(bench.job(ref, segment, [CAPACITY], urgent=False))
-        eventually(lambda: bench.persister.error is not None, "the first try has failed", pause=0.05)
+        eventually(lambda: bench.persister.error is not None, "the first try has failed")
         found = bench.state.segment(segment)
         assert found is not None
         eventually(
             lambda: not bench.segment_memory.memory.is_read(found.handle),
             "nobody has a view between two tries",
-            pause=0.05,
         )
 
 

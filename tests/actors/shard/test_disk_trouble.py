@@ -58,7 +58,7 @@ class TestPathGoneForAWhile:
                 repo.save("m", tensors(2), durability="disk", timeout=20)
             assert repo.models() == [repo.info("m@1").ref]
             refs = [repo.save("m", tensors(n)).ref for n in range(3, 7)]
-            eventually(lambda: is_refused(repo), "the disk has refused", pause=0.05)
+            eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.flush(timeout=4)
             assert repo.stats().shards[0].versions_behind == len(refs)
@@ -76,13 +76,13 @@ class TestPathGoneForAWhile:
         with start(path, lag_bytes=0) as repo:
             (path / "segments").write_text("no folder")
             repo.save("m", tensors(1))
-            eventually(lambda: is_refused(repo), "the disk has refused", pause=0.05)
+            eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
                 repo.save("n", tensors(2), timeout=4)
             stats = repo.stats().shards[0]
             assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
-            eventually(lambda: repo.stats().shards[0].waiting_for_disk == 1, "the save waits", pause=0.05)
+            eventually(lambda: repo.stats().shards[0].waiting_for_disk == 1, "the save waits")
             (path / "segments").unlink()
             assert waiting.committed(60).ref.version == 1
             assert repo.stats().shards[0].waiting_for_disk == 0
@@ -96,7 +96,7 @@ class TestPathGoneForAWhile:
             (path / "manifests").rename(path / "apart")
             (path / "manifests").write_text("no folder")
             repo.save(names[1], tensors(1), parent=names[0], inherit=None)
-            eventually(lambda: is_refused(repo, 1), "the disk has refused", pause=0.05)
+            eventually(lambda: is_refused(repo, 1), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}/manifests"):
                 repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
             assert repo.stats().shards[1].versions_behind == 1
@@ -117,7 +117,7 @@ class TestPathGoneForAWhile:
                     repo.save("m", {"t": noise(4 * MIB, 2)}, durability="disk")
                 assert same(repo.load("m"), given)
                 waiting = repo.save("m", {"t": noise(4 * MIB, 3)}).ref
-                eventually(lambda: is_refused(repo), "the disk has refused", pause=0.05)
+                eventually(lambda: is_refused(repo), "the disk has refused")
                 with pytest.raises(StorageError, match="No space left on device"):
                     repo.flush(timeout=4)
                 repo.retire("m@1")

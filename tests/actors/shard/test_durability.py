@@ -189,7 +189,7 @@ class TestShardKilled:
         for ref in (child, again):
             repo.retire(ref)
         # where the lost version's segment was written before the kill, it goes as an orphan: after two looks
-        eventually(lambda: segments(tmp_path) == [], "nothing left on disk", timeout=4 * care.LOOK_S, pause=0.05)
+        eventually(lambda: segments(tmp_path) == [], "nothing left on disk", timeout=4 * care.LOOK_S)
         repo._session.broadcast(ShardCalls.check())
 
     def test_a_flush_says_that_one_died_before_it_answered(
@@ -226,7 +226,7 @@ class TestShardKilled:
         assert time.monotonic() - began < 20, "a timeout ends the wait for a connection, too"
         (place / "manifests").unlink()
         (place / "apart").rename(place / "manifests")
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         assert same(repo.load(ref), tensors(1))
         assert repo.save(ref.name, tensors(2), durability="disk").ref.version == 2
         assert repo.verify() == []
@@ -241,7 +241,7 @@ class TestShardKilled:
         (tmp_path / "manifests").unlink()
         (tmp_path / "apart").rename(tmp_path / "manifests")
         kill_shard(repo, 0)
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         repo.flush()
         repo.retire(base)
         assert same(repo.load(ref), tensors(1))
@@ -260,14 +260,14 @@ class TestShardKilled:
         with socket.socket(socket.AF_UNIX) as blocked:
             blocked.bind(manifest.name)
         kill_shard(repo, 0)
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         with pytest.raises(CorruptDataError, match=f"{ref}: {manifest}: expected a regular file; found a socket"):
             repo.load(ref)
         assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
         repo._session.broadcast(ShardCalls.check())
         assert segments(tmp_path) == before
         apart.rename(manifest)
-        eventually(lambda: ref in repo.models(), "it can be read again", pause=0.05)
+        eventually(lambda: ref in repo.models(), "it can be read again")
         assert same(repo.load(ref), given)
         assert repo.verify() == []
 
@@ -294,7 +294,7 @@ class TestShardKilled:
             else:
                 made = repo.save(name, tensors(2), durability="disk").ref
         assert fatal.is_set()
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         found = [ref for ref in repo.models() if ref.name == name]
         if phase == "retire":
             assert found in ([], [kept])
@@ -313,12 +313,12 @@ class TestShardKilled:
         given = {f"t{n}": weights(2 * MIB, n) for n in range(5)} | {"p": weights(MIB, 7)}
         before = len(segments(tmp_path))
         pending = repo.save_async(name, given, parent=base, durability="disk", timeout=40)
-        eventually(lambda: len(segments(tmp_path)) > before, "it writes", pause=0.05)
+        eventually(lambda: len(segments(tmp_path)) > before, "it writes")
         kill_shard(repo, victim)
         made: ModelRef | None = None
         with contextlib.suppress(ShardUnavailableError, OperationTimeoutError, ModelLostError):
             made = pending.committed(60).ref
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         found = [ref for ref in repo.models() if ref.name == name]
         assert made is None or found == [made]
         for ref in found:
@@ -339,10 +339,10 @@ class TestShardKilled:
         given = {"t": weights(MIB // 2, 1), "p": weights(MIB // 4, 7)}
         hidden = place / "hidden"
         pending = repo.save_async(name, given, parent=base, durability="disk", timeout=60)
-        eventually(waits.exists, "its manifest is due", pause=0.05)
+        eventually(waits.exists, "its manifest is due")
         (place / "manifests" / f"{base.name}@1.arrow").rename(hidden)  # else the base's tells of the segment
         kill_shard(repo, 1)
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         hidden.rename(place / "manifests" / f"{base.name}@1.arrow")
         gate.touch()
         made = pending.committed(60).ref
@@ -364,11 +364,11 @@ class TestPlannerKilled:
                 return False
             return True
 
-        eventually(saves, "durable saves go on", pause=0.05)
+        eventually(saves, "durable saves go on")
         refs = repo.models()
         assert {str(ref) for ref in refs} <= set(manifests(tmp_path))
         kill_shard(repo, 0)
-        eventually(lambda: answers(repo), "the shard is back", pause=0.05)
+        eventually(lambda: answers(repo), "the shard is back")
         assert repo.models() == refs
         with pytest.raises(OSError, match="another repository runs on it"):
             start(tmp_path)

@@ -154,12 +154,11 @@ class TestClientKilledDuringASave:
                 lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards),
                 "no pin, nothing staged",
                 timeout=PROMPT_S,
-                pause=0.05,
             )
             for ref in repo.models():
                 assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
                 repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S)
         assert repo.models() == []
 
     @pytest.mark.parametrize(("phase", "when", "closes"), STOPPED)
@@ -173,12 +172,11 @@ class TestClientKilledDuringASave:
             lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards),
             "no pin, nothing staged",
             timeout=PROMPT_S,
-            pause=0.05,
         )
         for ref in repo.models():
             assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
             repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S)
 
 
 @pytest.mark.both_engines
@@ -212,7 +210,7 @@ class TestShardKilled:
             repo.load(ref)
         assert repo.lineage(ref) == [ref, ModelRef(parent, 1)]
         repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S)
 
     def test_what_a_dead_home_held_elsewhere_is_freed(self, repo: Repository) -> None:
         parent, child = name_at(repo, 1), name_at(repo, 0)
@@ -224,7 +222,6 @@ class TestShardKilled:
             lambda: nothing_left(repo),
             "the dead child's hold on its parent's tensors gone",
             timeout=PROMPT_S,
-            pause=0.05,
         )
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
@@ -249,7 +246,7 @@ class TestShardKilled:
         else:
             assert np.array_equal(repo.load(saved.ref)["b"], BIG["b"])
             repo.retire(saved.ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S)
         again = repo.save(name, BIG)
         assert np.array_equal(repo.load(again.ref)["b"], BIG["b"])
 
@@ -314,7 +311,7 @@ class TestPlannerKilled:
                 return False
             return True
 
-        eventually(saves, "saves go on after the planner's restart", pause=0.05)
+        eventually(saves, "saves go on after the planner's restart")
         newest = repo.info(name).ref
         kill_shard(repo, 0)
         with pytest.raises(ModelLostError, match=f"{name}@{newest.version} is lost"):
@@ -340,7 +337,6 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         eventually(
             lambda: not session.call(0, ShardCalls.renew("retired")),
             "the shard to see that the client is gone",
-            pause=0.05,
         )
         other.close()
         with pytest.raises(ShardUnavailableError, match="save retired/s1: expected its client retired to be connected"):
@@ -371,9 +367,7 @@ def test_memory_that_waits_for_a_save_goes_to_whoever_waits_for_memory(
     options = {"shards": 1, "store_bytes": 64 << 20, "preallocate_bytes": 0}
     with Repository.start("fail-spare", **options) as repo, Repository.connect(repo.name) as idle:
         first = idle.save_async("idle", {"t": np.zeros(16 << 20, np.uint8)}).committed(60)
-        eventually(
-            lambda: idle._saves.saver.reserved._waiting is not None, "memory to wait for the next save", pause=0.05
-        )
+        eventually(lambda: idle._saves.saver.reserved._waiting is not None, "memory to wait for the next save")
         saved = repo.save("busy", {"t": np.ones(40 << 20, np.uint8)}, timeout=60)
         assert idle._saves.saver.reserved._waiting is None
         assert repo.load(saved.ref)["t"].all()
@@ -390,7 +384,7 @@ def test_a_save_that_finds_no_room_in_another_shard_than_its_home_leaves_nothing
         with pytest.raises(StoreFullError, match="in shard 1"):  # one of the two finds room
             repo.save(name, {f"t{i}": np.ones(24 << 20, np.uint8) for i in range(2)})
         repo.retire(first.ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S, pause=0.05)
+        eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S)
 
 
 class TestLeases:
@@ -402,7 +396,7 @@ class TestLeases:
         repo.retire("m")
         assert repo.stats().tensors == 1
         del match
-        eventually(lambda: nothing_left(repo), "the pin of the collected match gone", pause=0.05)
+        eventually(lambda: nothing_left(repo), "the pin of the collected match gone")
 
     def test_a_pin_on_any_shard_outlives_the_session_time_while_its_client_lives(
         self, cluster: object, monkeypatch: pytest.MonkeyPatch
@@ -421,7 +415,7 @@ class TestLeases:
                     assert repo.stats().tensors == 1
                     pause.wait(0.05)  # what is lost stays lost
                 assert other.load(match.ref)["t"].sum() == 100_000
-            eventually(lambda: nothing_left(repo), "the pin gone", pause=0.05)
+            eventually(lambda: nothing_left(repo), "the pin gone")
             other.close()
 
     def test_a_silent_client_loses_its_pins(self, cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +429,7 @@ class TestLeases:
             assert match is not None
             repo.retire("m")
             assert repo.stats().tensors == 1
-            eventually(lambda: nothing_left(repo), "the lease of the silent client run out", pause=0.05)
+            eventually(lambda: nothing_left(repo), "the lease of the silent client run out")
             with pytest.raises(ModelNotFoundError):
                 other.load(match.ref)
             other.close()
@@ -484,5 +478,5 @@ def test_a_client_of_a_repository_that_was_stopped_says_so_once(
         def levels() -> list[str]:
             return [record.levelname for record in caplog.records if "is not renewed" in record.getMessage()]
 
-        eventually(lambda: len(levels()) > 2, "it goes on asking", pause=0.05)
+        eventually(lambda: len(levels()) > 2, "it goes on asking")
         assert (levels()[0], set(levels()[1:])) == ("WARNING", {"DEBUG"})

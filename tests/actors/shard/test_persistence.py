@@ -107,7 +107,7 @@ class TestContract:
             for model in ("m@1", "other", "m"):
                 repo.retire(model)
             files = Archive(uri, 2)
-            eventually(lambda: files.segments() == {}, "no tensor on disk", pause=0.05)
+            eventually(lambda: files.segments() == {}, "no tensor on disk")
             assert repo.stats().bytes_disk == 0
         with start(uri, shards=1) as repo:
             assert (repo.models(), repo.stats().tensors) == ([], 0)
@@ -142,7 +142,7 @@ class TestObjectStoreInTrouble:
                 with pytest.raises(StorageError, match=rf"s3://{s3.bucket}/{prefix}/segments/\w+\.0\.arrow") as caught:
                     repo.save("m", tensors(2), durability="disk")
                 waiting = repo.save("m", tensors(3)).ref
-                eventually(lambda: is_refused(repo), "it refuses this one, too", pause=0.05)
+                eventually(lambda: is_refused(repo), "it refuses this one, too")
                 with pytest.raises(StorageError):
                     repo.flush(timeout=1)
             finally:

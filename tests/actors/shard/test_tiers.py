@@ -42,7 +42,7 @@ class TestRetention:
             for n, tensors in given.items():
                 repo.save("m", tensors, quality=1 / (n * n - 4 * n + 5))
             repo.flush()
-            eventually(lambda: repo.stats().bytes_memory == len(kept) * MIB, f"only {kept} in memory", pause=0.05)
+            eventually(lambda: repo.stats().bytes_memory == len(kept) * MIB, f"only {kept} in memory")
             for n in kept:
                 assert same(repo.load(f"m@{n}"), given[n])
             assert repo.stats().bytes_memory == len(kept) * MIB
@@ -56,7 +56,7 @@ class TestRetention:
             repo.save("m", first)
             repo.save("m", {**first, "b": noise(MIB, 3)})
             repo.flush()
-            eventually(lambda: repo.stats().bytes_memory <= 3 * MIB, "settled", pause=0.05)
+            eventually(lambda: repo.stats().bytes_memory <= 3 * MIB, "settled")
             memory = repo.stats().bytes_memory
             assert same(repo.load("m"), {**first, "b": noise(MIB, 3)})
             assert repo.stats().bytes_memory == memory
@@ -73,7 +73,7 @@ class TestRetention:
             assert all(same(repo.load(f"m@{n + 1}"), tensors) for n, tensors in enumerate(given))
             (tmp_path / "segments").unlink()
             repo.flush()
-            eventually(lambda: repo.stats().bytes_memory == MIB, "the older two gone from memory", pause=0.05)
+            eventually(lambda: repo.stats().bytes_memory == MIB, "the older two gone from memory")
 
 
 class TestPressure:
@@ -146,17 +146,15 @@ class TestCompaction:
             base = repo.save("m", first, durability="disk").ref
             child = repo.save("m", second, durability="disk").ref
             repo.retire(base)
-            eventually(lambda: repo.stats().bytes_disk < MIB, "the file is smaller", pause=0.05)
-            eventually(
-                lambda: sum(f.stat().st_size for f in segments(tmp_path)) < MIB, "the old file is gone", pause=0.05
-            )
+            eventually(lambda: repo.stats().bytes_disk < MIB, "the file is smaller")
+            eventually(lambda: sum(f.stat().st_size for f in segments(tmp_path)) < MIB, "the old file is gone")
             assert same(repo.load(child), second)
             assert repo.verify() == []
         with start(tmp_path, shards=3 - shards) as repo:
             assert same(repo.load(child), second)
             assert repo.verify() == []
             repo.retire(child)
-            eventually(lambda: segments(tmp_path) == [], "nothing left", pause=0.05)
+            eventually(lambda: segments(tmp_path) == [], "nothing left")
 
 
 @pytest.fixture(scope="class")

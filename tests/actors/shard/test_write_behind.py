@@ -117,9 +117,7 @@ class TestSlowDisk:
         with ThreadPoolExecutor(20) as pool:
             waits = [pool.submit(repo.flush, FLUSH_S) for _ in range(20)]
             try:
-                eventually(
-                    lambda: in_shard(repo, 0, all_wait) and in_shard(repo, 1, all_wait), "all wait for both", pause=0.05
-                )
+                eventually(lambda: in_shard(repo, 0, all_wait) and in_shard(repo, 1, all_wait), "all wait for both")
             finally:
                 (tmp_path / "gate").touch()
             assert [wait.result(90) for wait in waits] == [None] * 20
@@ -140,7 +138,7 @@ class TestSlowDisk:
         repo.retire(doomed)
         repo.retire(first)
         repo.flush(FLUSH_S)
-        eventually(lambda: set(segments(path)) == known, "no tensor of the two on disk", pause=0.05)
+        eventually(lambda: set(segments(path)) == known, "no tensor of the two on disk")
         assert repo.verify() == []
         assert repo.save(name, {}).ref.version == doomed.version + 1
 
@@ -157,7 +155,7 @@ class TestSlowDisk:
         (tmp_path / "gate").touch()
         repo.flush(FLUSH_S)
         assert not any(name in manifest for manifest in manifests(path))
-        eventually(lambda: set(segments(path)) == known, "no tensor of it on disk", pause=0.05)
+        eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
         assert repo.save(name, {"t": np.ones(5)}, durability="disk").ref.version == 2
         repo._session.broadcast(ShardCalls.check())
 

@@ -131,7 +131,7 @@ class TestClones:
             assert min(report.held_s, report.readiness_s) >= 0
             losses = clones.train(20)
             assert done(clones) == report.step + 20
-        eventually(lambda: run.describe()[0].steps_done > report.step + 20, "the run goes on", pause=0.05)
+        eventually(lambda: run.describe()[0].steps_done > report.step + 20, "the run goes on")
         run.stop()
         originals = run.results()
         assert losses == [own[report.step : report.step + 20] for own in originals]
@@ -144,7 +144,7 @@ class TestClones:
         with fork(run, at_step=None, options={"hears_late_s": 0.0}) as clones:
             step = clones.report.step
             losses = clones.train(20)
-            eventually(lambda: run.describe()[0].steps_done > step + 20, "the run goes on", pause=0.05)
+            eventually(lambda: run.describe()[0].steps_done > step + 20, "the run goes on")
         run.stop()
         assert losses == [own[step : step + 20] for own in run.results()]
 
@@ -165,8 +165,17 @@ class TestClones:
             assert clones.train(3) == run.train(3)
 
     def test_a_given_step_is_captured_though_the_clones_start_after_it(
-        self, run: Trainers, unforked: list[list[float]]
+        self, run: Trainers, unforked: list[list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        go, start = tmp_path / "go", directing.ForkDirector._start
+
+        def after_all_steps(self: Any, *arguments: Any) -> None:
+            go.touch()
+            eventually(lambda: all(rank.steps_done == STEPS for rank in run.describe()), "the run has come to its end")
+            start(self, *arguments)
+
+        monkeypatch.setattr(directing.ForkDirector, "_start", after_all_steps)
+        run.configure({"waits_for": str(go)})
         run.train_async(STEPS)
         with fork(run, at_step=STEPS - 30) as clones:
             assert clones.train(20) == [own[STEPS - 30 : STEPS - 10] for own in unforked]
@@ -278,7 +287,7 @@ class TestOrders:
         now = done(standing)
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(partial(fork, standing, at_step=now + 5))
-            eventually(lambda: all(own.fork for own in standing.describe()), "the first fork is ordered", pause=0.05)
+            eventually(lambda: all(own.fork for own in standing.describe()), "the first fork is ordered")
             with pytest.raises(ForkError, match=r"expected no other fork; fork .* is on its way at rank 0"):
                 fork(standing, at_step=now + 6)
             standing.train(10)
@@ -344,14 +353,14 @@ class TestDeaths:
     ) -> None:
         with ThreadPoolExecutor(1) as pool:
             future = self.forking(run, pool, tmp_path / "gate")
-            eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
+            eventually(lambda: len(living("gone")) == 2, "the clones are started")
             pid = pid_of(cluster, sorted(living("gone"))[1])
             losses = run.train(10) if phase == "in the transfer" else []
             os.kill(pid, signal.SIGKILL)
             (tmp_path / "gate").touch()
             with pytest.raises(ForkError, match=r"clone 1|rank 1 of 'gone'"):
                 future.result(WAIT_S)
-        eventually(lambda: not living("gone"), "no clone is left", pause=0.05)
+        eventually(lambda: not living("gone"), "no clone is left")
         losses = losses or run.train(10)
         assert losses == [own[:10] for own in unforked]
         assert run.train(5) == [own[10:15] for own in unforked]
@@ -363,14 +372,14 @@ class TestDeaths:
         pid = run.describe()[1].pid
         with ThreadPoolExecutor(1) as pool:
             future = self.forking(run, pool, tmp_path / "gate")
-            eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
+            eventually(lambda: len(living("gone")) == 2, "the clones are started")
             if phase == "in the transfer":
                 run.train(5)
             os.kill(pid, signal.SIGKILL)
             (tmp_path / "gate").touch()
             with pytest.raises(ForkError, match="rank 1"):
                 future.result(WAIT_S)
-        eventually(lambda: not living("gone"), "no clone is left", pause=0.05)
+        eventually(lambda: not living("gone"), "no clone is left")
         with pytest.raises(PeerLostError, match="rank 1"):
             run.train(5)
 
@@ -404,10 +413,10 @@ class TestDeaths:
         forker = cluster.spawn(Forker, "forker", {}, lifetime=Lifetime(outlives=False, restarts=False))
         pid = pid_of(cluster, "forker")
         cluster.call(forker, "fork", list(run), str(tmp_path / "gate"))
-        eventually(lambda: len(living("gone")) == 2, "the clones are started", pause=0.05)
+        eventually(lambda: len(living("gone")) == 2, "the clones are started")
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not living("gone"), "the clones end with who started them", pause=0.05)
+        eventually(lambda: not living("gone"), "the clones end with who started them")
         run.train(10)
-        eventually(lambda: not any(own.fork for own in run.describe()), "the fork is given up", pause=0.05)
+        eventually(lambda: not any(own.fork for own in run.describe()), "the fork is given up")
         with fork(run, 1, at_step=10) as clones:
             assert clones.describe()[0].steps_done == 10

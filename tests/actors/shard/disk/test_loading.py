@@ -211,7 +211,6 @@ class TestOneReadingForAll:
             eventually(
                 lambda: not any(map(life.segment_memory.memory.is_read, parts(life))),
                 "nobody reads the memory",
-                pause=0.05,
             )
         finally:
             gc.enable()

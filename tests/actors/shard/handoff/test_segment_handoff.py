@@ -65,9 +65,7 @@ def test_a_drain_that_is_refused_locks_no_memory_however_long_its_error_is_kept(
         found = [life.state.segment(segment) for segment in SEGMENTS]
         handles = [segment.handle for segment in found if segment is not None]
         # A thread that copied lets go a moment after others have the answer.
-        eventually(
-            lambda: not any(map(life.segment_memory.memory.is_read, handles)), "nobody reads the memory", pause=0.05
-        )
+        eventually(lambda: not any(map(life.segment_memory.memory.is_read, handles)), "nobody reads the memory")
         del kept
     finally:
         gc.enable()
