@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 
 import psutil
 from distributed import Client, LocalCluster
+from tensorvine.actors.engine.dask import clients
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
 
@@ -60,6 +61,12 @@ class DaskProcesses:
         return self.workers[-1]
 
     def close(self) -> None:
+        """End it, and first what this process has joined it by: it would try to join again, for half a minute."""
+        for where in [where for where in clients._clients if where.endswith(f":{self.port}")]:
+            client = clients._clients.pop(where)
+            if client.id in clients._engines:
+                clients._engines.pop(client.id).close()
+            client.close()
         for process in (*self.workers, self.scheduler):
             for child in psutil.Process(process.pid).children() if process.poll() is None else []:
                 child.kill()

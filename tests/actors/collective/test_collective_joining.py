@@ -140,11 +140,10 @@ def test_auto_takes_gloo_if_one_cannot_be_read_and_says_why_once(
 ) -> None:
     real, asked = crossmemory.trouble, []
 
-    def found(own: Any, endpoints: Any) -> str | None:
+    def found(label: str, own: Any, endpoints: Any) -> str | None:
         asked.append(own)
-        return (
-            "the memory of rank 1 cannot be read: Operation not permitted" if len(asked) == 1 else real(own, endpoints)
-        )
+        refused = "the memory of rank 1 cannot be read: Operation not permitted"
+        return refused if len(asked) == 1 else real(label, own, endpoints)
 
     monkeypatch.setattr(crossmemory, "trouble", found)
     meeting = LocalRendezvous()
@@ -162,7 +161,7 @@ def test_auto_takes_gloo_if_one_cannot_be_read_and_says_why_once(
 
 
 def test_shared_memory_that_cannot_be_read_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "trouble", lambda own, endpoints: "rank 1 is on another machine")
+    monkeypatch.setattr(shared, "trouble", lambda *_: "rank 1 is on another machine")
     with pytest.raises(ValueError, match=r"group 'g', epoch 0: .* rank 1 is on another machine"):
         connect("g", 0, 1, backend="shared", rendezvous=LocalRendezvous())
 
