@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.processes import of_ray_in
+from tests.support.processes import folder_of_a_ray, of_ray_in
 
 WAIT_S = 200.0
 SAVE = """
@@ -39,12 +37,8 @@ except AuthenticationError:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path, where Ray keeps what it writes. What still runs with it at the end is killed."""
-    made = Path(tempfile.mkdtemp(prefix="tv", dir="/tmp"))
-    yield made
-    for process in of_ray_in(made):
-        process.kill()
-    shutil.rmtree(made, ignore_errors=True)
+    with folder_of_a_ray() as made:
+        yield made
 
 
 @pytest.mark.own_cluster

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from tensorvine.clusters.head import free_port
 
 from tests.support.control_groups import ENTER, memory_group
-from tests.support.processes import of_ray_in
+from tests.support.processes import folder_of_a_ray, of_ray_in
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "clusters"
@@ -144,18 +143,15 @@ class TestScripts:
 
 @pytest.fixture
 def here() -> Iterator[Path]:
-    """A folder with a short path: Ray puts sockets there. What still runs with it at the end is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="tv", dir="/tmp"))
-    (folder / "bin").mkdir()
-    for name in ("srun", "mpiexec"):
-        shutil.copy(ROOT / "tests/support/launcher.sh", folder / "bin" / name)
-        (folder / "bin" / name).chmod(0o755)
-    (folder / "program.py").write_text(PROGRAM)
-    (folder / "nodes").write_text("here\nthere\n")
-    yield folder
-    for process in of_ray_in(folder):
-        process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    """Where jobs run: with the commands that start ranks, a program, and the nodes."""
+    with folder_of_a_ray() as folder:
+        (folder / "bin").mkdir()
+        for name in ("srun", "mpiexec"):
+            shutil.copy(ROOT / "tests/support/launcher.sh", folder / "bin" / name)
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "program.py").write_text(PROGRAM)
+        (folder / "nodes").write_text("here\nthere\n")
+        yield folder
 
 
 @pytest.mark.own_cluster

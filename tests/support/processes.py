@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,6 +23,18 @@ def of_ray_in(folder: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+@contextmanager
+def folder_of_a_ray() -> Iterator[Path]:
+    """A folder with a short path: Ray puts sockets there. What still runs with it at the end is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="tv", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        for process in of_ray_in(folder):
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stand_still(process: psutil.Process) -> None:

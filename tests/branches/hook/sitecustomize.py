@@ -38,7 +38,10 @@ class Kept:
         self.go_on()
 
     def go_on(self) -> None:
-        """Write from time to time, in a new process, too; a fork server of Ray's workers may start no thread."""
+        """Write from time to time, in a process that was forked, too.
+
+        A fork server of Ray's workers may start no thread, so it does not; its children, which have written, do.
+        """
         self._lock = _thread.allocate_lock()
         self._path = os.path.join(self._folder, f"{os.getpid()}-{monotonic_ns()}.jsonl")
         if not any(word.endswith("warm/server.py") for word in sys.orig_argv) or self._written:
