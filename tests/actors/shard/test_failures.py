@@ -64,6 +64,25 @@ def kill_shard(repo: Repository, shard: int) -> None:
     psutil.wait_procs([process], timeout=20)
 
 
+def deadly(repo: Repository, method: str, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
+    """Have shard 0 killed at the next call of `method`, before it takes it, or when it has answered."""
+    send, process = Session.send, shard_process(repo, 0)
+
+    def killing(self: Session, shard: int, request: Request[Any]) -> object:
+        if request.remote.name != method:
+            return send(self, shard, request)
+        monkeypatch.setattr(Session, "send", send)
+        if not carried_out:
+            stand_still(process)
+        answer = send(self, shard, request)
+        if carried_out:
+            answer.result(30)
+        process.kill()
+        return answer
+
+    monkeypatch.setattr(Session, "send", killing)
+
+
 def nothing_left(repo: Repository) -> bool:
     try:
         shards = repo.stats().shards
@@ -226,19 +245,9 @@ class TestShardKilled:
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
     def test_killed_during_a_save(self, repo: Repository, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        name, send, fatal = name_at(repo, 0), Session.send, threading.Event()
-
-        def deadly(self: Session, shard: int, request: Request[Any]) -> object:
-            if request.remote.name == phase and not fatal.is_set():
-                fatal.set()
-                process = shard_process(repo, 0)
-                answer = send(self, shard, request)
-                process.kill()
-                return answer
-            return send(self, shard, request)
-
+        name = name_at(repo, 0)
         repo.stats()
-        monkeypatch.setattr(Session, "send", deadly)
+        deadly(repo, phase, monkeypatch, carried_out=False)
         try:
             saved = repo.save(name, BIG)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
@@ -247,6 +256,17 @@ class TestShardKilled:
             assert np.array_equal(repo.load(saved.ref)["b"], BIG["b"])
             repo.retire(saved.ref)
         eventually(lambda: nothing_left(repo), "nothing left of the failed save", timeout=PROMPT_S)
+        again = repo.save(name, BIG)
+        assert np.array_equal(repo.load(again.ref)["b"], BIG["b"])
+
+    def test_killed_after_a_commit(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        name = name_at(repo, 0)
+        repo.stats()
+        deadly(repo, "commit", monkeypatch, carried_out=True)
+        saved = repo.save(name, BIG)
+        with pytest.raises(ModelLostError, match="only in the memory of shard 0"):
+            repo.load(saved.ref)
+        eventually(lambda: nothing_left(repo), "nothing left of the lost version", timeout=PROMPT_S)
         again = repo.save(name, BIG)
         assert np.array_equal(repo.load(again.ref)["b"], BIG["b"])
 
