@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 PATIENCE_S = 60.0
@@ -31,11 +30,15 @@ def eventually(
     """Ask until the answer counts as true, and return it; an error of a kind that is ignored is no answer."""
     deadline = time.monotonic() + timeout
     while True:
-        with suppress(*ignoring):
+        found: object
+        try:
             if answer := condition():
                 return answer
+            found = answer
+        except ignoring as exc:
+            found = exc
         if time.monotonic() > deadline:
             import pytest  # where it is needed: what benchmarks and actors import may wait, too
 
-            pytest.fail(f"expected within {timeout} s: {what}")
+            pytest.fail(f"expected within {timeout} s: {what}; found {found!r:.300}")
         threading.Event().wait(pause)

@@ -6,6 +6,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_standing_still_is_an_error_in_time(tmp_path: Path, backend: str, operat
         start(ranks[:2], operation)
         for kind, text, seconds in ends(ranks[:2]):
             assert kind == "OperationTimeoutError", text
-            assert "rank 2" in text
+            assert re.search(r"rank 2|ranks [01], 2", text), text  # on a busy machine the other one may be late, too
             assert 0.7 < seconds < 0.8 + SOON_S
 
 

@@ -39,6 +39,8 @@ PATIENTLY: dict[str, Any] = {"timeout": WAIT_S, "pause": 0.05, "ignoring": (Tens
 """How nodes are waited for: nodes take their time, and a shard that is being restarted does not answer."""
 SIZES: dict[str, Any] = {"preallocate_bytes": 0, "store_bytes": 32 << 20}
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+PATIENT = PATIENCE | {"RAY_health_check_timeout_ms": "20000"}
+"""A node that is ended refuses checks at once; one that is only busy has some time to answer."""
 _serial = count(1)
 
 
@@ -83,7 +85,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Nodes]:
-    with mock.patch.dict(os.environ, PATIENCE), warm_workers():
+    with mock.patch.dict(os.environ, PATIENT), warm_workers():
         nodes = Nodes()
         try:
             yield nodes

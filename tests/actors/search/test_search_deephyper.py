@@ -28,7 +28,7 @@ from tensorvine.store import ModelRef
 from tensorvine.store.errors import InvalidNameError, ShardUnavailableError
 from torch import nn
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*random_state:DeprecationWarning"),
@@ -97,6 +97,18 @@ def search(
     return evolution.search(workers, max_evals=evals), population
 
 
+class Begun:
+    """A function of Ray's that knows which of its tasks have begun."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.begun: list[Any] = []
+
+    def remote(self, *arguments: Any, **options: Any) -> Any:
+        self.begun.append(self._function.remote(*arguments, **options))
+        return self.begun[-1]
+
+
 class TestSearch:
     def test_the_repository_holds_the_populations_and_nothing_of_failed_candidates(
         self, repo: Repository, tmp_path: Path
@@ -134,6 +146,7 @@ class TestSearch:
 
         run = run_function(build, train, repository=repo.name, prefix="ended/")
         workers = SparingEvaluator(run, num_workers=2, callbacks=[CtrlC()])
+        workers._remote_run_function = jobs = Begun(workers._remote_run_function)
         workers.abandon()  # nothing has begun
         with pytest.raises(KeyboardInterrupt):
             AgedEvolution(problem([4]), log_dir=str(tmp_path)).search(workers, max_evals=6)
@@ -144,6 +157,8 @@ class TestSearch:
         assert not asyncio.all_tasks(loop)
         assert workers.close() == []  # which DeepHyper calls when it is collected
         workers.abandon()
+        assert jobs.begun
+        ray.wait(jobs.begun, num_returns=len(jobs.begun), timeout=PATIENCE_S)  # they end before the next test begins
 
     def test_deephypers_own_evaluator_runs_it_too(self, repo: Repository, tmp_path: Path) -> None:
         table, population = search(repo, "stock/", tmp_path, 4, last=[4, FAILS], evaluator=create)
