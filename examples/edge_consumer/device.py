@@ -19,7 +19,7 @@ ASK_S = 0.05
 
 
 def main(repository: str, name: str, until: int) -> None:
-    """Answer, and print each version that arrives, up to number `until`."""
+    """Answer, and print each version that it is told of, up to number `until`."""
     x = np.linspace(-2, 2, 50, dtype=np.float32)
     answers, ref = 0, None
     with EdgeConsumer(os.environ[URL], name, Wave, repository=repository) as consumer:
@@ -29,12 +29,13 @@ def main(repository: str, name: str, until: int) -> None:
             newest = consumer.wait_newer(ref.version if ref is not None else 0, timeout=ASK_S)
             told = time.time()
             if newest is not None:
-                ref = consumer.wait_for(newest.version)
+                ref = newest
+                consumer.wait_for(ref.version)
                 swapped = time.time()
-                saved = consumer.info(newest).created.timestamp()  # by the same clock, as this is the same machine
+                saved = consumer.info(ref).created.timestamp()  # by the same clock, as this is the same machine
                 error = float(np.sqrt(np.mean((consumer.infer(x).outputs - truth(x)) ** 2)))
                 print(
-                    f"device: {newest!s:<8} told {1e3 * (told - saved):7.2f} ms after it was saved, "
+                    f"device: {ref!s:<8} told {1e3 * (told - saved):7.2f} ms after it was saved, "
                     f"answers {1e3 * (swapped - told):6.2f} ms later; error {error:.4f}"
                 )
                 deadline = time.monotonic() + PATIENCE_S
