@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from ..store.errors import TensorVineError
 from ..store.shard import ShardStats
@@ -45,9 +44,10 @@ class Beat:
         stats = self.stats
         return stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored if stats is not None else 0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return it as JSON has it."""
-        head = {"shard": self.shard, "node": self.node, "answers": self.stats is not None, "trouble": self.trouble}
+        answers = self.stats is not None
+        head: dict[str, object] = {"shard": self.shard, "node": self.node, "answers": answers, "trouble": self.trouble}
         if self.stats is None:
             return head
         rates = {name: getattr(self, name) for name in ("requests_per_s", "saved_per_s", "sent_per_s")}

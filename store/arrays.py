@@ -20,13 +20,16 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import TensorMismatchError, TensorNotFoundError
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,7 +74,7 @@ def as_numpy(value: object, where: str) -> Array:
         _check_bare(value, where)
     try:
         if "torch" in origins:
-            array = _from_torch(_plain(cast(Any, value), where))
+            array = _from_torch(_plain(value, where))
         elif "keras" in origins and hasattr(value, "value"):
             return as_numpy(cast(Any, value).value, where)
         elif "tensorflow" in origins and hasattr(value, "read_value"):
@@ -120,7 +123,7 @@ def _shown_memory(value: object, where: str) -> Array:
     origins, name = _origins_of(type(value)), type(value).__qualname__
     if "torch" in origins:
         try:
-            plain = _plain(cast(Any, value), where)
+            plain = _plain(value, where)
             if plain is value or plain.data_ptr() == cast(Any, value).data_ptr():
                 return _from_torch(plain)
         except (TensorMismatchError, MemoryError):
@@ -366,11 +369,11 @@ def _storable(dtype: np.dtype[np.generic]) -> bool:
     return dtype.kind in _NUMERIC_KINDS or dtype.type in _EXTENDED_TYPES
 
 
-def _plain(tensor: Any, where: str) -> Any:
+def _plain(tensor: object, where: str) -> torch.Tensor:
     """Return a tensor of PyTorch whose memory is its numbers: the same memory, but where they have to be copied."""
     if not isinstance(tensor, sys.modules["torch"].Tensor):
         raise TensorMismatchError(f"{where}: expected {_EXPECTED}; found {type(tensor).__qualname__}")
-    plain = tensor.detach()
+    plain = cast("torch.Tensor", tensor).detach()
     if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
         return plain
     return plain.cpu().resolve_conj().resolve_neg()
@@ -382,7 +385,7 @@ def _extended_of(dtype: object) -> np.dtype[np.generic] | None:
     return _EXTENDED.get(str(dtype).removeprefix("torch."))
 
 
-def _from_torch(plain: Any) -> Array:
+def _from_torch(plain: torch.Tensor) -> Array:
     """View a tensor through unsigned integers where NumPy does not know its dtype by itself."""
     dtype = _extended_of(plain.dtype)
     if dtype is None:

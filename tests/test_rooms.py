@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,25 @@ def test_actors_holds_rooms_only() -> None:
 def test_no_room_holds_more_than_fifteen_files_and_each_says_what_it_is_for(package: str) -> None:
     assert len(list((ROOT / package).glob("*.py"))) <= 15
     assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    lengths = [len(path.read_text().splitlines()) for path in SOURCES]
+    assert statistics.median(lengths) <= 160
+    assert statistics.quantiles(lengths, n=10)[-1] <= 320
+    assert max(lengths) <= 450
+
+
+def test_few_functions_take_or_give_any() -> None:
+    found: list[str] = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            signature = [*ast.walk(node.args), *(ast.walk(node.returns) if node.returns else ())]
+            if any(isinstance(part, ast.Name) and part.id == "Any" for part in signature):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert len(found) <= 150, found
 
 
 def test_tests_mirror_the_source() -> None:

@@ -87,13 +87,14 @@ def _texts_of(metadata: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _metadata_of(facts: Mapping[str, str]) -> dict[str, Any]:
+def _metadata_of(facts: Mapping[str, str]) -> dict[str, object]:
     """Return the metadata of a file: what it was exported with, and what it says by other names."""
     said = {key: value for key, value in facts.items() if key not in (*_OURS, _PANDAS)}
     if _METADATA not in facts:
-        return dict[str, Any](said)
+        return dict[str, object](said)
     stored = jsontext.mapping(facts[_METADATA], _METADATA)
-    return stored | {key: value for key, value in said.items() if key in stored or (key, value) not in _FORMAT.items()}
+    ours = _FORMAT.items()
+    return {**stored, **{key: value for key, value in said.items() if key in stored or (key, value) not in ours}}
 
 
 def _is_utf8(text: str) -> bool:

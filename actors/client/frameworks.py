@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ...store.values import base_of
 
 if TYPE_CHECKING:
     import keras
+    import torch
     from torch import nn
 
     from ...store.keras import ModelState
@@ -121,7 +122,7 @@ def training_tensors_of(model: object, optimizer: object, scheduler: object) -> 
     return adapter.optimizer_tensors_of(model, _of_torch(optimizer, kind), scheduler)
 
 
-def _of_torch(optimizer: object, kind: str) -> Any:
+def _of_torch(optimizer: object, kind: str) -> torch.optim.Optimizer | None:
     """Return an optimizer of torch, or None for False.
 
     Raises:
@@ -134,7 +135,7 @@ def _of_torch(optimizer: object, kind: str) -> Any:
             f"optimizer of a torch module ({kind}): expected the optimizer itself, of torch.optim; "
             f"found {optimizer!r:.80}"
         )
-    return optimizer
+    return cast("torch.optim.Optimizer", optimizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,13 @@ class Repository(Deployment):
     def save(
         self,
         name: str,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, object],
         *,
         graph: ModelGraph | None = None,
         parent: Model | None = None,
         inherit: Inherit = "auto",
         quality: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         durability: Literal["memory", "disk"] = "memory",
         timeout: float = 60.0,
     ) -> Saved:
@@ -109,13 +109,13 @@ class Repository(Deployment):
     def save_async(
         self,
         name: str,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, object],
         *,
         graph: ModelGraph | None = None,
         parent: Model | None = None,
         inherit: Inherit = "auto",
         quality: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         durability: Literal["memory", "disk"] = "memory",
         timeout: float = 60.0,
     ) -> PendingSave:
@@ -160,7 +160,7 @@ class Repository(Deployment):
         *,
         layers: Sequence[str] | None = None,
         tensors: Sequence[str] | None = None,
-        into: Mapping[str, Any] | None = None,
+        into: Mapping[str, object] | None = None,
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ class Repository(Deployment):
         scheduler: Any = None,
         strict: bool = True,
         compile: bool = True,  # noqa: A002  Keras' own name for it
-        custom_objects: Mapping[str, Any] | None = None,
+        custom_objects: Mapping[str, object] | None = None,
     ) -> Any:
         """Load a Keras or PyTorch model: all that was stored of it, or an error and `into` as it was.
 
@@ -288,7 +288,7 @@ class Repository(Deployment):
         """List live versions whose name starts with `prefix`, sorted."""
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
-    def find(self, pattern: Sequence[Mapping[str, Any]], *, exact: bool = False) -> list[ModelRef]:
+    def find(self, pattern: Sequence[Mapping[str, object]], *, exact: bool = False) -> list[ModelRef]:
         """List versions whose graph has a path that fits a pattern, sorted.
 
         Args:
@@ -428,7 +428,7 @@ class Repository(Deployment):
     def _submit(
         self,
         name: str,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, object],
         graph: ModelGraph | None,
         *,
         copy: bool = False,

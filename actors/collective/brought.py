@@ -56,7 +56,7 @@ def brought(verb: str, detail: str = "", of: str = "", part_of: str = "") -> Bro
     return Brought(verb, raw)
 
 
-def array(given: Any, numbers: Numbers) -> str:
+def array(given: object, numbers: Numbers) -> str:
     """Say dtype and shape of an array, the same for all frameworks; what has no shape is as long as its numbers.
 
     >>> array(np.zeros((2, 3), np.int8), Numbers(np.dtype(np.int8), 6))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from ...store.waiting import Deadline
 from ..engine.choice import engine_for
@@ -134,9 +134,10 @@ class _Joining:
 
     def _readable(self, offer: Offer, endpoints: Sequence[Endpoint]) -> bool:
         """Find out whether all can read each other's memory: each tries, and all hear of each one's trouble."""
-        from .shared.crossmemory import trouble
+        from .shared.crossmemory import Sealed, trouble
 
-        found = self._met(": agree", {"trouble": trouble(self._label, offer.endpoint, endpoints)})
+        own, all_of_them = cast("Sealed", offer.endpoint), cast("Sequence[Sealed]", endpoints)
+        found = self._met(": agree", {"trouble": trouble(self._label, own, all_of_them)})
         troubles = [f"rank {rank}: {endpoint['trouble']}" for rank, endpoint in enumerate(found) if endpoint["trouble"]]
         if troubles and self._seat.rank == 0:
             log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])

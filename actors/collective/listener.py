@@ -16,8 +16,8 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Sequence, Sized
+from typing import TypedDict, final
 
 from ...store.errors import OperationTimeoutError, PeerLostError
 from ...store.waiting import Deadline
@@ -56,6 +56,27 @@ def _listen(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
 
 
+@final
+class Here(TypedDict):
+    """By what a member of this machine is reached, what it asks for, and its process."""
+
+    socket: str
+    process: int
+    token: str
+
+
+@final
+class There(TypedDict):
+    """The same of any machine."""
+
+    host: str
+    port: int
+    token: str
+
+
+Reached = Here | There
+
+
 class Listener:
     """A socket of a member, to which the others of its group connect.
 
@@ -68,7 +89,7 @@ class Listener:
 
     def __init__(self, host: str | None = None) -> None:
         self._token = token = secrets.token_hex(16)
-        self.endpoint: dict[str, Any]
+        self.endpoint: Reached
         """What the others need to connect."""
         if host is None:
             name = f"tensorvine-{secrets.token_hex(16)}"
@@ -78,9 +99,7 @@ class Listener:
             self._server = _listen(host)
             self.endpoint = {"host": host, "port": self._server.getsockname()[1], "token": token}
 
-    def meet(
-        self, label: str, rank: int, endpoints: Sequence[Mapping[str, Any]], deadline: Deadline
-    ) -> dict[int, Link]:
+    def meet(self, label: str, rank: int, endpoints: Sequence[Reached], deadline: Deadline) -> dict[int, Link]:
         """Connect to the lower ranks, and be connected to by the higher ones.
 
         Raises:
@@ -132,12 +151,12 @@ class Listener:
         self._server.close()
 
 
-def hello_of(label: str, rank: int, endpoint: Mapping[str, Any]) -> bytes:
+def hello_of(label: str, rank: int, endpoint: Reached) -> bytes:
     """Write what a member says first to a listener of this endpoint."""
     return credential(str(endpoint["token"])) + _WHO.pack(rank, _hashed(label))
 
 
-def _connected(label: str, rank: int, peer: int, endpoint: Mapping[str, Any], deadline: Deadline) -> socket.socket:
+def _connected(label: str, rank: int, peer: int, endpoint: Reached, deadline: Deadline) -> socket.socket:
     """Connect to a lower rank and say who this is."""
     local = "socket" in endpoint
     family = socket.AF_UNIX if local else socket.AF_INET6 if ":" in endpoint["host"] else socket.AF_INET

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 from ...store.errors import without_frames
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class Workers(ThreadPoolExecutor):
@@ -30,7 +31,7 @@ class Workers(ThreadPoolExecutor):
         """Run a call in one of the threads."""
         return super().submit(_run, [fn, args, kwargs])
 
-    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """Run something long in one of the threads, without stopping this loop."""
         return await asyncio.get_running_loop().run_in_executor(self, fn, *args)
 

@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import Deadline
@@ -118,7 +118,7 @@ class Channel:
                 answer.cancel()
                 raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
             try:
-                return answer.result()
+                return cast(_R, answer.result())
             except AnswerTooLargeError:
                 if not request.remote.repeatable:
                     raise

@@ -21,7 +21,7 @@ import numpy as np
 from ConfigSpace import util
 from ConfigSpace.exceptions import ForbiddenValueError
 from ConfigSpace.hyperparameters import CategoricalHyperparameter, Hyperparameter, OrdinalHyperparameter
-from deephyper.evaluator import Job, RunningJob
+from deephyper.evaluator import HPOJob, Job, RunningJob
 from deephyper.evaluator._ray import RayEvaluator
 from deephyper.evaluator.callback import Callback
 from deephyper.hpo import HpProblem, RegularizedEvolution, utils
@@ -92,17 +92,17 @@ class Retirement(Callback):
         self._left: dict[str, ModelRef | None] = {}
         """Names that workers which died may have left versions under -> the version that stays."""
 
-    def on_done(self, job: Any) -> None:
+    def on_done(self, job: Job) -> None:
         """Take a finished candidate in; of a failed one, take away what it saved.
 
         Raises:
             ValueError: the job was not run by `run_function`.
         """
         name = f"{self._prefix}{job.id}"
-        if isinstance(job.objective, str):
+        if isinstance(cast(HPOJob, job).objective, str):
             self._left[name] = None
         else:
-            ref = _ref_of(name, job.metadata.get("ref"))
+            ref = _ref_of(name, cast("dict[str, str]", job.metadata).get("ref"))
             if ref.version > 1:
                 self._left[name] = ref
             self._population.add(ref)
@@ -113,7 +113,7 @@ class Retirement(Callback):
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             log.warning("what failed jobs saved is taken away after the next job: %s", exc)
 
-    def on_done_other(self, job: object) -> None:
+    def on_done_other(self, job: Job) -> None:
         """Do the same for a candidate that another process of this search evaluated."""
         self.on_done(job)
 
@@ -150,14 +150,18 @@ class AgedEvolution(RegularizedEvolution):
             raise ValueError(f"mutation of {parent}: expected a decision with at least two values; found none")
         for _ in range(DRAWS):
             name = str(self._random_state.choice(decisions))
-            decision = cast("Hyperparameter[Any, Any]", space[name])
+            decision = cast("Hyperparameter[object, np.number]", space[name])
             child = {**parent, name: other_value(decision, parent[name], self._random_state)}
             try:
                 legal = dict(util.deactivate_inactive_hyperparameters(child, space))
             except ForbiddenValueError:
                 continue
             return {
-                name: _plain(legal[name] if name in legal else utils.get_inactive_value_of_hyperparameter(space[name]))
+                name: _plain(
+                    legal[name]
+                    if name in legal
+                    else cast(object, utils.get_inactive_value_of_hyperparameter(space[name]))
+                )
                 for name in self._problem.hyperparameter_names
             }
         raise ValueError(f"mutation of {parent}: expected a child that the space allows; {DRAWS} drawn are forbidden")
@@ -198,7 +202,7 @@ class SparingEvaluator(RayEvaluator):
         loop.close()
 
 
-def other_value(decision: Hyperparameter[Any, Any], value: object, random: np.random.RandomState) -> object:
+def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
     """Draw a value of a decision that is not `value`: by the decision's own weights, as far as it has some.
 
     Raises:
@@ -226,7 +230,7 @@ def _ref_of(name: str, text: str | None) -> ModelRef:
     return ModelRef.parse(text)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """Return what JSON can hold in the place of NumPy's scalars."""
     return cast(Any, value).item() if isinstance(value, np.generic) else value
 

@@ -12,9 +12,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from ...store.graphs.graph import ModelGraph
 from ..client.frameworks import adapter_of, is_keras
 
 if TYPE_CHECKING:
+    from keras import Layer
+
     from ...store.keras import ModelState
     from ...store.torch import State
 
@@ -106,9 +108,9 @@ class ModelParts:
         return self._adapter.keep_in_inference(self._model, {id(tensor) for tensor in kept})
 
 
-def _freeze_layers(layers: list[Any], frozen: Set[int]) -> None:
+def _freeze_layers(layers: Sequence[Layer], frozen: Set[int]) -> None:
     for layer in layers:
-        weights = {id(weight) for weight in layer.weights}
+        weights = {id(weight) for weight in cast("list[object]", layer.weights)}
         if weights and weights <= frozen:
             layer.trainable = False
 

@@ -71,7 +71,7 @@ def resumed() -> ModelRef | None:
     return None if checkpoint is None else ref_of(checkpoint)
 
 
-def ref_of(checkpoint: Any) -> ModelRef:
+def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
     """Return the version that a checkpoint stands for.
 
     Args:
@@ -82,11 +82,11 @@ def ref_of(checkpoint: Any) -> ModelRef:
         CorruptDataError: it holds another text than a reference.
     """
     if isinstance(checkpoint, (str, Path)):
-        checkpoint = tune.Checkpoint.from_directory(checkpoint)
-    path = str(PurePosixPath(checkpoint.path, FILE))
+        checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(checkpoint))
+    path = str(PurePosixPath(cast(str, checkpoint.path), FILE))
     try:
-        with checkpoint.filesystem.open_input_file(path) as file:
-            text = file.readall()
+        with cast(Any, checkpoint.filesystem).open_input_file(path) as file:
+            text: bytes = file.readall()
     except OSError as exc:
         raise StorageError(f"checkpoint {checkpoint.path}: expected the file {FILE}; found {exc}") from exc
     try:

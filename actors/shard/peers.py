@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...planner.topology import Topology
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError, TensorVineError
@@ -87,14 +87,14 @@ class Peers:
         """Call a shard from a thread, and wait for its answer."""
         return self._shards[shard].call(request, timeout)
 
-    def post(self, shard: int, request: Request[Any]) -> None:
+    def post(self, shard: int, request: Request[object]) -> None:
         """Tell a shard something that it need not hear if it is not there any more; does not wait."""
         try:
             self._shards[shard].post(request)
         except TensorVineError as exc:
             log.warning("shard %d is not told %s: %s", shard, request, exc)
 
-    async def tell_gently(self, shard: int, request: Request[Any]) -> None:
+    async def tell_gently(self, shard: int, request: Request[object]) -> None:
         """Tell a shard something that it need not hear if it died: then it forgot all of it anyway."""
         try:
             await self.ask(shard, request)

@@ -160,7 +160,7 @@ class Shard:
         care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon
 
     @answers(ChangeCalls.gathered)
-    async def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
+    async def gathered(self, method: str, arguments: Sequence[object]) -> tuple[Tag, Any]:
         before = self._names.tag()
         answer = await getattr(self, method)(*arguments)
         return (before if self._names.tag() == before else replace(before, sending=True)), answer

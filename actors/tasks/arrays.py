@@ -44,7 +44,7 @@ class StoredTensor:
         ref: ModelRef,
         name: str,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         timeout: float,
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -52,7 +52,7 @@ class StoredTensor:
         self._source = repository.name, start_of(repository)
         self._ref, self._name, self._timeout = ref, name, timeout
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_repository": None}
 
     def __getitem__(self, index: Any) -> Any:
@@ -70,7 +70,7 @@ def load_arrays(
     model: Model,
     *,
     tensors: Sequence[str] | None = None,
-    chunks: Any = None,
+    chunks: object = None,
     timeout: float = 60.0,
 ) -> dict[str, Array]:
     """Return tensors of a version as Dask's arrays, which are read where and when they are computed.
@@ -146,11 +146,11 @@ def dask_array(what: str) -> Any:
     return array
 
 
-def _by_name(chunks: object) -> Mapping[str, Any]:
+def _by_name(chunks: object) -> Mapping[str, object]:
     """Return tensor -> its chunks, if they are told so: a mapping of axes is Dask's."""
     if not isinstance(chunks, Mapping):
         return {}
-    told = cast("Mapping[object, Any]", chunks)
+    told = cast("Mapping[object, object]", chunks)
     return {key: cut for key, cut in told.items() if isinstance(key, str)}
 
 

@@ -37,12 +37,12 @@ class PlacedTensor:
         timeout: seconds for each slice.
     """
 
-    def __init__(self, repository: Repository, place: Place, dtype: np.dtype[Any], timeout: float) -> None:
+    def __init__(self, repository: Repository, place: Place, dtype: np.dtype[np.generic], timeout: float) -> None:
         self._repository: Repository | None = repository
         self._source = repository.name, start_of(repository)
         self._place, self._dtype, self._timeout = place, dtype, timeout
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_repository": None}
 
     def bring(self, start: tuple[int, ...], chunk: object) -> None:
@@ -65,12 +65,12 @@ class PlacedTensor:
 def save_arrays(
     repository: Repository,
     name: str,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, object],
     *,
     graph: ModelGraph | None = None,
     parent: Model | None = None,
     quality: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     durability: Literal["memory", "disk"] = "memory",
     timeout: float = 600.0,
 ) -> Saved:

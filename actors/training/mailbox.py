@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable
 from enum import Enum, auto
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, cast
 
 from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
 from ...store.waiting import Backoff, Deadline
@@ -40,7 +40,7 @@ CLOSE_S = 2.0
 FIND_S = 0.1
 """How often those who look for a mailbox look."""
 
-Call = tuple[int, str, tuple[Any, ...]]
+Call = tuple[int, str, tuple[object, ...]]
 """Its number, the method, its arguments."""
 
 
@@ -99,7 +99,7 @@ class RankMailbox:
         self._calls: list[Call] = []
         self._open: set[int] = set()
         """Calls whose answer is waited for."""
-        self._answers: dict[int, tuple[Any, BaseException | None]] = {}
+        self._answers: dict[int, tuple[object, BaseException | None]] = {}
 
     # ---- the rank's side ------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class RankMailbox:
 
     # ---- the callers' side ----------------------------------------------------------------------------
 
-    async def _ask(self, method: str, *arguments: object, timeout: float = ANSWER_S) -> Any:
+    async def _ask(self, method: str, *arguments: object, timeout: float = ANSWER_S) -> object:
         """Have the rank carry out a method, and give its answer; raises what that raises.
 
         Raises:
@@ -164,7 +164,7 @@ class RankMailbox:
 
     @answers(RankCalls.describe, group="watch")
     async def describe(self) -> RankReport:
-        return await self._ask("describe")
+        return cast(RankReport, await self._ask("describe"))
 
     @answers(RankCalls.arm, group="watch")
     async def arm(self, order: ForkOrder, step: int) -> None:
@@ -180,7 +180,7 @@ class RankMailbox:
 
     @answers(RankCalls.fork_state, group="watch")
     async def fork_state(self, fork: str, timeout: float) -> ForkState:
-        return await self._ask("fork_state", fork, timeout, timeout=timeout + ANSWER_S)
+        return cast(ForkState, await self._ask("fork_state", fork, timeout, timeout=timeout + ANSWER_S))
 
     @answers(RankCalls.recipe)
     async def recipe(self) -> None:
@@ -250,10 +250,10 @@ class MailboxServer:
                 threading.Thread(target=self._carry_out, args=call, name="tensorvine-call", daemon=True).start()
 
     def _carry_out(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
-        value: Any = None
+        value: object = None
         error: BaseException | None = None
         try:
-            carry_out: Callable[..., Any] = getattr(self._target, method)
+            carry_out: Callable[..., object] = getattr(self._target, method)
             value = carry_out(*arguments)
         except TensorVineError as exc:
             error = exc

@@ -280,7 +280,9 @@ class NumpyTraining:
     def facts(self) -> Facts:
         """Return steps done, the random generator's state, and the options that are numbers or texts."""
         state = None if self.random is None else _plain(self.random.bit_generator.state)
-        options = {name: _plain(value) for name, value in self.options.items() if isinstance(value, _TRAVELS)}
+        options = {
+            name: _plain(cast(object, value)) for name, value in self.options.items() if isinstance(value, _TRAVELS)
+        }
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
@@ -335,7 +337,7 @@ def _kind(value: object) -> str:
     return "number"
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """Write a bit generator's state with numbers and lists alone."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in cast("Mapping[str, object]", value).items()}

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ..client.repository import Repository
 from ..client.save.pending import PendingSave
 from ..collective.buffers import writable
 from .training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FACTS = "training"
 """The key of a version's metadata under which the facts are."""
@@ -85,7 +88,7 @@ class Versions:
         if self.origin is not None:
             said[ORIGIN] = dict(self.origin)
         try:
-            metadata = with_names(said)
+            metadata = cast("Mapping[str, object]", with_names(said))
         except RecursionError as exc:
             raise TensorMismatchError(f"{self._where}: metadata: expected a mapping of JSON values; {exc}") from exc
         pending = self.connect().save_async(name, tensors, parent=self.last, quality=quality, metadata=metadata)
@@ -118,7 +121,7 @@ class Versions:
                     f"{self._where}: {info.ref}: tensor {name!r}: expected {expected.get(name, 'none')}; "
                     f"found {found.get(name, 'none')}"
                 )
-        training.restore(cast("Mapping[str, Any]", with_numbers(facts)))
+        training.restore(cast("Mapping[str, object]", with_numbers(cast("Mapping[str, object]", facts))))
         for name, array in arrays.items():
             _fill(training.memory(name), array, f"{self._where}: tensor {name!r}")
             training.filled(name)
@@ -133,7 +136,7 @@ class Versions:
                 self._repo = None
 
 
-def with_names(facts: Any) -> Any:
+def with_names(facts: object) -> object:
     """Return facts with the names of NaN and the infinities in their place.
 
     >>> with_names({"best": math.inf, "rates": (0.5, 1)})
@@ -144,42 +147,42 @@ def with_names(facts: Any) -> Any:
     if isinstance(facts, float) and not math.isfinite(facts):
         return {_NAMED: str(float(facts))}
     if isinstance(facts, Mapping):
-        entries = cast("Mapping[Any, Any]", facts)
+        entries = cast("Mapping[object, object]", facts)
         if _looks_named(entries):
             return {_NAMED: [entries[_NAMED]]}
         return {key: with_names(value) for key, value in entries.items()}
     if isinstance(facts, list | tuple):
-        return [with_names(value) for value in cast("list[Any]", facts)]
+        return [with_names(value) for value in cast("list[object]", facts)]
     return facts
 
 
-def with_numbers(facts: Any) -> Any:
+def with_numbers(facts: object) -> object:
     """Undo `with_names`.
 
     >>> with_numbers({"best": {"float": "-inf"}, "float": "inf"}), with_numbers({"float": ["inf"]})
     ({'best': -inf, 'float': 'inf'}, {'float': 'inf'})
     """
     if isinstance(facts, Mapping):
-        entries = cast("Mapping[Any, Any]", facts)
+        entries = cast("Mapping[object, object]", facts)
         if _looks_named(entries):
             named = entries[_NAMED]
-            return float(named) if isinstance(named, str) else {_NAMED: named[0]}
+            return float(named) if isinstance(named, str) else {_NAMED: cast("list[object]", named)[0]}
         return {key: with_numbers(value) for key, value in entries.items()}
-    return [with_numbers(value) for value in cast("list[Any]", facts)] if isinstance(facts, list) else facts
+    return [with_numbers(value) for value in cast("list[object]", facts)] if isinstance(facts, list) else facts
 
 
-def _looks_named(entries: Mapping[Any, Any]) -> bool:
+def _looks_named(entries: Mapping[object, object]) -> bool:
     """Tell whether a mapping is the name of a number, or one that was wrapped."""
     named = entries.get(_NAMED) if len(entries) == 1 else None
-    while isinstance(named, list | tuple) and len(cast("list[Any]", named)) == 1:
-        named = cast("list[Any]", named)[0]
+    while isinstance(named, list | tuple) and len(cast("list[object]", named)) == 1:
+        named = cast("list[object]", named)[0]
     return isinstance(named, str) and named in _NAMES
 
 
-def _fill(memory: Any, array: np.ndarray, where: str) -> None:
+def _fill(memory: object, array: np.ndarray, where: str) -> None:
     """Write an array's bytes to memory of the CPU, or to a PyTorch tensor on a GPU."""
     if getattr(memory, "is_cuda", False):
         torch = sys.modules["torch"]
-        memory.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(as_bytes(array).copy()))
+        cast("Tensor", memory).reshape(-1).view(torch.uint8).copy_(torch.from_numpy(as_bytes(array).copy()))
     else:
         np.copyto(writable(memory, where), as_bytes(array))

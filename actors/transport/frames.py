@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from ...store import errors
 from ...store.archive.directory import Bytes
@@ -129,7 +129,7 @@ class Gathered:
 # ---- messages -----------------------------------------------------------------------------------------
 
 
-def message(facts: Mapping[str, Any]) -> bytes:
+def message(facts: Mapping[str, object]) -> bytes:
     """Write a message.
 
     >>> message({"token": "a"})
@@ -139,12 +139,12 @@ def message(facts: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def error_facts(exc: TensorVineError) -> dict[str, Any]:
+def error_facts(exc: TensorVineError) -> dict[str, object]:
     """Write an error into a message."""
     return {"error": type(exc).__name__, "message": str(exc)}
 
 
-def accepted(facts: dict[str, Any]) -> dict[str, Any]:
+def accepted(facts: dict[str, object]) -> dict[str, object]:
     """Give a message back.
 
     Raises:
@@ -152,21 +152,22 @@ def accepted(facts: dict[str, Any]) -> dict[str, Any]:
     """
     if "error" not in facts:
         return facts
-    kind: Any = getattr(errors, str(facts["error"]), None)
+    kind: object = getattr(errors, str(facts["error"]), None)
     if not isinstance(kind, type) or not issubclass(kind, TensorVineError):
         kind = ShardUnavailableError
     raise kind(str(facts.get("message")))
 
 
-def request_of(facts: Mapping[str, Any]) -> tuple[dict[SegmentId, list[int]], float, bool]:
+def request_of(facts: Mapping[str, object]) -> tuple[dict[SegmentId, list[int]], float, bool]:
     """Read a request: (slots, seconds, hashes too?).
 
     Raises:
         CorruptDataError: it is none.
     """
     try:
-        slots = {_segment(segment): _naturals(numbers) for segment, numbers in facts["read"]}
-        timeout = float(facts["timeout"])
+        asked = cast("Sequence[Sequence[object]]", facts["read"])
+        slots = {_segment(segment): _naturals(numbers) for segment, numbers in asked}
+        timeout = float(cast(float, facts["timeout"]))
     except (KeyError, OverflowError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"TCP: expected a request to read slots of segments; found {exc!r}") from exc
     if math.isnan(timeout):
@@ -174,14 +175,15 @@ def request_of(facts: Mapping[str, Any]) -> tuple[dict[SegmentId, list[int]], fl
     return slots, min(max(timeout, 0.0), ANSWER_S), bool(facts.get("digests"))
 
 
-def rows_of(facts: Mapping[str, Any], asked: Asked) -> list[Row]:
+def rows_of(facts: Mapping[str, object], asked: Asked) -> list[Row]:
     """Read what an answer announces.
 
     Raises:
         CorruptDataError: it is not what was asked for.
     """
     try:
-        rows = [Row(_segment(segment), _naturals(slots), _naturals(sizes)) for segment, slots, sizes in facts["rows"]]
+        announced = cast("Sequence[Sequence[object]]", facts["rows"])
+        rows = [Row(_segment(segment), _naturals(slots), _naturals(sizes)) for segment, slots, sizes in announced]
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"TCP: expected an answer's segments, slots and sizes; found {exc!r}") from exc
     found = {row.segment: set(row.slots) for row in rows}
@@ -206,7 +208,7 @@ def check_sizes(rows: Sequence[Row], asked: Asked, what: str) -> None:
             raise CorruptDataError(f"{where}: expected slots of bytes {dict(known)}; found {found}")
 
 
-def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, Any]:
+def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, object]:
     """Write the content hashes of an answer's slots.
 
     Raises:
@@ -218,7 +220,7 @@ def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, Any]:
     return {"digests": [[digests[row.segment][slot] for slot in row.slots] for row in rows]}
 
 
-def digests_of(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[SegmentId, dict[int, str]]:
+def digests_of(facts: Mapping[str, object], rows: Sequence[Row]) -> dict[SegmentId, dict[int, str]]:
     """Read content hashes: segment -> slot -> hash.
 
     Raises:
@@ -227,7 +229,7 @@ def digests_of(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[SegmentId,
     try:
         return {
             row.segment: {slot: str(text) for slot, text in zip(row.slots, texts, strict=True)}
-            for row, texts in zip(rows, facts["digests"], strict=True)
+            for row, texts in zip(rows, cast("Sequence[Sequence[object]]", facts["digests"]), strict=True)
         }
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"TCP: expected a content hash of each slot; found {exc!r}") from exc
@@ -294,7 +296,7 @@ def send(connection: socket.socket, parts: Sequence[bytes | memoryview], pace: P
             sent -= min(sent, len(first))
 
 
-def receive(connection: socket.socket, limit: int, deadline: Deadline) -> dict[str, Any]:
+def receive(connection: socket.socket, limit: int, deadline: Deadline) -> dict[str, object]:
     """Receive a message of at most `limit` bytes.
 
     Raises:
@@ -341,13 +343,14 @@ def _run(whole: memoryview, start: int, end: int) -> Iterator[memoryview]:
         yield _PADDING[: -(end - start) % ALIGNMENT]
 
 
-def _segment(value: Any) -> SegmentId:
+def _segment(value: object) -> SegmentId:
     shard, serial = _naturals(value)
     return shard, serial
 
 
-def _naturals(values: Any) -> list[int]:
-    numbers = [value for value in values if isinstance(value, int) and value >= 0]
-    if len(numbers) != len(values):
+def _naturals(values: object) -> list[int]:
+    found = cast("Sequence[object]", values)  # what it is not raises a TypeError
+    numbers = [value for value in found if isinstance(value, int) and value >= 0]
+    if len(numbers) != len(found):
         raise ValueError(f"expected numbers from 0 on; found {values!r}")
     return numbers

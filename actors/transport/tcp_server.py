@@ -20,7 +20,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ...store.errors import ShardUnavailableError, TensorVineError
 from ...store.segments.segment import SegmentId
@@ -156,7 +155,7 @@ class TcpServer:
             with self._lock:
                 self._connections.pop(connection, None)
 
-    def _respond(self, connection: socket.socket, request: dict[str, Any]) -> None:
+    def _respond(self, connection: socket.socket, request: dict[str, object]) -> None:
         try:
             slots, timeout, hashed = request_of(request)
             served, hashes = self._answer(slots, timeout, hashed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -28,6 +28,16 @@ SAID = 200
 """Characters of why one does not."""
 CONFIG_WIDTH = 48
 """Characters for a layer's config in a line."""
+
+
+class _Layer(TypedDict):
+    """A layer, as JSON shows it."""
+
+    name: str
+    config: dict[str, object]
+    inputs: list[str]
+    tensors: dict[str, str]
+    """Tensor -> the version that wrote it."""
 
 
 def status(name: Name = None, address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
@@ -99,7 +109,7 @@ def show(
     with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)
-    layers = [
+    layers: list[_Layer] = [
         {
             "name": layer.name,
             "config": dict(layer.config),
@@ -163,7 +173,7 @@ def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:
     return found
 
 
-def _print_model(info: ModelInfo, layers: list[dict[str, Any]], others: dict[str, str]) -> None:
+def _print_model(info: ModelInfo, layers: list[_Layer], others: dict[str, str]) -> None:
     out = console()
     out.print(str(info.ref), style="bold")
     wrote = f"{words.size(info.bytes_owned)} of {words.size(info.bytes_total)}, {_inherited(info)} inherited"

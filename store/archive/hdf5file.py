@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NotRequired, TypedDict
 
 import numpy as np
 
@@ -33,6 +33,25 @@ _WALL_FACTOR = 20
 """How much longer than that it may take on a busy machine."""
 _LENGTH_BYTES = 8
 _SCRIPT = Path(__file__).with_name("hdf5child.py")
+
+
+class _Row(TypedDict):
+    """A tensor in the result."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    at: int
+
+
+class _Described(TypedDict):
+    """What `hdf5child` says of its result: one of these by its mode, or why there is none."""
+
+    tensors: list[_Row]
+    bytes: int
+    refused: NotRequired[str]
+    mismatched: NotRequired[str]
+    dtype: str
 
 
 class NamedBuffer(io.BytesIO):
@@ -72,7 +91,7 @@ def copy_of(path: object, file: IO[bytes]) -> NamedBuffer:
     return NamedBuffer(memory[: described["bytes"]])
 
 
-def _tensor(where: str, row: dict[str, Any], memory: memoryview) -> Array:
+def _tensor(where: str, row: _Row, memory: memoryview) -> Array:
     dtype, shape = row["dtype"], tuple(row["shape"])
     if dtype == "bfloat16":
         plain = np.ndarray(shape, np.uint16, memory, row["at"])
@@ -80,7 +99,7 @@ def _tensor(where: str, row: dict[str, Any], memory: memoryview) -> Array:
     return as_numpy(np.ndarray(shape, dtype, memory, row["at"]), where)
 
 
-def _read(mode: str, path: object, file: IO[bytes]) -> tuple[dict[str, Any], memoryview]:
+def _read(mode: str, path: object, file: IO[bytes]) -> tuple[_Described, memoryview]:
     """Have another process read a file; return its description and its result."""
     optional("h5py", path)
     size = os.fstat(file.fileno()).st_size
@@ -107,7 +126,7 @@ def _read(mode: str, path: object, file: IO[bytes]) -> tuple[dict[str, Any], mem
     if done.returncode or len(memory) < _LENGTH_BYTES:
         raise CorruptDataError(f"{path}: expected a whole HDF5 file; HDF5 ended with {done.returncode} as it read it")
     end = len(memory) - _LENGTH_BYTES
-    described = json.loads(bytes(memory[end - int.from_bytes(memory[end:], "little") : end]))
+    described: _Described = json.loads(bytes(memory[end - int.from_bytes(memory[end:], "little") : end]))
     if "refused" in described:
         raise CorruptDataError(f"{path}: {described['refused']}")
     if "mismatched" in described:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -100,10 +100,10 @@ def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, st
         except TensorMismatchError as exc:
             raise CorruptDataError(f"{where}: {exc}") from exc
     order = {name: tensors[name] for name in header if name in tensors}
-    return order, header.get(_FACTS) or {}
+    return order, cast("dict[str, str]", header.get(_FACTS) or {})
 
 
-def _header(path: object, content: bytes) -> dict[str, Any]:
+def _header(path: object, content: bytes) -> dict[str, object]:
     """Read the header before the library does, which takes for it what it asks for."""
     length = int.from_bytes(content[:8], "little")
     if length > len(content) - 8:

@@ -15,9 +15,9 @@ Rules
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, Protocol, SupportsInt, cast
 
 import keras
 import numpy as np
@@ -146,17 +146,18 @@ class Keeper:
         except Exception as exc:
             raise self._failed("load_own_variables, load_assets and finalize_state to take its state", exc) from exc
 
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> dict[str, object]:
         if isinstance(self.layer, keras.layers.Discretization):
             learned = self.layer.num_bins is not None and self.layer.bin_boundaries is not None
             return {BINS: np.asarray(self.layer.bin_boundaries, np.float64)} if learned else {}
-        entries: dict[str, Any] = {}
+        entries: dict[str, object] = {}
         if isinstance(self.layer, _LOOKUPS) and not int(_lookup(self.layer).lookup_table.size()):
             return entries
         if _saves(type(self.layer)):
             self.layer.save_own_variables(entries)
         if IDF in entries and isinstance(self.layer, _LOOKUPS):
-            entries[IDF] = entries[IDF][: self.layer.vocabulary_size()]  # Keras pads, and refuses what it padded
+            weights = cast(Array, entries[IDF])
+            entries[IDF] = weights[: self.layer.vocabulary_size()]  # Keras pads, and refuses what it padded
         return entries
 
     def _files(self) -> dict[str, bytes]:
@@ -220,9 +221,21 @@ def without_learned(kind: str, config: Mapping[str, object]) -> Mapping[str, obj
     return config
 
 
-def _lookup(layer: object) -> Any:
+class _Table(Protocol):
+    def size(self) -> SupportsInt: ...
+
+
+class _Lookup(Protocol):
+    """A layer that holds a vocabulary."""
+
+    lookup_table: _Table
+
+    def get_vocabulary(self, *, include_special_tokens: bool) -> Sequence[object]: ...
+
+
+def _lookup(layer: object) -> _Lookup:
     """Return the layer that holds the vocabulary."""
-    return getattr(layer, "_lookup_layer", layer)
+    return cast("_Lookup", getattr(layer, "_lookup_layer", layer))
 
 
 def _saves(kind: type[object]) -> bool:
@@ -233,7 +246,7 @@ def _loads(kind: type[object]) -> bool:
     return cast(Any, kind).load_own_variables not in _OF_VARIABLES
 
 
-def _check_lines(vocabulary: Path, layer: Any) -> None:
+def _check_lines(vocabulary: Path, layer: object) -> None:
     """Refuse a vocabulary with tokens that Keras would not read from its file as they are."""
     lines = vocabulary.read_text().splitlines()
     while lines and not lines[-1]:  # as Keras reads it

@@ -59,7 +59,7 @@ class Residents:
             self._recent.move_to_end(segment_id)
 
     def move(
-        self, segment_id: SegmentId, generation: int, handle: Any, offsets: tuple[Offset, ...], allocated: int
+        self, segment_id: SegmentId, generation: int, handle: object, offsets: tuple[Offset, ...], allocated: int
     ) -> bool:
         """Take a new block of a segment, made from its block of `generation`: compacted, or with more slots from disk.
 

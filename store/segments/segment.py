@@ -269,7 +269,7 @@ class Segment:
             for slot, offset in enumerate(self.offsets)
         )
 
-    def file_has(self, sizes: Mapping[int, int], bases: Mapping[int, tuple[Any, ...]]) -> None:
+    def file_has(self, sizes: Mapping[int, int], bases: Mapping[int, tuple[tuple[SegmentId, int], ...]]) -> None:
         """Learn of more slots that the file has.
 
         Args:

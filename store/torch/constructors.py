@@ -103,7 +103,7 @@ def _is_of(parameter: inspect.Parameter, kind: type) -> bool:
     return type(parameter.default) is kind or parameter.annotation in (kind, kind.__name__)
 
 
-def _hyperparameters(module: Any) -> Mapping[str, object]:
+def _hyperparameters(module: object) -> Mapping[str, object]:
     found = getattr(module, "hparams", None)
     return cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
 
@@ -111,17 +111,17 @@ def _hyperparameters(module: Any) -> Mapping[str, object]:
 # ---- modules of torch.nn that tell it otherwise ------------------------------------------------------------------
 
 
-def _recurrent(*more: str) -> Callable[[Any], dict[str, object]]:
+def _recurrent(*more: str) -> Callable[[nn.Module], dict[str, object]]:
     return lambda module: {name: getattr(module, name) for name in (*_RECURRENT, *more)}
 
 
-def _attention(module: Any) -> dict[str, object]:
+def _attention(module: nn.MultiheadAttention) -> dict[str, object]:
     names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
-    biases = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
+    biases = {"bias": _is_there(module.in_proj_bias), "add_bias_kv": module.bias_k is not None}
     return {**{name: getattr(module, name) for name in names}, **biases}
 
 
-def _transformer_layer(module: Any) -> dict[str, object]:
+def _transformer_layer(module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> dict[str, object]:
     return {
         "d_model": module.self_attn.embed_dim,
         "nhead": module.self_attn.num_heads,
@@ -131,28 +131,33 @@ def _transformer_layer(module: Any) -> dict[str, object]:
         "layer_norm_eps": module.norm1.eps,
         "batch_first": module.self_attn.batch_first,
         "norm_first": module.norm_first,
-        "bias": module.linear1.bias is not None,
+        "bias": _is_there(module.linear1.bias),
     }
 
 
-def _encoder(module: Any) -> dict[str, object]:
+def _is_there(bias: nn.Parameter | None) -> bool:
+    return bias is not None
+
+
+def _encoder(module: nn.TransformerEncoder) -> dict[str, object]:
     layer = {"encoder_layer": _first(module)}
     return {**layer, **{name: getattr(module, name) for name in ("num_layers", "norm", "enable_nested_tensor")}}
 
 
-def _decoder(module: Any) -> dict[str, object]:
+def _decoder(module: nn.TransformerDecoder) -> dict[str, object]:
     return {"decoder_layer": _first(module), "num_layers": module.num_layers, "norm": module.norm}
 
 
-def _first(module: Any) -> nn.Module:
+def _first(module: nn.TransformerEncoder | nn.TransformerDecoder) -> nn.Module:
     if not len(module.layers):
         raise GraphError(f"{type(module).__qualname__}: expected a layer, which its constructor was given; it has none")
     return module.layers[0]
 
 
-def _transformer(module: Any) -> dict[str, object]:
+def _transformer(module: nn.Transformer) -> dict[str, object]:
     layers = {"num_encoder_layers": len(module.encoder.layers), "num_decoder_layers": len(module.decoder.layers)}
-    return {**_transformer_layer(_first(module.encoder)), **layers}
+    first = cast(nn.TransformerEncoderLayer, _first(module.encoder))
+    return {**_transformer_layer(first), **layers}
 
 
 _SPECIAL: dict[Callable[..., None], Callable[[Any], dict[str, object]]] = {

@@ -141,7 +141,7 @@ class _Attributes:
         found = {name: self._value(value) for name, value in held if name not in OF_ALL}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _value(self, value: Any) -> Json:
+    def _value(self, value: object) -> Json:
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, torch.Tensor):
@@ -173,7 +173,7 @@ class _Attributes:
             )
         return self._held(module, [*vars(module).items(), *module._modules.items()])
 
-    def _called(self, value: Any) -> Json:
+    def _called(self, value: object) -> Json:
         if isinstance(value, _NAMED):
             return str(getattr(value, "__qualname__", value.__name__))
         if isinstance(value, MethodType):
@@ -188,8 +188,8 @@ class _Attributes:
             return [value.__qualname__, fact(value), [self._value(_content(cell)) for cell in cells]]
         return self._object(value) if not isinstance(value, ReferenceType) else None
 
-    def _object(self, value: Any) -> Json:
-        kind = cast("type[Any]", type(value))
+    def _object(self, value: object) -> Json:
+        kind = type(value)
         own = self._package != "torch" and kind.__module__.partition(".")[0] == self._package
         counts = own or callable(value) or is_dataclass(value) or isinstance(value, _NAMESPACES)
         if not counts or (hasattr(kind, "to_dict") and hasattr(kind, "from_dict")):

@@ -87,9 +87,9 @@ class Copies:
         """Paths of the buffers that were asked for."""
         return frozenset(self._read_buffers)
 
-    def _attributes(self, module: nn.Module, path: str) -> dict[str, Any]:
+    def _attributes(self, module: nn.Module, path: str) -> dict[str, object]:
         """Return what the copy of a module has: its attributes, with copies in place of modules of the tree."""
-        found = vars(module).copy()
+        found: dict[str, object] = vars(module).copy()
         for name, value in found.items():
             kind = type(value)
             if kind in PLAIN:
@@ -107,11 +107,11 @@ class Copies:
         found[OWNER] = self
         return found
 
-    def _swapped(self, value: Any, depth: int) -> Any:
+    def _swapped(self, value: object, depth: int) -> object:
         if type(value) in PLAIN:
             return value
         if type(value) in _EMPTIES and not value:
-            return value.copy()
+            return cast("list[object]", value).copy()
         if isinstance(value, nn.Module):
             return self._of.get(id(value), value)
         if isinstance(value, MethodType) and id(value.__self__) in self._of:
@@ -141,7 +141,7 @@ class Copies:
             self._classes[kind, leaf] = found
         return found
 
-    def read_by(self, copy: nn.Module, name: str, value: Any) -> Any:
+    def read_by(self, copy: nn.Module, name: str, value: object) -> object:
         """Return what a copy gets for a value of the original's that it asks for."""
         if isinstance(value, nn.Parameter):
             return self._found(value)
@@ -149,7 +149,7 @@ class Copies:
             self._read_buffers.add(f"{self._paths[id(copy)]}.{name}".lstrip("."))
         return value
 
-    def call_of(self, copy: nn.Module, call: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_of(self, copy: nn.Module, call: _Function, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Return what a copy of a leaf gives when it is called."""
         return self._called(self._paths[id(copy)], call, args, kwargs)
 
@@ -157,16 +157,16 @@ class Copies:
         return self
 
 
-def _made(kind: type[nn.Module], leaf: bool, methods: Mapping[str, Any]) -> type:
+def _made(kind: type[nn.Module], leaf: bool, methods: Mapping[str, object]) -> type:
     """Make a class of copies, with other `methods`. What it does is up to the `Copies` that an object of it has."""
 
-    def read(copy: nn.Module, name: str) -> Any:
+    def read(copy: nn.Module, name: str) -> object:
         return vars(copy)[OWNER].read_by(copy, name, kind.__getattr__(copy, name))
 
-    def call(copy: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(copy: nn.Module, *args: object, **kwargs: object) -> object:
         return vars(copy)[OWNER].call_of(copy, MethodType(kind.__call__, copy), args, kwargs)
 
-    body: dict[str, Any] = {**methods, "__module__": kind.__module__, "__getattr__": read}
+    body: dict[str, object] = {**methods, "__module__": kind.__module__, "__getattr__": read}
     if hasattr(kind, "__del__"):
         body["__del__"] = _nothing  # what it would close is the original's
     if leaf:
@@ -196,12 +196,12 @@ class _Methods:
 
     def __init__(self, noted: Callable[[_Function], _Function]) -> None:
         self._noted = noted
-        self._globals: dict[int, dict[str, Any]] = {}
+        self._globals: dict[int, dict[str, object]] = {}
         """id of a file's global names -> those names, with functions replaced; empty where none is."""
         self._of_fx: set[tuple[int, str]] = set(getattr(_symbolic_trace, "_wrapped_fns_to_patch", ()))
         """What `torch.fx.wrap` was told of: ids of a file's global names, and name."""
 
-    def of(self, kind: type) -> dict[str, Any]:
+    def of(self, kind: type) -> dict[str, FunctionType]:
         """Return the methods of a class that are to be others, by name; all, where one of the file's needs to be."""
         bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
         own = {
@@ -221,7 +221,7 @@ class _Methods:
         known = self._known(names)
         return _on(function, {**(known or names), "super": self._super})
 
-    def _super(self, *given: Any) -> Any:
+    def _super(self, *given: object) -> _Super:
         """Take the place of `super`, which finds its class and object in who calls it."""
         if given:
             return _Super(self, cast(Any, super)(*given))
@@ -229,11 +229,11 @@ class _Methods:
         of, name = frame.f_locals["__class__"], frame.f_code.co_varnames[0]
         return _Super(self, super(of, frame.f_locals[name]))
 
-    def _known(self, names: dict[str, Any]) -> dict[str, Any]:
+    def _known(self, names: dict[str, object]) -> dict[str, object]:
         if id(names) not in self._globals:
             told: set[str] = {name for owner, name in self._of_fx if owner == id(names)}
             changed = {
-                name: _Math(self._noted) if value is math else self._noted(value)
+                name: _Math(self._noted) if value is math else self._noted(cast(_Function, value))
                 for name, value in names.items()
                 if value is math or id(value) in _MATH or (name in told and callable(value))
             }
@@ -249,11 +249,11 @@ class _Methods:
 class _Super:
     """What `super()` gives, with other methods."""
 
-    def __init__(self, methods: _Methods, found: Any) -> None:
+    def __init__(self, methods: _Methods, found: object) -> None:
         self._methods = methods
         self._found = found
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         value = getattr(self._found, name)
         function = value.__func__ if isinstance(value, MethodType) else None
         if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
@@ -267,7 +267,7 @@ class _Math:
     def __init__(self, noted: Callable[[_Function], _Function]) -> None:
         self._noted = noted
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         value = getattr(math, name)
         return self._noted(value) if callable(value) else value
 
@@ -277,7 +277,7 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 
-def _on(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def _on(function: FunctionType, names: dict[str, object]) -> FunctionType:
     """Return a function that finds its global names elsewhere."""
     other = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     other.__kwdefaults__ = function.__kwdefaults__

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from types import BuiltinFunctionType
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ def packages_of(kind: type) -> frozenset[str]:
     return frozenset({"torch", *(base.__module__.partition(".")[0] for base in bases)})
 
 
-def name_of(value: Any) -> str:
+def name_of(value: object) -> str:
     """Return the name under which a class or a function is imported.
 
     Raises:
@@ -56,7 +56,7 @@ def name_of(value: Any) -> str:
     raise GraphError(f"{name}: expected what can be imported by its name; it is not in {found or 'a module'}")
 
 
-def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, object]) -> Any:
+def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, object]) -> object:
     """Import what has a name.
 
     Args:
@@ -76,7 +76,7 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
         return custom[own]
     check(name, allowed)
     try:
-        found: object = _found(place, path)
+        found = _found(place, path)
     except Exception as exc:  # of the code that is imported
         raise GraphError(
             f"{name}: expected a name that can be imported, or its class in custom_objects=; found {exc!r}"
@@ -103,8 +103,8 @@ def check(name: str, allowed: Collection[str] | None) -> None:
         raise GraphError(f"{name}: expected a name in one of the packages {sorted(allowed)}, of torch in torch.nn")
 
 
-def _found(place: str, path: str) -> Any:
-    found: Any = import_module(place)
+def _found(place: str, path: str) -> object:
+    found: object = import_module(place)
     for part in path.split("."):
         found = getattr(found, part)
     return found

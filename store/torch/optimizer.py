@@ -17,7 +17,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -79,10 +79,11 @@ class Restoring:
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
-    _state: dict[torch.Tensor, dict[str, Any]]
-    _groups: Sequence[Mapping[str, Any]]
+    _state: dict[torch.Tensor, dict[str, object]]
+    _groups: Sequence[Mapping[str, object]]
     """Options of each of the optimizer's groups."""
-    _schedule: Any
+    _schedule: dict[str, object]
+    """State of the schedule; empty without one."""
 
     def apply(self) -> Callable[[], None]:
         """Set it; returns what takes it back.
@@ -109,7 +110,7 @@ class Restoring:
 
     def _set(self, optimizer: torch.optim.Optimizer) -> None:
         places: dict[torch.Tensor, int] = {}
-        groups: list[dict[str, Any]] = []
+        groups: list[dict[str, object]] = []
         for mine, options in zip(optimizer.param_groups, self._groups, strict=True):
             for parameter in mine["params"]:
                 places[parameter] = len(places)
@@ -143,7 +144,7 @@ def _undo(steps: list[Callable[[], None]]) -> None:
             _log.warning("an optimizer or its schedule does not take back what it had: %r", exc)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: object, device: torch.device) -> object:
     """Return a value with the tensors in it on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
@@ -173,9 +174,9 @@ def restoring(
         TensorNotFoundError: the state was not stored.
         TensorMismatchError: it is that of another kind, or of other parameter groups.
     """
-    state: dict[torch.Tensor, dict[str, Any]] = {}
-    groups: list[Mapping[str, Any]] = []
-    schedule: Any = None
+    state: dict[torch.Tensor, dict[str, object]] = {}
+    groups: list[Mapping[str, object]] = []
+    schedule: dict[str, object] = {}
     if optimizer is not None:
         if any(parameter.is_meta for group in optimizer.param_groups for parameter in group["params"]):
             raise TensorMismatchError(
@@ -184,7 +185,7 @@ def restoring(
             )
         facts = _facts(_GROUPS, tensors, optimizer)
         known = _parameters(module)
-        groups = _matched(optimizer, facts["groups"], known, renamed or {})
+        groups = _matched(optimizer, cast("Sequence[Mapping[str, object]]", facts["groups"]), known, renamed or {})
         for name in dict.fromkeys(base_of(name) or name for name in tensors if name.startswith("optimizer/")):
             if name == _GROUPS:
                 continue
@@ -193,11 +194,11 @@ def restoring(
             value = as_tensor(as_numpy(tensors[name], name)) if name in tensors else unpacked(name, tensors)
             state.setdefault(parameter, {})[key] = value
     if scheduler is not None:
-        schedule = _facts(_SCHEDULER, tensors, scheduler)["state"]
+        schedule = cast("dict[str, object]", _facts(_SCHEDULER, tensors, scheduler)["state"])
     return Restoring(optimizer, scheduler, state, groups, schedule)
 
 
-def _facts(name: str, tensors: Mapping[str, Array], target: object) -> dict[str, Any]:
+def _facts(name: str, tensors: Mapping[str, Array], target: object) -> dict[str, object]:
     if f"{name}:json" not in tensors:
         raise TensorNotFoundError(f"{name.partition('/')[0]}: expected its state among what is stored; found none")
     found = unpacked(name, tensors)
@@ -206,31 +207,31 @@ def _facts(name: str, tensors: Mapping[str, Array], target: object) -> dict[str,
     if found["class"] != type(target).__qualname__:
         what, kind = name.partition("/")[0], type(target).__qualname__
         raise TensorMismatchError(f"{what}: expected the state of a {kind}; found that of a {found['class']}")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, object]", found)
 
 
 def _matched(
     optimizer: torch.optim.Optimizer,
-    stored: Sequence[Mapping[str, Any]],
+    stored: Sequence[Mapping[str, object]],
     known: Mapping[str, torch.Tensor],
     renamed: Mapping[str, str],
-) -> list[Mapping[str, Any]]:
+) -> list[Mapping[str, object]]:
     """Find, for each of the optimizer's groups, the stored one of the same parameters."""
-    by_members: dict[frozenset[int], list[Mapping[str, Any]]] = {}
+    by_members: dict[frozenset[int], list[Mapping[str, object]]] = {}
     for group in stored:
-        members = frozenset(id(_parameter(name, known, renamed)) for name in group["params"])
+        members = frozenset(id(_parameter(name, known, renamed)) for name in cast("Sequence[str]", group["params"]))
         by_members.setdefault(members, []).append(group)
-    found: list[Mapping[str, Any] | None] = []
+    found: list[Mapping[str, object] | None] = []
     for group in optimizer.param_groups:
         alike = by_members.get(frozenset(id(item) for item in group["params"]), [])
         found.append(alike.pop(0) if alike else None)
     if len(stored) != len(found) or None in found:
         mine = [len(group["params"]) for group in optimizer.param_groups]
-        theirs = [len(group["params"]) for group in stored]
+        theirs = [len(cast("Sequence[str]", group["params"])) for group in stored]
         raise TensorMismatchError(
             f"optimizer: expected groups of the same parameters; it has groups of {mine}, what is stored of {theirs}"
         )
-    return cast("list[Mapping[str, Any]]", found)
+    return cast("list[Mapping[str, object]]", found)
 
 
 def _parameter(stored: str, known: Mapping[str, torch.Tensor], renamed: Mapping[str, str]) -> torch.Tensor:
@@ -245,7 +246,7 @@ def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
     return {plain_name(name): item for name, item in bare(module).named_parameters(remove_duplicate=False)}
 
 
-def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def _options_of(group: Mapping[str, object]) -> dict[str, object]:
     """Return a group without its parameters, and without the names that `named_parameters` gave them."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 

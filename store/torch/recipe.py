@@ -18,12 +18,12 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
@@ -44,6 +44,19 @@ from .vertices import Architecture
 
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "_hooks" in name and isinstance(value, dict))
 _known: Known[str] = Known()
+
+
+class _Content(TypedDict):
+    """What a recipe says."""
+
+    model: Json
+    contents: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    training: bool
+    otherwise: Sequence[str]
+    frozen: Sequence[str]
+    hooks: Mapping[str, int]
+    unsaved: Mapping[str, str]
 
 
 def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
@@ -177,16 +190,17 @@ class _Writer:
             return {"member": [self._name(type(value), where), value.name]}
         return self._configuration(value, where)
 
-    def _configuration(self, value: Any, where: str) -> Json | None:
-        kind = cast("type[Any]", type(value))
-        if callable(getattr(value, "to_dict", None)) and callable(getattr(kind, "from_dict", None)):
-            return {"configuration": [self._name(kind, where), self._value(value.to_dict(), where)]}
+    def _configuration(self, value: object, where: str) -> Json | None:
+        kind = type(value)
+        to_dict = getattr(value, "to_dict", None)
+        if callable(to_dict) and callable(getattr(kind, "from_dict", None)):
+            return {"configuration": [self._name(kind, where), self._value(to_dict(), where)]}
         if is_dataclass(value):
             given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
             return {"fields": [self._name(kind, where), self._value(given, where)]}
         return None
 
-    def _name(self, value: Any, where: str) -> str:
+    def _name(self, value: object, where: str) -> str:
         name = name_of(value)
         try:
             check(name, self._allowed)
@@ -207,7 +221,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
             what was saved; names the module.
     """
     try:
-        content = jsontext.mapping(recipe, "recipe")[TORCH]
+        content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])
         builder = _Builder(custom_objects or {})
         with torch.device("cpu"):
             module = builder.value(content["model"])
@@ -232,10 +246,10 @@ class _Builder:
         self._allowed: frozenset[str] | None = None
         """The packages of the class of the whole, once it is known."""
 
-    def value(self, written: Any) -> Any:
+    def value(self, written: object) -> object:
         return decode(written, self._further)
 
-    def _further(self, kind: str, content: Any) -> Any:
+    def _further(self, kind: str, content: Any) -> object:
         if kind == "module":
             return self._module(content)
         if kind == "again":
@@ -246,33 +260,37 @@ class _Builder:
             return named(content, self._allowed, self._custom)
         if kind == "partial":
             args, keywords = (self.value(part) for part in content[1:])
-            return partial(named(content[0], None, self._custom), *args, **keywords)
+            of = cast("type[nn.Module]", named(content[0], None, self._custom))
+            return partial(of, *cast("Sequence[object]", args), **cast("Mapping[str, object]", keywords))
         if kind in ("member", "configuration", "fields"):
             return self._object(kind, *content)
         return {"size": torch.Size, "dtype": dtype_called}[kind](content)
 
-    def _object(self, kind: str, name: str, written: Any) -> Any:
-        of: Any = named(name, self._allowed, self._custom)
+    def _object(self, kind: str, name: str, written: object) -> object:
+        of = named(name, self._allowed, self._custom)
         if not isinstance(of, type) or not (kind == "configuration" or _is_of_kind(of, kind)):
             raise GraphError(f"{name}: expected the class of a configuration, a dataclass or an Enum; found {of!r:.80}")
         given = self.value(written)
         if kind == "member":
-            return cast("Any", of)[given]
+            return cast("type[Enum]", of)[cast(str, given)]
         try:
-            return cast("Any", of).from_dict(given) if kind == "configuration" else of(**given)
+            if kind == "configuration":
+                return cast("Any", of).from_dict(given)
+            return cast("Callable[..., object]", of)(**cast("Mapping[str, object]", given))
         except Exception as exc:  # of the class's own code
             raise GraphError(f"{name}: expected it to be built; {exc!r:.300}") from exc
 
-    def _module(self, content: Mapping[str, Any]) -> nn.Module:
-        kind: type[nn.Module] = named(content["class"], None, self._custom)
+    def _module(self, content: Mapping[str, object]) -> nn.Module:
+        kind = cast("type[nn.Module]", named(cast(str, content["class"]), None, self._custom))
         if self._allowed is None:
             self._allowed = packages_of(kind)
         if "children" in content:
             module = kind()
-            for name, child in content["children"]:
-                module.add_module(name, self.value(child))
+            for name, child in cast("Sequence[tuple[str, object]]", content["children"]):
+                module.add_module(name, cast("nn.Module | None", self.value(child)))
         else:
-            arguments = {name: self.value(value) for name, value in content["arguments"].items()}
+            told = cast("Mapping[str, object]", content["arguments"])
+            arguments = {name: self.value(value) for name, value in told.items()}
             module = _constructed(kind, arguments)
         self._built.append(module)
         return module
@@ -317,7 +335,7 @@ def _compare_buffers(module: nn.Module, unsaved: Mapping[str, str]) -> None:
         )
 
 
-def _finish(module: nn.Module, content: Mapping[str, Any]) -> None:
+def _finish(module: nn.Module, content: _Content) -> None:
     """Set flags and dtypes."""
     otherwise, mode = set(content["otherwise"]), bool(content["training"])
     for path, item in module.named_modules():

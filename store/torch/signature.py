@@ -153,9 +153,9 @@ class _Signature:
         """Return what a class of the user's has: code, and attributes, which stay as long as it does."""
         return tuple([(k, self._attribute(v)) for k, v in vars(kind).copy().items() if k not in _OF_CLASSES])
 
-    def _attribute(self, value: Any) -> Hashable:
+    def _attribute(self, value: object) -> Hashable:
         if isinstance(value, (staticmethod, classmethod)):
-            return type(cast(object, value)), self._attribute(value.__func__)
+            return type(cast(object, value)), self._attribute(cast(object, value.__func__))
         if isinstance(value, property):
             return tuple([self._attribute(part) for part in (value.fget, value.fset)])
         try:
@@ -163,8 +163,8 @@ class _Signature:
         except _UnknownError:
             return _Same(value)
 
-    def _value(self, value: Any, depth: int = 0) -> Hashable:
-        kind = cast("type[object]", type(value))
+    def _value(self, value: object, depth: int = 0) -> Hashable:
+        kind = type(value)
         if depth > _MOST_NESTED:
             raise _UnknownError
         if kind is float:

@@ -57,7 +57,7 @@ class State:
             raise TensorMismatchError(f"state_dict() of {kind}: expected its state; it raises {exc!r}") from exc
         self.tensors: dict[str, torch.Tensor] = {}
         """Plain tensors."""
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         """All else."""
         self.real: dict[str, str] = {}
         """Name -> what `state_dict()` calls it."""
@@ -307,7 +307,7 @@ def _materialize(state: State, arrays: Mapping[str, Array]) -> list[_Place]:
     return undo
 
 
-def _load(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any], undo: list[_Place]) -> None:
+def _load(state: State, arrays: Mapping[str, Array], values: Mapping[str, object], undo: list[_Place]) -> None:
     """Set the state through `load_state_dict`, all of it: hooks may want to see the rest, too."""
     try:
         _loaded(state, arrays, values)
@@ -318,7 +318,7 @@ def _load(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any], 
         raise TensorMismatchError(f"load_state_dict of {kind}: expected it to take {names}; {exc!r}") from exc
 
 
-def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
+def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, object]) -> None:
     module = state.module
     now = module.state_dict()
     before, given = copy.copy(now), copy.copy(now)  # with the versions of the modules' formats, its attribute
@@ -338,7 +338,7 @@ def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, Any]
         raise
 
 
-def _kept(value: Any) -> Any:
+def _kept(value: object) -> object:
     """Return a copy of part of a state."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()

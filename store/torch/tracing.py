@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, map_aggregate
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from .copies import OWNER, PLAIN, Copies
@@ -58,7 +58,7 @@ def trace(module: nn.Module) -> Trace:
     return Trace(graph, tracer.root, constants, tracer.copies.read)
 
 
-def observe(module: nn.Module, inputs: Mapping[str, Any], *, computes: bool) -> Trace:
+def observe(module: nn.Module, inputs: Mapping[str, object], *, computes: bool) -> Trace:
     """Return the forward pass of inference on `inputs`.
 
     Args:
@@ -93,24 +93,26 @@ class _Symbolic(fx.Tracer):
         self.create_node("output", "output", (self.create_arg(forward(*arguments)),), {})
         return self.graph
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Argument:
         """Write an argument for a node, as the base does; most are of these kinds."""
         if isinstance(a, fx.Proxy):
             return a.node
         if type(a) is tuple:
             return tuple([self.create_arg(item) for item in a])
         if type(a) in PLAIN or (type(a) is dict and not a):
-            return a
+            return cast(Argument, a)
         return super().create_arg(a)
 
-    def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _leaf(
+        self, path: str, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> fx.Proxy:
         return self.create_proxy("call_module", path, args, kwargs)
 
     @cached_property
     def _paths(self) -> dict[int, str]:
         return {id(item): path for path, item in self._module.named_parameters()}
 
-    def _parameter(self, parameter: nn.Parameter) -> Any:
+    def _parameter(self, parameter: nn.Parameter) -> nn.Parameter | fx.Proxy:
         path = self._paths.get(id(parameter))
         if path is None:  # of a module that is not registered
             return parameter
@@ -118,12 +120,13 @@ class _Symbolic(fx.Tracer):
             self._proxies[id(parameter)] = self.create_proxy("get_attr", path, (), {})
         return self._proxies[id(parameter)]
 
-    def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _noted(self, function: Callable[..., object]) -> Callable[..., object]:
         """Return a function that becomes a node where it is called with a proxy."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             met: list[fx.Proxy] = []
-            map_aggregate((args, kwargs), lambda item: met.append(item) if isinstance(item, fx.Proxy) else None)
+            given = cast(Argument, (args, kwargs))
+            map_aggregate(given, lambda item: met.append(item) if isinstance(item, fx.Proxy) else None)
             return self.create_proxy("call_function", function, args, kwargs) if met else function(*args, **kwargs)
 
         return call
@@ -148,9 +151,9 @@ class _Observed:
         self._device = device if computes else torch.device("meta")
         self._look()
 
-    def run(self, inputs: Mapping[str, Any]) -> fx.Graph:
+    def run(self, inputs: Mapping[str, object]) -> fx.Graph:
         """Run it."""
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for name, value in inputs.items():
             given[name] = value.to(self._device) if isinstance(value, torch.Tensor) else value
             if isinstance(value, torch.Tensor):
@@ -175,10 +178,12 @@ class _Observed:
                     place[name] = made[id(value)]
         self._alive += made.values()
 
-    def _leaf(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _leaf(
+        self, path: str, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         if self._within:
             return forward(*args, **kwargs)
-        given = self._given((args, kwargs))
+        given = self._given(args, kwargs)
         self._within = True
         try:
             found = forward(*args, **kwargs)
@@ -187,10 +192,10 @@ class _Observed:
         self._comes_from(found, self._graph.create_node("call_module", path, *given))
         return found
 
-    def _noted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _noted(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self._within:
             return function(*args, **kwargs)
-        given = self._given((args, kwargs))
+        given = self._given(args, kwargs)
         found = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         changed = args[0] if name == "__setitem__" else found
@@ -198,17 +203,20 @@ class _Observed:
             self._comes_from(changed, self._graph.create_node("call_function", _Named(function), *given))
         return found
 
-    def _given(self, arguments: Any) -> Any:
-        return map_aggregate(arguments, lambda item: self._node(item) if isinstance(item, torch.Tensor) else item)
+    def _given(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        given = (cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs))
+        return map_aggregate(given, lambda item: self._node(item) if isinstance(item, torch.Tensor) else item)
 
-    def _node(self, tensor: torch.Tensor) -> Any:
+    def _node(self, tensor: torch.Tensor) -> fx.Node | str:
         if id(tensor) in self._nodes:
             return self._nodes[id(tensor)]
         if id(tensor) in self._paths:
             return self._comes_from(tensor, self._graph.create_node("get_attr", self._paths[id(tensor)]))
         return f"tensor of {tensor.dtype} {tuple(tensor.shape)}"  # made where nothing is noted
 
-    def _comes_from(self, value: Any, node: fx.Node) -> fx.Node:
+    def _comes_from(self, value: object, node: fx.Node) -> fx.Node:
         """Note that a tensor, or those in a list or mapping, are what a node gives."""
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = node
@@ -224,11 +232,17 @@ class _Observed:
 class _Watch(TorchFunctionMode):
     """Calls back for what this thread calls of PyTorch."""
 
-    def __init__(self, noted: Callable[..., Any]) -> None:
+    def __init__(self, noted: Callable[..., object]) -> None:
         super().__init__()
         self._noted = noted
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Take a call in its place."""
         return self._noted(func, args, kwargs or {})
 
@@ -236,7 +250,7 @@ class _Watch(TorchFunctionMode):
 class _Named:
     """A function by its name; a property's getter is called like the property."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         name: str = getattr(function, "__name__", type(function).__name__)
         if name in ("__get__", "__set__"):
             name = (resolve_name(function) or f"{name}.").split(".")[-2]

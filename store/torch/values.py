@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast, final
 
 import numpy as np
 import torch
@@ -24,6 +24,26 @@ from ..bounds import jsontext
 from ..errors import CorruptDataError, TensorMismatchError
 from ..facts import Json
 from ..values import decode, encode
+
+
+@final
+class _PerTensor(TypedDict):
+    """A quantised tensor of one scale: which of the arrays its integers are, and what they count."""
+
+    dtype: str
+    integers: int
+    scale: float
+    zero_point: int
+
+
+@final
+class _PerChannel(TypedDict):
+    """A quantised tensor with scales along an axis; these are an array, and the next one is of the zeros."""
+
+    dtype: str
+    integers: int
+    scales: int
+    axis: int
 
 
 def packed(name: str, value: object) -> dict[str, Array]:
@@ -50,7 +70,7 @@ def packed(name: str, value: object) -> dict[str, Array]:
     return {**found, **{f"{name}:{place}": array for place, array in enumerate(arrays)}}
 
 
-def unpacked(name: str, arrays: Mapping[str, object]) -> Any:
+def unpacked(name: str, arrays: Mapping[str, object]) -> object:
     """Read what `packed` wrote; tensors in it have memory of their own.
 
     Raises:
@@ -100,7 +120,7 @@ def _written(value: object, where: str, arrays: list[Array]) -> Json | None:
     return None
 
 
-def _read(kind: str, content: Any, arrays: Sequence[Array]) -> Any:
+def _read(kind: str, content: Any, arrays: Sequence[Array]) -> object:
     if kind == "tensor":
         return as_tensor(arrays[content])
     if kind == "parameter":
@@ -125,7 +145,7 @@ def _scales(value: torch.Tensor, where: str, arrays: list[Array]) -> Json:
     return found
 
 
-def _quantized(content: Mapping[str, Any], arrays: Sequence[Array]) -> torch.Tensor:
+def _quantized(content: _PerTensor | _PerChannel, arrays: Sequence[Array]) -> torch.Tensor:
     integers = as_tensor(arrays[content["integers"]])
     if "scale" in content:
         return torch._make_per_tensor_quantized_tensor(integers, content["scale"], content["zero_point"])

@@ -139,7 +139,7 @@ class _Flattened:
         def reference(value: object) -> tuple[str, int] | None:
             return (vertices[value], 0) if isinstance(value, fx.Node) else None
 
-        function, kwargs = cast("Callable[..., Any]", node.target), dict(node.kwargs)
+        function, kwargs = cast("Callable[..., object]", node.target), dict(node.kwargs)
         if node.op == "call_module":
             item = self._modules[str(node.target)]
             inputs, call = call_facts(item.forward, node.args, kwargs, reference)
@@ -238,19 +238,20 @@ def _traced(module: nn.Module) -> Trace:
             return observe(module, inputs, computes=True)
 
 
-def _dummy_inputs(module: Any) -> Mapping[str, Any] | None:
+def _dummy_inputs(module: nn.Module) -> Mapping[str, object] | None:
     """Return what a module says it can be called with, but for masks: what is done would depend on their values."""
     try:
-        found, images = module.dummy_inputs, getattr(module, "main_input_name", "") == "pixel_values"
+        of_user = cast(Any, module)
+        found, images = of_user.dummy_inputs, getattr(module, "main_input_name", "") == "pixel_values"
         if images:  # of Hugging Face: what it says is text in any case
-            config, size = module.config, module.config.image_size
+            config, size = of_user.config, of_user.config.image_size
             found = {"pixel_values": torch.empty(1, config.num_channels, size, size, device="meta")}
     except Exception as exc:  # noqa: BLE001  it has no such attribute, or one that does not work
         _log.debug("dummy_inputs of %s: %r", type(module).__qualname__, exc)
         return None
     if not isinstance(found, Mapping):
         return None
-    given = cast("Mapping[str, Any]", found)
+    given = cast("Mapping[str, object]", found)
     return {name: value for name, value in given.items() if not name.endswith("mask")}
 
 

@@ -115,7 +115,7 @@ class MovedSegment:
         offsets = tuple(ABSENT if offset != GONE else GONE for offset in self.offsets)
         return replace(self, offsets=offsets, allocated=0)
 
-    def copied(self, handle: Any) -> Segment:
+    def copied(self, handle: object) -> Segment:
         """Return the segment as a copy of its block is taken, before its file and its holders are."""
         return Segment(self.id, handle, self.sizes, self.offsets, self.allocated, self.generation + MOVED_ON)
 

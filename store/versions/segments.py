@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
 
 from ..errors import CorruptDataError, ModelLostError, MovedError, StorageError, Unreadable
 from ..holders import Drain, FileOf, FileTaking, Holder, Reason, Save
@@ -76,7 +75,7 @@ class SegmentTable:
 
     # ---- holders --------------------------------------------------------------------------------------
 
-    def adopt(self, save: Save, segment_id: SegmentId, handle: Any, sizes: Sequence[int]) -> None:
+    def adopt(self, save: Save, segment_id: SegmentId, handle: object, sizes: Sequence[int]) -> None:
         """Take a block of a save into care, which holds all its slots.
 
         Raises:
@@ -188,7 +187,9 @@ class SegmentTable:
         """Learn of a segment that is on disk; errors as in `adopt`. Its holders and bases come next."""
         self._add(Segment.on_disk(segment_id, sizes, stored, self.generations))
 
-    def extend(self, segment_id: SegmentId, sizes: Mapping[int, int], bases: Mapping[int, tuple[Any, ...]]) -> None:
+    def extend(
+        self, segment_id: SegmentId, sizes: Mapping[int, int], bases: Mapping[int, tuple[tuple[SegmentId, int], ...]]
+    ) -> None:
         """Learn of more slots that the file of a segment has. Their holders come next.
 
         Args:
@@ -282,7 +283,7 @@ class SegmentTable:
         self.hold(file, holds)
         self.release(taking)
 
-    def take_back(self, segment_id: SegmentId, handle: Any, sizes: Sequence[int], slots: Sequence[int]) -> None:
+    def take_back(self, segment_id: SegmentId, handle: object, sizes: Sequence[int], slots: Sequence[int]) -> None:
         """Take into care a block that a replica kept, held as `RESTORED` until it is known who holds it.
 
         What is on disk of the segment stays there as well.
@@ -326,7 +327,7 @@ class SegmentTable:
         segment = self._segments[segment_id]
         return MovedSegment.of(segment, self.durability.waiting(segment))
 
-    def receive(self, moved: MovedSegment, handle: Any, holder: Drain | Save) -> None:
+    def receive(self, moved: MovedSegment, handle: object, holder: Drain | Save) -> None:
         """Take a copy of a segment into care, held by `holder` only; what is on disk of it is not in its care yet."""
         self._add(moved.copied(handle))
         if handle is not None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ....store.waiting import Deadline
 from ..links import OWN, PAYLOAD_BYTES, Frame
 from ..member import TimedOutError
 from ..standing import Standing
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 VALUE = OWN
 """A frame with a piece of a key and its value; it tells the length of both."""
@@ -89,7 +92,7 @@ class Values:
             self._standing.changed.notify_all()
 
 
-def store_of(values: Values, deadline: Deadline) -> Any:
+def store_of(values: Values, deadline: Deadline) -> Store:
     """Make values PyTorch's store; it must be kept as long as PyTorch asks it."""
     from torch._C._distributed_c10d import Store
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from ..backend import Backend, Endpoint, Offer
 from ..links import Link
 from ..listener import Listener
 from ..member import Seat
-from .crossmemory import Seal, trouble
+from .crossmemory import Seal, Sealed, trouble
 from .member import SharedGroup
 
 
@@ -31,7 +31,7 @@ class SharedBackend(Backend[SharedOffer, SharedGroup]):
         return SharedOffer()
 
     def _check(self, seat: Seat, offer: SharedOffer, endpoints: Sequence[Endpoint]) -> None:
-        found = trouble(seat.label, offer.endpoint, endpoints)
+        found = trouble(seat.label, cast("Sealed", offer.endpoint), cast("Sequence[Sealed]", endpoints))
         if found is not None:
             raise ValueError(f"{seat.label}: expected members that can read each other's memory; {found}")
 

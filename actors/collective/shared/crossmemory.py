@@ -16,9 +16,9 @@ import functools
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -58,6 +58,16 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+class Sealed(TypedDict):
+    """Where a process's seal is, and what it is."""
+
+    machine: str
+    process: int
+    seal_at: int
+    seal: str
+    """In hexadecimal."""
+
+
 class Seal:
     """Bytes by which others know that this process's memory is as they were told.
 
@@ -70,7 +80,7 @@ class Seal:
 
     def __init__(self) -> None:
         self._bytes = np.frombuffer(bytearray(secrets.token_bytes(SEAL_BYTES)), np.uint8)
-        self.endpoint: dict[str, Any] = {
+        self.endpoint: Sealed = {
             "machine": _machine(),
             "process": os.getpid(),
             "seal_at": self._bytes.ctypes.data,
@@ -92,7 +102,7 @@ class Memory:
         endpoint: of its `Seal`.
     """
 
-    def __init__(self, endpoint: Mapping[str, Any]) -> None:
+    def __init__(self, endpoint: Sealed) -> None:
         self._process, self._seal_at = int(endpoint["process"]), int(endpoint["seal_at"])
         self._seal = bytes.fromhex(endpoint["seal"])
 
@@ -125,7 +135,7 @@ class Memory:
             raise UnreadableError(f"process {self._process}: {reason}")
 
 
-def trouble(label: str, own: Mapping[str, Any], endpoints: Sequence[Mapping[str, Any]]) -> str | None:
+def trouble(label: str, own: Sealed, endpoints: Sequence[Sealed]) -> str | None:
     """Try to read from all members; gives why they do not let this one, or None.
 
     Args:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ..member import Member, Seat, TimedOutError
 from ..operation import Operation
 from ..reduction import Numbers, Reduction
 from . import pulling
-from .crossmemory import CHUNK, Memory, Seal, UnreadableError
+from .crossmemory import CHUNK, Memory, Seal, Sealed, UnreadableError
 
 HERE_BYTES = 1 << 20
 UNREAD = 64
@@ -43,7 +43,7 @@ class Peer:
     """What is under way with another member."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.memory = Memory(endpoint)
+        self.memory = Memory(cast("Sealed", endpoint))
         self.sent = 0
         """Messages."""
         self.unread = 0

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import cloudpickle
 
@@ -46,7 +46,7 @@ class AgentLink:
 
         self._line = Line("watch", found)
 
-    async def ask(self, method: str, *arguments: object) -> Any:
+    async def ask(self, method: str, *arguments: object) -> object:
         """Ask the directory; the agent hears what is told on the way."""
         answer = Answer()
         self._line.send(pack(("ask", (method, arguments))), answer)

@@ -22,7 +22,7 @@ import socket
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from distributed.comm.core import Comm
 
@@ -33,7 +33,7 @@ from ..sockets.server import CallServer
 from .attendance import Attendance
 from .children import Children
 from .links import SchedulerLink, own_address
-from .records import Agent, Boot, Copy, End, Keep, Kill, Order, Report, Start
+from .records import Agent, Boot, Copy, End, Keep, Kill, Order, Reach, Report, Start
 from .traffic import ENGINE_CALLS
 from .workers.plugins import Hiring
 
@@ -97,8 +97,8 @@ class AgentProcess:
 
     # ---- what actors ask ------------------------------------------------------------------------------
 
-    async def _carry_out(self, ask: str, question: tuple[str, tuple[Any, ...]]) -> object:
-        method, arguments = question
+    async def _carry_out(self, ask: str, question: tuple[object, ...]) -> object:
+        method, arguments = cast("tuple[str, tuple[object, ...]]", question)
         if method not in ("ready", "failed"):
             try:
                 return await self._link.ask(method, *arguments)
@@ -106,7 +106,7 @@ class AgentProcess:
                 exc.__context__ = exc.__cause__ = None  # Dask has errors pickled with these, which are its own
                 raise exc.with_traceback(None) from None
         if method == "ready":
-            self._children.ready(*arguments)
+            self._children.ready(*cast("tuple[str, int, Reach]", arguments))
         self._news.put_nowait((method, arguments))
         return None
 
@@ -119,7 +119,8 @@ class AgentProcess:
             try:
                 comm = await self._link.join(self._introduced(), self._reports(), self._copy)
                 try:
-                    self._cluster, self._attendance.directory = await self._link.ask("identity")
+                    identity = cast("tuple[str, str]", await self._link.ask("identity"))
+                    self._cluster, self._attendance.directory = identity
                     pauses.reset()
                     self._attendance.joined()
                     await self._talk(comm)

@@ -198,11 +198,12 @@ class DaskEngine:
             raise _late(who, timeout) from None
         return _outcome(answer, error, who)
 
-    def first(self, futures: Sequence[Any], timeout: float) -> Answer | None:
+    def first(self, futures: Sequence[object], timeout: float) -> Answer | None:
         """Wait for one of several answers."""
         self._check_running("first")
-        done, _ = wait(cast("Sequence[Answer]", futures), max(timeout, 0.0), FIRST_COMPLETED)
-        return next((future for future in futures if future in done), None)
+        answers = cast("Sequence[Answer]", futures)
+        done, _ = wait(answers, max(timeout, 0.0), FIRST_COMPLETED)
+        return next((answer for answer in answers if answer in done), None)
 
     async def awaitable(self, future: object, timeout: float, who: str) -> Any:
         """Wait for an answer within an asynchronous actor."""
@@ -222,10 +223,10 @@ class DaskEngine:
         self._as_owner()
         return self._blocks.put(np.asarray(block))
 
-    def get(self, handles: Sequence[Any], timeout: float, who: str) -> list[Any]:
+    def get(self, handles: Sequence[object], timeout: float, who: str) -> list[Any]:
         """Return blocks: those of this process as they are, others as their owners send them."""
         deadline = Deadline.after(timeout)
-        coming = [self.fetch(handle) for handle in handles]
+        coming = [self.fetch(handle) for handle in cast("Sequence[Block | BlockHandle]", handles)]
         try:
             return [self.result(each, deadline.left(), who) for each in coming]
         except ShardUnavailableError as exc:
@@ -266,8 +267,8 @@ class DaskEngine:
                 self._owner = Owner(uuid.uuid4().hex, self._switchboard.node, reach)
             return self._owner
 
-    async def _give_block(self, method: str, arguments: tuple[str]) -> np.ndarray:
-        return self._blocks.find(*arguments)
+    async def _give_block(self, method: str, arguments: tuple[object, ...]) -> np.ndarray:
+        return self._blocks.find(*cast("tuple[str]", arguments))
 
 
 _engines: WeakValueDictionary[str, DaskEngine] = WeakValueDictionary()

@@ -15,7 +15,7 @@ import pickle
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ....store.errors import ShardUnavailableError
 from ....store.waiting import Backoff
@@ -104,7 +104,7 @@ class Callee:
         here: tells this process's node; None: it is on none.
     """
 
-    def __init__(self, key: str, ask: Callable[..., Awaitable[Any]], here: Callable[[], str | None]) -> None:
+    def __init__(self, key: str, ask: Callable[..., Awaitable[object]], here: Callable[[], str | None]) -> None:
         self._key = key
         self._ask = ask
         self._here = here
@@ -125,9 +125,9 @@ class Callee:
 
     async def _find(self, group: str) -> Sequence[SocketAddress]:
         try:
-            standing: Standing = await self._ask("where", self._key)
+            standing = cast(Standing, await self._ask("where", self._key))
             while standing.state is State.STARTING:
-                standing = await self._ask("where", self._key)
+                standing = cast(Standing, await self._ask("where", self._key))
         except ShardUnavailableError as exc:
             if self._last is None:
                 raise LostError(f"where it is cannot be said: {exc}") from exc
@@ -163,7 +163,7 @@ def _send(connection: AwaitedConnection, group: str, message: Packed, answer: An
     coming.add_done_callback(lambda came: _settle(answer, came))
 
 
-def _settle(answer: Answer, came: asyncio.Future[Any] | None = None, error: BaseException | None = None) -> None:
+def _settle(answer: Answer, came: asyncio.Future[object] | None = None, error: BaseException | None = None) -> None:
     """Give an answer to who waits for it, if somebody still does."""
     with contextlib.suppress(InvalidStateError):
         if came is not None and came.cancelled():

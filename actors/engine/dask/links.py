@@ -60,14 +60,14 @@ class SchedulerLink:
         self._installing: asyncio.Task[None] | None = None
         self._pool = ConnectionPool(connection_args=self._connection_args, timeout=CONNECT_S)
 
-    async def ask(self, method: str, *arguments: object) -> Any:
+    async def ask(self, method: str, *arguments: object) -> object:
         """Ask the directory; see `switchboard.DirectoryLink`."""
         if not (self._installed or self._is_agent):
             await self._install(settles_s=0.0)
             self._installed = True
         return await self._ask(method, *arguments)
 
-    async def _ask(self, method: str, *arguments: object) -> Any:
+    async def _ask(self, method: str, *arguments: object) -> object:
         answer = await self._call(ASK, ASK_S, question=pickle.dumps((method, arguments), 5))
         if answer is None:
             raise ShardUnavailableError(f"{method}: the scheduler was started anew, and no agent has found it yet")
@@ -111,10 +111,10 @@ class SchedulerLink:
                 raise
             log.warning("workers that come from now on may have no agent: %s", exc)
 
-    async def _register(self, handler: str, plugin: Any) -> None:
+    async def _register(self, handler: str, plugin: DirectoryPlugin | WorkersAgent | NannysAgent) -> None:
         await self._call(handler, INSTALL_S, plugin=pickle.dumps(plugin), name=plugin.name, idempotent=True)
 
-    async def _call(self, handler: str, timeout: float, **arguments: Any) -> Any:
+    async def _call(self, handler: str, timeout: float, **arguments: object) -> object:
         try:
             async with asyncio.timeout(timeout):
                 await self._pool.start()

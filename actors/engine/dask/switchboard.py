@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from ..sockets.framing import SocketAddress
 from ..sockets.server import CallServer
 from ..sockets.traffic import Packed
 from .blocks import GROUP, Owner
@@ -28,7 +29,7 @@ _R = TypeVar("_R")
 class DirectoryLink(Protocol):
     """Asks the directory; to be used in one event loop."""
 
-    async def ask(self, method: str, *arguments: object) -> Any:
+    async def ask(self, method: str, *arguments: object) -> object:
         """Return the directory's answer.
 
         Raises:
@@ -86,7 +87,7 @@ class Switchboard:
         self._loop.call_soon_threadsafe(lambda: self._line(owner).send(message, answer))
         return answer
 
-    def serve(self, carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]], host: str) -> Reach:
+    def serve(self, carry_out: Callable[[str, tuple[object, ...]], Awaitable[object]], host: str) -> Reach:
         """Have callers get blocks of this process.
 
         Args:
@@ -95,7 +96,7 @@ class Switchboard:
         """
         return self._run(self._serve(carry_out, host))
 
-    def _run(self, coroutine: Coroutine[Any, Any, _R]) -> _R:
+    def _run(self, coroutine: Coroutine[object, None, _R]) -> _R:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LONGEST_S)
 
     def _work(self, make: Callable[[], DirectoryLink], made: Future[DirectoryLink]) -> None:
@@ -122,14 +123,14 @@ class Switchboard:
         return self._callees[key]
 
     def _line(self, owner: Owner) -> Line:
-        async def found(group: str) -> list[Any]:
+        async def found(group: str) -> list[SocketAddress]:
             return addresses(owner.reach, group, is_near=owner.node == self.node)
 
         if owner.id not in self._owners:
             self._owners[owner.id] = Line(GROUP, found)
         return self._owners[owner.id]
 
-    async def _serve(self, carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]], host: str) -> Reach:
+    async def _serve(self, carry_out: Callable[[str, tuple[object, ...]], Awaitable[object]], host: str) -> Reach:
         self._server = CallServer({"block": GROUP}, carry_out, "blocks", ENGINE_CALLS)
         return Reach({GROUP: self._server.address}, {GROUP: self._server.address_at(host)})
 

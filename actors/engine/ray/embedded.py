@@ -41,7 +41,7 @@ _joining = threading.RLock()
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
 
 
-def attach(address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
+def attach(address: str | None = None, runtime_env: Mapping[str, object] | None = None) -> None:
     """Use the Ray of this process, or another one that runs.
 
     Args:
@@ -59,7 +59,7 @@ def attach(address: str | None = None, runtime_env: Mapping[str, Any] | None = N
             _attach(address, runtime_env)
 
 
-def _attach(address: str | None, runtime_env: Mapping[str, Any] | None) -> None:
+def _attach(address: str | None, runtime_env: Mapping[str, object] | None) -> None:
     try:
         chosen = address or discovery.named() or discovery.find(embedded=True)
         if chosen is None:

@@ -207,7 +207,7 @@ class RayEngine:
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
 
-    def first(self, futures: Sequence[Any], timeout: float) -> Future | None:
+    def first(self, futures: Sequence[object], timeout: float) -> Future | None:
         """Wait for one of several answers."""
         _check_running("first")
         done = cast("Sequence[Future]", ray.wait(list(futures), num_returns=1, timeout=max(timeout, 0.0))[0])
@@ -225,11 +225,11 @@ class RayEngine:
         """Store a block in shared memory."""
         return ray.put(block)
 
-    def get(self, handles: Sequence[Any], timeout: float, who: str) -> list[Any]:
+    def get(self, handles: Sequence[object], timeout: float, who: str) -> list[Any]:
         """Map blocks."""
         _check_running(who)
         try:
-            return ray.get(list(handles), timeout=max(timeout, 0.0))
+            return ray.get(cast("list[ray.ObjectRef[Any]]", list(handles)), timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
 

@@ -27,7 +27,7 @@ NewLoop = Callable[[], asyncio.AbstractEventLoop]
 def with_loops(cls: type) -> type:
     """Return a class like `cls` whose actors have all of their loops run."""
 
-    def __new__(klass: type, *_: object, **__: object) -> Any:  # noqa: N807
+    def __new__(klass: type, *_: object, **__: object) -> object:  # noqa: N807
         install()
         return cast(Any, cls).__new__(klass)
 

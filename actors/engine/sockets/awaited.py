@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from ....store.errors import ShardUnavailableError
 from .framing import (
@@ -52,7 +52,7 @@ class AwaitedConnection(asyncio.BufferedProtocol):
         self.welcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         """What the server says to it first; nothing, if it has ended."""
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[asyncio.Future[Any], str, str]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[object], str, str]] = {}
         """The number of a call -> its answer to come, what errors name, its group."""
         self._under_way = dict.fromkeys(traffic.under_way, 0)
         """By group, as the server counts them."""
@@ -63,19 +63,19 @@ class AwaitedConnection(asyncio.BufferedProtocol):
         self._why = "it died or is being restarted"
         self._transport: asyncio.Transport | None = None
 
-    def send(self, request: Request, who: str) -> asyncio.Future[Any] | None:
+    def send(self, request: Request, who: str) -> asyncio.Future[object] | None:
         """Send a short call, which errors name `who`; None: it cannot be sent, and nothing has happened."""
         message = packed(request)
         return self.send_packed(message, request.remote.group, who) if message is not None else None
 
-    def send_packed(self, message: Packed, group: str, who: str) -> asyncio.Future[Any] | None:
+    def send_packed(self, message: Packed, group: str, who: str) -> asyncio.Future[object] | None:
         """Send a call of a concurrency group; see `send`."""
         if self._transport is None or self._transport.is_closing():
             return None
         if not self._writable or self._under_way[group] >= self._traffic.under_way[group] or not self._is_fresh:
             return None
         number = next(self._numbers)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer, who, group
         self._under_way[group] += 1
         for part in message.parts(number):
@@ -221,7 +221,7 @@ async def _exactly(end: socket.socket, nbytes: int) -> bytes:
     return found
 
 
-def _settle(answer: asyncio.Future[Any], pickled: bytes, buffers: Sequence[memoryview]) -> None:
+def _settle(answer: asyncio.Future[object], pickled: bytes, buffers: Sequence[memoryview]) -> None:
     try:
         answer.set_result(outcome_of(pickled, buffers))
     except Exception as exc:  # noqa: BLE001  raised again where it is awaited

@@ -17,7 +17,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from ....store.errors import TensorVineError
 from .entrance import Entrance
@@ -45,7 +45,7 @@ class CallServer:
     def __init__(
         self,
         methods: Mapping[str, str],
-        carry_out: Callable[[str, tuple[Any, ...]], Awaitable[object]],
+        carry_out: Callable[[str, tuple[object, ...]], Awaitable[object]],
         who: str,
         traffic: Traffic = SHORT_CALLS,
     ) -> None:

@@ -43,7 +43,7 @@ class ChangeCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def gathered(self, method: str, arguments: Sequence[Any]) -> tuple[Tag, Any]:
+    def gathered(self, method: str, arguments: Sequence[object]) -> tuple[Tag, Any]:
         """Answer what all shards are asked, and tell how things stood: where they changed meanwhile, as if sending."""
         ...
 

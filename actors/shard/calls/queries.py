@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease
@@ -53,7 +52,7 @@ class QueryCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+    def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         """List versions whose architecture fits a pattern."""
         ...
 

@@ -16,10 +16,10 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from typing import Any
 
 from ....planner.topology import Topology
 from ....store.archive.archive import Archive
+from ....store.archive.directory import Content
 from ....store.archive.manifestfile import Manifest, SlotLists, version_of
 from ....store.archive.numbers import given
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, without_frames
@@ -209,7 +209,7 @@ class Recovery:
                         hidden[name] = why
         return Read(read, unread, hidden)
 
-    def _content(self, name: str) -> Any:
+    def _content(self, name: str) -> Content | CorruptDataError | StorageError | None:
         """Read a manifest's bytes; give the error of the disk, or None where it is not there any more."""
         try:
             return self._archive.directory.read(name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease
@@ -116,7 +115,7 @@ class Queries:
             return self._state.models(prefix)
 
     @answers(QueryCalls.find)
-    async def find(self, pattern: Sequence[Mapping[str, Any]], exact: bool) -> list[ModelRef]:
+    async def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         with self._lock:
             self._context.tenure.check()
             return self._state.graphs.find(pattern, exact)

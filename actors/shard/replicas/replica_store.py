@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -169,7 +168,7 @@ class ReplicaStore:
             source = source.source
         return self._replicas.setdefault(source, Replica(source))
 
-    def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
+    def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], None]:
         """Answer a TCP client: hashes are not asked for, and nothing is waited for."""
         with self._lock:
             return {segment: self._served(segment, numbers) for segment, numbers in slots.items()}, None

@@ -8,9 +8,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,9 @@ class BlockServer:
             self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
         raise self._segment_memory.crowded(f"segments {list(slots)} to be sent")
 
-    def _answer(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], Any]:
+    def _answer(
+        self, slots: Slots, timeout: float, hashed: bool
+    ) -> tuple[dict[SegmentId, Served], Callable[[], Digests] | None]:
         deadline = Deadline.after(timeout)
         segments = list(slots)
         served = self.find(slots, timeout)

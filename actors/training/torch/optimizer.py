@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,14 +101,14 @@ def state_slots(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, di
 
 
 def _expected(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters: Sequence[torch.nn.Parameter]
-) -> dict[torch.nn.Parameter, dict[str, Any]]:
+    optimizer: torch.optim.Optimizer, group: Mapping[str, object], parameters: Sequence[torch.nn.Parameter]
+) -> dict[torch.nn.Parameter, dict[str, object]]:
     if not parameters:
         return {}
     try:
         return _dry_run(optimizer, group, parameters, "meta")
     except (NotImplementedError, RuntimeError, TypeError):  # what kernels and `.item()` say of tensors without memory
-        found: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        found: dict[torch.nn.Parameter, dict[str, object]] = {}
         for parameter in parameters:
             state = _dry_run(optimizer, group, [parameter], parameter.device)
             shapes = {
@@ -121,10 +121,10 @@ def _expected(
 
 def _dry_run(
     optimizer: torch.optim.Optimizer,
-    group: dict[str, Any],
+    group: Mapping[str, object],
     parameters: Iterable[torch.nn.Parameter],
     device: torch.device | str,
-) -> dict[torch.nn.Parameter, dict[str, Any]]:
+) -> dict[torch.nn.Parameter, dict[str, object]]:
     """Step on stand-ins of parameters, with gradients of zeros, and give the state that came to be."""
     twin = _twin(optimizer)
     twin.state = defaultdict(dict)

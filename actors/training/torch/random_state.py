@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -20,8 +20,9 @@ def random_facts() -> dict[str, object]:
     }
 
 
-def set_random(facts: Mapping[str, Any]) -> None:
+def set_random(facts: Mapping[str, object]) -> None:
     """Set Python's and NumPy's global generators to what `random_facts` gave."""
-    random.setstate(decode(facts["python"]))
-    kind, key, *rest = facts["numpy"]
-    np.random.set_state((kind, np.asarray(key, np.uint32), *rest))
+    random.setstate(cast("tuple[object, ...]", decode(facts["python"])))
+    kind, key, *rest = cast("tuple[str, Sequence[int], int, int, float]", facts["numpy"])
+    state = (kind, np.asarray(key, np.uint32), *rest)
+    np.random.set_state(cast("tuple[str, np.ndarray, int, int, float]", state))

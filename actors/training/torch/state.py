@@ -199,7 +199,7 @@ class TorchState:
         entries = {key for group in self._optimizer.param_groups for key in group}
         return [name for name in OPTIONS if name in ("learning_rate", "seed") or name in entries]
 
-    def configure(self, options: Mapping[str, Any]) -> None:
+    def configure(self, options: Mapping[str, object]) -> None:
         """Set options of the optimizer and seed the random generators.
 
         Args:
@@ -218,12 +218,12 @@ class TorchState:
                 raise ValueError(f"{self.where}: option {name!r}: expected {kind} from 0; found {value!r}")
         for name, value in options.items():
             if name == "learning_rate":
-                self._set_rate(float(value))
+                self._set_rate(float(cast(float, value)))
             elif name == "seed":
-                self._seed(int(value))
+                self._seed(int(cast(int, value)))
             else:
                 for group in self._optimizer.param_groups:
-                    group.update({name: float(value)} if name in group else {})
+                    group.update({name: float(cast(float, value))} if name in group else {})
         self._look_ahead()
 
     def settled(self) -> None:
