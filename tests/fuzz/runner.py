@@ -233,9 +233,10 @@ class _Watched:
         rest = b""
         process = psutil.Process(self._pid)
         at, since, busy = self._place.get(), time.monotonic(), 0.0
-        hangs = False
+        hangs, poll = False, select.poll()
+        poll.register(self._pipe, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._pipe], [], [], LOOK_S)
+            ready = poll.poll(1000 * LOOK_S)
             _check()
             if ready:
                 data = self._pipe.read(1 << 16)

@@ -154,9 +154,11 @@ class Template:
 
     async def _lose(self) -> None:
         """Wait until the children of a process that has ended have ended, too, for which the kernel cares."""
-        pauses, deadline = Backoff(0.002, 0.1), Deadline.after(GONE_S)
+        pauses, deadline, poll = Backoff(0.002, 0.1), Deadline.after(GONE_S), select.poll()
         handles = [handle for _, handle in self._living.values() if handle is not None]
-        while len(select.select(handles, (), (), 0.0)[0]) < len(handles):
+        for handle in handles:
+            poll.register(handle, select.POLLIN)
+        while len(poll.poll(0)) < len(handles):
             if not await pauses.wait_async(deadline):
                 log.warning("processes of actors have not ended within %.0f s after their template", GONE_S)
                 break

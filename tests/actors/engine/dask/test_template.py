@@ -79,6 +79,19 @@ def test_a_process_has_a_group_a_name_and_a_template_that_it_ends_with() -> None
     play(scene)
 
 
+def test_it_is_missed_by_an_agent_that_has_more_than_a_thousand_files_open() -> None:
+    async def scene(made: Template) -> None:
+        waits = await made.fork(WAITS)
+        os.kill(psutil.Process(waits.pid).ppid(), signal.SIGKILL)
+        assert await waits.ended == -signal.SIGKILL
+        assert await (await made.fork(ENDS)).ended == 3
+
+    with contextlib.ExitStack() as opened:
+        for _ in range(1100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        play(scene)
+
+
 def test_who_orders_while_it_ends_is_told_so_or_gets_his_process_of_the_next_one() -> None:
     async def scene(made: Template) -> None:
         for _ in range(5):
