@@ -76,7 +76,7 @@ LONG: Mapping[str, str] = {
     r"tests/examples/test_population_training.py::test_it_runs": "fork_training, and what it forks by",
     r"tests/fuzz/test_runner.py::test_readers_of_files": "test_fuzz.py, where nothing is found",
     r"tests/hosts/test_a_second.py::TestASecond::test_changes.*\[(join-(1-2|1-3|1>3)|drain-(1-2|2-3|1>3))": _OTHERS,
-    r"tests/hosts/test_a_second.py::TestASecond::test_forks.*\[(arm.after|agree.after|agree.before|adopt)": _STEPS,
+    r"tests/hosts/test_a_second.py::TestASecond::test_forks.*\[(arm|agree|adopt|start)": _STEPS,
     r"tests/hosts/test_a_second.py::TestASecond::test_saves.*\[(?!1-2|2 alone)": _OTHERS,
     r"tests/hosts/test_clocks.py::": "the simulation, whose clock of the day is set forward and back",
     r"tests/hosts/test_disk.py::": "tests/actors/shard/test_disk_trouble.py, on one host",
