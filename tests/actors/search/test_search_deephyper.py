@@ -158,7 +158,8 @@ class TestSearch:
         assert workers.close() == []  # which DeepHyper calls when it is collected
         workers.abandon()
         assert jobs.begun
-        ray.wait(jobs.begun, num_returns=len(jobs.begun), timeout=PATIENCE_S)  # they end before the next test begins
+        _, late = ray.wait(jobs.begun, num_returns=len(jobs.begun), timeout=PATIENCE_S)
+        assert not late  # what they save is there before the next test begins
 
     def test_deephypers_own_evaluator_runs_it_too(self, repo: Repository, tmp_path: Path) -> None:
         table, population = search(repo, "stock/", tmp_path, 4, last=[4, FAILS], evaluator=create)
