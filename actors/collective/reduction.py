@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,10 @@ _UFUNCS: dict[Op, np.ufunc] = {
     "max": np.maximum,
     "product": np.multiply,
 }
+
+
+_PIECE = 1 << 15
+"""Elements that are combined at once: they stay in a processor's cache."""
 
 
 class Numbers(NamedTuple):
@@ -67,6 +71,24 @@ class Reduction:
         self.dtype = dtype
         self.name = name
         """Of the dtype."""
+
+    def combine(self, arrays: Sequence[Array], out: Array) -> None:
+        """Combine whole arrays: two at once where nothing is widened, otherwise a piece after another.
+
+        Args:
+            arrays: in the order of the ranks.
+            out: gets the result; may be one of the arrays.
+        """
+        if len(arrays) == 2 and self.dtype == _wide(self.dtype, self.name):
+            with np.errstate(all="ignore"):
+                _UFUNCS[self.op](*arrays, out=out)
+                if self.op == "mean":
+                    np.divide(out, 2, out=out)
+            return
+        blocks = self.blocks(min(out.size, _PIECE))
+        for first in range(0, out.size, _PIECE):
+            piece = slice(first, first + _PIECE)
+            blocks.combine([array[piece] for array in arrays], out[piece])
 
     def blocks(self, length: int) -> Blocks:
         """Make what combines blocks of up to so many elements."""

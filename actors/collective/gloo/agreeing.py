@@ -4,7 +4,7 @@ Rules
 - Each member tells all others what it brings to a collective as soon as it is called, in one frame, whatever the
   collective is. Collectives go on in the order of the calls, each when all have told the same.
 - Small arrays travel in that frame: Gloo has no part in such a collective, and takes longer. Large ones wait until all
-  have told.
+  have told, but between two ranks: there one that is the next may begin, as Gloo would not match it with another.
 - All here is guarded by the member's lock.
 """
 
@@ -50,6 +50,7 @@ class Pending:
         content: what travels with them.
         deliver: ends it, given all that travelled so.
         start: begins it in Gloo where nothing does.
+        tagged: nobody could be met in Gloo who brings something else: it need not wait, if nothing is before it.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class Pending:
         content: bytes = b"",
         deliver: Deliver | None = None,
         start: Start | None = None,
+        tagged: bool = False,
     ) -> None:
         self.transfer, self.words, self.content = transfer, words, content
-        self.deliver, self.start = deliver, start
+        self.deliver, self.start, self.tagged = deliver, start, tagged
         self.told: dict[int, bytes] = {}
         self.error: TensorMismatchError | None = None
         """Set where a member brings something else."""
@@ -83,9 +85,13 @@ class Agreeing:
         """What has come of each, and was not compared."""
         self._open: deque[Pending] = deque()
 
-    def add(self, pending: Pending) -> None:
-        """Take a collective that has been called."""
+    def add(self, pending: Pending) -> Start | None:
+        """Take a collective that has been called. Return what begins it where that is to be done at once."""
+        start = None
+        if pending.tagged and not self._open:
+            start, pending.start = pending.start, None
         self._open.append(pending)
+        return start
 
     def take(self, peer: int, frame: Frame) -> None:
         """Take what a member brings to its next collective."""

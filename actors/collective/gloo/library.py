@@ -97,7 +97,7 @@ def receive(library: Library, memory: Bytes, peer: int, number: int, kind: int =
     return library.recv([_tensor(memory)], peer, _tag(number, memory.nbytes, kind, code))
 
 
-def exchange(library: Library, own: Bytes, others: Mapping[int, Bytes], number: int) -> list[Handle]:
+def exchange(library: Library, own: Bytes, others: Mapping[int, Bytes], number: int, code: int) -> list[Handle]:
     """Start to send this rank's part to all others, and to receive theirs; empty parts do not travel.
 
     Args:
@@ -105,9 +105,10 @@ def exchange(library: Library, own: Bytes, others: Mapping[int, Bytes], number: 
         own: this rank's part.
         others: where the others' parts go, by rank.
         number: of the collective.
+        code: says what the ranks bring to it.
     """
-    handles = [receive(library, part, peer, number, PART) for peer, part in others.items() if part.size]
-    return handles + [send(library, own, peer, number, PART) for peer in others if own.size]
+    handles = [receive(library, part, peer, number, PART, code) for peer, part in others.items() if part.size]
+    return handles + [send(library, own, peer, number, PART, code) for peer in others if own.size]
 
 
 def broadcast(library: Library, memory: Bytes, root: int, seconds: float) -> Handle:

@@ -6,9 +6,11 @@ Rules
   (`agreeing`). Gloo begins a collective of large arrays when all ranks have told that they bring the same; barriers and
   those of small arrays end with that. A message that does not fit is not received, and both ends hear of it.
 - An all-gather of large arrays is a message from each rank to each other one, straight from and into the array.
+- All collectives of two ranks are such messages: as many bytes travel as in a ring. Their tags are made of what is
+  brought, so where that differs none is received. So they begin at once, if all before them agreed.
 - Dtypes that Gloo does not reduce (small and unsigned integers, booleans, complex numbers, float8) are gathered from
-  all ranks and combined here, in the order of the ranks (`reduction`), as small arrays are; n ranks need n times the
-  memory for it.
+  all ranks and combined here, in the order of the ranks (`reduction`), as small arrays and those of two ranks are; n
+  ranks need n times the memory for it.
 - A mean is the sum, divided at the end, in `wait`; integers have none.
 - What is under way is kept by the group until it has ended, whether or not somebody waits for it.
 - In the middle of a long message Gloo notices neither that its connection ended nor that it was cut: who waits then
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar
+from zlib import crc32
 
 import numpy as np
 
@@ -142,6 +145,10 @@ class GlooGroup(Member[Array]):
 
         if self._travels(memory):
             return self._told_all(words, seconds, raw if root == self.rank else raw[:0], deliver)
+        if self.size == 2:
+            empty, other = raw[:0], self.others[0]
+            own, row = (raw, empty) if root == self.rank else (empty, raw)
+            return self._exchanged(words, seconds, own, {other: row})
         return self._carried(words, seconds, lambda library, _: [gloo_library.broadcast(library, raw, root, seconds)])
 
     def _all_gather(self, memory: Array, bounds: Sequence[int], words: Brought, seconds: float) -> Transfer:
@@ -154,7 +161,7 @@ class GlooGroup(Member[Array]):
 
         if self._travels(memory[bounds[0] : bounds[-1]]):
             return self._told_all(words, seconds, own, deliver)
-        return self._carried(words, seconds, lambda library, number: exchange(library, own, others, number))
+        return self._exchanged(words, seconds, own, others)
 
     def _all_reduce(self, memory: Array, reduction: Reduction, words: Brought, seconds: float) -> Transfer:
         dtype, raw = reduction.name, memory.view(np.uint8)
@@ -162,15 +169,13 @@ class GlooGroup(Member[Array]):
         def combine(told: Mapping[int, bytes | Bytes]) -> None:
             rows = {rank: np.frombuffer(content, memory.dtype) for rank, content in told.items()}
             arrays = [memory if rank == self.rank else rows[rank] for rank in range(self.size)]
-            reduction.blocks(memory.size).combine(arrays, memory)
+            reduction.combine(arrays, memory)
 
         if self._travels(memory):
             return self._told_all(words, seconds, raw, combine)
-        if dtype not in NATIVE:
+        if dtype not in NATIVE or self.size == 2:
             rows = {peer: np.empty(raw.size, np.uint8) for peer in self.others}
-            return self._carried(
-                words, seconds, lambda library, number: exchange(library, raw, rows, number), lambda: combine(rows)
-            )
+            return self._exchanged(words, seconds, raw, rows, lambda: combine(rows))
 
         def start(library: Library, _: int) -> list[Handle]:
             return [gloo_library.all_reduce(library, raw, dtype, reduction.op, seconds)]
@@ -192,6 +197,23 @@ class GlooGroup(Member[Array]):
         content = own.tobytes() if self.others else b""
         return self._collective(Pending(transfer, words.words, content=content, deliver=deliver))
 
+    def _exchanged(
+        self,
+        words: Brought,
+        seconds: float,
+        own: Bytes,
+        rows: Mapping[int, Bytes],
+        then: Callable[[], None] | None = None,
+    ) -> Transfer:
+        """Start a collective that is a message to and from each other rank; arguments as of `exchange`."""
+        code = crc32(words.words)
+        transfer = Transfer(self, words.verb, self.others, seconds, 0, then)
+
+        def start(library: Library, number: int) -> list[Handle]:
+            return exchange(library, own, rows, number, code)
+
+        return self._collective(Pending(transfer, words.words, start=start, tagged=len(self.others) == 1))
+
     def _carried(
         self, words: Brought, seconds: float, start: Start, then: Callable[[], None] | None = None
     ) -> Transfer:
@@ -208,9 +230,11 @@ class GlooGroup(Member[Array]):
                 self.standing.check()
                 self._begun += 1
                 transfer.number = self._begun
-                self._agreeing.add(pending)
+                start = self._agreeing.add(pending)
             self._collectives.add(transfer)
             self._connections.post_all(Frame(BROUGHT, self._begun, len(content), len(words), payload=words + content))
+            if start is not None:
+                self._begin(transfer, start)
             differing = self._advance()
         self._fail_all(differing)
         return transfer

@@ -4,8 +4,9 @@ Rules
 - Only a wait makes Gloo tell how a message ended. So whoever waits for the operation waits for Gloo, one at a time.
 - Gloo gives up a message whose handle is forgotten. So handles stay until somebody has waited for them, or for a later
   message of the same direction between the same ranks; those of collectives until Gloo says that they have ended.
-- A collective has no handles before all members are known to bring the same to it, which the connections tell; one of
-  small arrays ends with that, as a small message does when it is taken.
+- A collective has no handles before all members are known to bring the same to it, which the connections tell (of two
+  members it may have), and does not end before; one of small arrays ends with that, as a small message does when it is
+  taken.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -40,6 +40,13 @@ from tests.support.waiting import eventually
 def three() -> Iterator[list[GlooGroup]]:
     """For tests that break nothing."""
     with groups(3) as joined:
+        yield joined
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[GlooGroup]]:
+    """For tests that break nothing."""
+    with groups(2) as joined:
         yield joined
 
 
@@ -218,6 +225,70 @@ def test_wrong_arguments_are_refused_and_break_nothing(three: list[GlooGroup], c
     with pytest.raises(ValueError, match=message):
         call(three[0])
     assert each(three, lambda group: group.barrier()) == [None] * 3
+
+
+# ---- two ranks, large arrays: Gloo begins before they have told each other ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [(dtype, op) for dtype in (np.float32, ml_dtypes.bfloat16) for op in ("sum", "mean", "min", "max", "product")]
+    + [(dtype, op) for dtype in (np.int64, np.uint16) for op in ("sum", "min", "max", "product")],
+)
+def test_two_ranks_combine_large_arrays_as_small_ones(two: list[GlooGroup], dtype: Any, op: Any) -> None:
+    rng = np.random.default_rng(5)
+    arrays = [(rng.standard_normal(SMALL_BYTES + 3) * 9).astype(dtype) for _ in range(2)]
+    short = [array[:100].copy() for array in arrays]
+    for batch in (arrays, short):
+        assert each(two, lambda group, batch=batch: group.all_reduce(batch[group.rank], op)) == [None] * 2
+        assert batch[0].tobytes() == batch[1].tobytes()
+    assert arrays[0][:100].tobytes() == short[0].tobytes()
+
+
+def test_many_large_collectives_of_two_ranks_at_once_keep_apart(two: list[GlooGroup]) -> None:
+    def act(group: GlooGroup) -> None:
+        arrays = [np.full(SMALL_BYTES, 10 * place + group.rank, np.int32) for place in range(9)]
+        calls = [group.iall_reduce, lambda array: group.ibroadcast(array, 1), group.iall_gather]
+        works = [calls[place % 3](array) for place, array in enumerate(arrays)]
+        for work in reversed(works):
+            work.wait()
+        half = SMALL_BYTES // 2
+        for place, array in enumerate(arrays):
+            first, second = [(20 * place + 1,) * 2, (10 * place + 1,) * 2, (10 * place, 10 * place + 1)][place % 3]
+            assert (array[:half] == first).all(), place
+            assert (array[half:] == second).all(), place
+
+    assert each(two, act) == [None] * 2
+
+
+DIFFERENT: dict[str, tuple[Callable[[GlooGroup, Any], Any], Callable[[GlooGroup, Any], Any]]] = {
+    "root": (lambda g, a: g.ibroadcast(a, 0), lambda g, a: g.ibroadcast(a, 1)),
+    "both receive": (lambda g, a: g.ibroadcast(a, 1), lambda g, a: g.ibroadcast(a, 0)),
+    "size": (lambda g, a: g.iall_reduce(a), lambda g, a: g.iall_reduce(a[1:])),
+    "dtype": (lambda g, a: g.ibroadcast(a, 1), lambda g, a: g.ibroadcast(a.view(np.int32), 1)),
+    "bounds": (lambda g, a: g.iall_gather(a, [0, 9, len(a)]), lambda g, a: g.iall_gather(a, [0, 8, len(a)])),
+    "kind": (lambda g, a: g.iall_gather(a), lambda g, a: g.iall_reduce(a)),
+    "larger call": (lambda g, a: g.iall_reduce(a, part_of="x"), lambda g, a: g.iall_reduce(a, part_of="y")),
+}
+"""What ranks 0 and 1 start."""
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_two_ranks_that_differ_write_nothing_there_nor_behind(case: str) -> None:
+    arrays = [np.full(SMALL_BYTES, rank + 1, np.float32) for rank in range(2)]
+    behind = [array.copy() for array in arrays]
+
+    def act(group: GlooGroup) -> None:
+        work = DIFFERENT[case][group.rank](group, arrays[group.rank])
+        with pytest.raises(TensorMismatchError, match="expected the same of all ranks"):
+            group.all_gather(behind[group.rank])
+        work.wait()
+
+    with groups(2) as members:
+        assert [type(error) for error in each(members, act)] == [TensorMismatchError] * 2
+    for rank in range(2):
+        assert (arrays[rank] == rank + 1).all()
+        assert (behind[rank] == rank + 1).all()
 
 
 # ---- what it opens, and what members tell each other to connect ---------------------------------------
