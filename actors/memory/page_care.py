@@ -75,8 +75,8 @@ class PageCare:
 
     def came(self) -> None:
         """Note that a client came, which may save."""
-        self._plan.expect(time.monotonic())
-        self.soon()
+        if self._plan.expect(time.monotonic()):  # a look holds up what the client asks next
+            self.soon()
 
     def settle(self) -> None:
         """Wait for what just goes, a matter of milliseconds, and have it be free."""

@@ -60,9 +60,11 @@ class PagePlan:
         self._saves.append((now, tuple(sizes)))
         self._needed = now
 
-    def expect(self, now: float) -> None:
-        """Note that somebody came who may save."""
+    def expect(self, now: float) -> bool:
+        """Note that somebody came who may save. Return whether more is to be made ahead now: nobody had for long."""
+        was_idle = now - self._needed >= IDLE_S
         self._needed = now
+        return was_idle
 
     def used(self, offset: int, length: int, now: float) -> None:
         """Note that somebody had this memory until now."""

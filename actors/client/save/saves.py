@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 AHEAD_S = 0.1
 AHEAD_LOOKS = 30
-"""How often, in such pauses, the thread looks after a save for memory that its shard has made ready."""
+"""How often, in such pauses, the thread looks after a save for memory that its shard has made ready; how long after a
+client came it greets the shard."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Saves:
         self._lock = threading.Lock()
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
-        self._closed = False
+        self._closed = threading.Event()
         self._greeting: threading.Thread | None = None
         if greets:
             self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
@@ -79,10 +80,10 @@ class Saves:
             OperationTimeoutError: this was closed.
         """
         work = _Work(PendingSave(request.name), request, again=copy)
-        if copy and not self._closed:
+        if copy and not self._closed.is_set():
             self._stage(work)
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 if work.buffer is not None:
                     work.buffer.release()
                 raise OperationTimeoutError(f"save of {request.name!r}: expected an open repository; it was closed")
@@ -94,7 +95,7 @@ class Saves:
     def close(self) -> None:
         """Finish what is queued, and end the threads."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             self._queue.put(None)
             left = self._ends.left() + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
@@ -114,13 +115,15 @@ class Saves:
 
     def _greet(self) -> None:
         """Get to know the shard of this node, and map what a first save is likely to get there."""
+        if self._closed.wait(AHEAD_S):  # what the client came for goes first
+            return
         try:
             self.saver.greet()
         except TensorVineError as exc:  # a save will say so, if it is so still
             log.info("no memory is mapped ahead of a first save: %s", exc)
             return
         with self._lock:
-            if not self._closed:
+            if not self._closed.is_set():
                 self._run()
 
     def _stage(self, work: _Work) -> None:

@@ -47,7 +47,8 @@ class TestAhead:
         plan.saved([CHUNK], 1.0)
         assert plan.ahead(free, 2.0) == [(0, 3 * CHUNK)]
         assert plan.ahead(free, 1.0 + IDLE_S) == [(0, 2 * CHUNK)]
-        plan.expect(2.0 + IDLE_S)
+        assert plan.expect(2.0 + IDLE_S)
+        assert not plan.expect(2.0 + IDLE_S)
         assert plan.ahead(free, 3.0 + IDLE_S) == [(0, 3 * CHUNK)]
         assert plan.ahead(free, RECENT_S) == [(0, CHUNK)]
         assert plan.ahead(free, RECENT_S + 1.0) == []
