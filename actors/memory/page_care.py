@@ -58,6 +58,8 @@ class PageCare:
         self._going: tuple[Span, threading.Event] | None = None
         """What just goes, and what says that it went."""
         self._shown: list[Span] = []
+        self._filled = 0
+        """Bytes that saves have filled since somebody was told to look."""
         self._refused = self._short = False
 
     # ---- called with the lock held --------------------------------------------------------------------
@@ -76,6 +78,13 @@ class PageCare:
     def came(self) -> None:
         """Note that a client came, which may save."""
         if self._plan.expect(time.monotonic()):  # a look holds up what the client asks next
+            self.soon()
+
+    def filled(self, nbytes: int) -> None:
+        """Note that a save has filled so many bytes: the next one takes others, for which pages may have to be made."""
+        self._filled += nbytes
+        if self._filled >= CHUNK_BYTES:
+            self._filled = 0
             self.soon()
 
     def settle(self) -> None:

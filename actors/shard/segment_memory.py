@@ -254,8 +254,9 @@ class SegmentMemory:
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self.hashing.later(segment)
-        self.bytes_saved += sum(sum(sizes) for _, _, sizes in blocks)
-        self.page_care.soon()
+        filled = sum(sum(sizes) for _, _, sizes in blocks)
+        self.bytes_saved += filled
+        self.page_care.filled(filled)
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
         """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
