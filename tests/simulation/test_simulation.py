@@ -24,7 +24,7 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
 
 ROOT = Path(__file__).parents[2]
-SEEDS = {"first": ("0-39", "40-79", "0-5"), "more": ("80-119", "120-159", "6-11")}
+SEEDS = {"first": ("0-24", "25-49", "0-3"), "more": ("50-104", "105-159", "4-11")}
 """In each of two processes, of no theme; and of each theme that is made only when it is asked for."""
 FOUND = (138, 216, 453, 1402, 3210, 1195, 5347, 5655, 182, 266, 1035, 1323, 623, 1409, 7106, 2194, 2738, 58, 59, 85)
 FOUND += (35, 1184, 7178, 65, 98, 788, 679, 1603, 4573, 4598, 20316, 1029, 3404, 5615, 15915, 65248, 69666, 37500, 2150)

@@ -47,6 +47,7 @@ LONG: Mapping[str, str] = {
     r"tests/actors/training/test_fork_callback.py::test_a_fit_has_the_same_bits.*\[(conv|dense-sgd)": _OTHERS,
     r"tests/actors/training/test_training_ddp.py::test_a_ray_train_worker": "ranks of DDP that are actors",
     r"tests/actors/training/test_training_keras.py::test_a_clone_in_a_fresh": "the same in its own process",
+    r"tests/actors/training/test_training_keras.py::test_the_bits.*\[dense-scaled": _OTHERS,
     r"tests/actors/updates/test_online.py::.*\[dask": _ON_RAY,
     r"tests/benchmarks/test_benchmarks_calls.py::test_calls_of_another_raylet": "the same on one raylet",
     r"tests/benchmarks/test_benchmarks_checkpoint.py::TestQuick": "its parties and its load, one by one",
