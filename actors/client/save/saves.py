@@ -32,9 +32,9 @@ from .upload import Upload
 log = logging.getLogger(__name__)
 
 AHEAD_S = 0.1
+"""How long after a client came its shard is greeted, and the pause between looks for memory that it has made ready."""
 AHEAD_LOOKS = 30
-"""How often, in such pauses, the thread looks after a save for memory that its shard has made ready; how long after a
-client came it greets the shard."""
+"""How often the thread so looks after a save."""
 
 
 @dataclass(slots=True)

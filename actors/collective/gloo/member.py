@@ -6,8 +6,9 @@ Rules
   (`agreeing`). Gloo begins a collective of large arrays when all ranks have told that they bring the same; barriers and
   those of small arrays end with that. A message that does not fit is not received, and both ends hear of it.
 - An all-gather of large arrays is a message from each rank to each other one, straight from and into the array.
-- All collectives of two ranks are such messages: as many bytes travel as in a ring. Their tags are made of what is
-  brought, so where that differs none is received. So they begin at once, if all before them agreed.
+- All large collectives of two ranks are such messages: as many bytes travel as in a ring. Their tags are made of what
+  is brought, so where that differs none is received, but by a chance of one in a billion. So they begin at once, if all
+  before them agreed.
 - Dtypes that Gloo does not reduce (small and unsigned integers, booleans, complex numbers, float8) are gathered from
   all ranks and combined here, in the order of the ranks (`reduction`), as small arrays and those of two ranks are; n
   ranks need n times the memory for it.

@@ -279,6 +279,17 @@ class TestAhead:
         life.care.look()
         assert life.memory.bytes_resident <= before + 4096
 
+    def test_a_look_is_asked_for_by_a_chunk_that_was_saved_and_by_who_comes_after_long(self, life: Life) -> None:
+        asked: list[float] = []
+        life.care.soon = lambda: asked.append(life.now)
+        for nbytes, looks in ((1024, 0), (CHUNK_BYTES - 1025, 0), (1, 1), (CHUNK_BYTES - 1, 1), (3 * CHUNK_BYTES, 2)):
+            life.care.filled(nbytes)
+            assert len(asked) == looks
+        life.care.came()
+        assert len(asked) == 3
+        life.care.came()
+        assert len(asked) == 3
+
     def test_a_client_that_comes_has_all_of_it_made_again(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tensorvine.store.segments.page_plan.IDLE_BYTES", 2 * CHUNK_BYTES)
         life.retire(life.saved(8 * CHUNK_BYTES, 5)[0])
