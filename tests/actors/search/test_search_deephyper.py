@@ -157,6 +157,9 @@ class TestSearch:
         assert not asyncio.all_tasks(loop)
         assert workers.close() == []  # which DeepHyper calls when it is collected
         workers.abandon()
+        workers.loop = idle = asyncio.new_event_loop()  # as when each job had ended before
+        workers.abandon()
+        assert idle.is_closed()
         assert jobs.begun
         _, late = ray.wait(jobs.begun, num_returns=len(jobs.begun), timeout=PATIENCE_S)
         assert not late  # what they save is there before the next test begins

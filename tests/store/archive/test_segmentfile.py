@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
-import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,6 +40,7 @@ from tensorvine.store.errors import CorruptDataError, StorageError
 from tensorvine.store.segments.segment import layout
 
 from tests.support.crash import tensor_of
+from tests.support.page_cache import cached, evict
 from tests.support.s3 import S3Server
 
 MIB = 1 << 20
@@ -362,27 +361,6 @@ class TestPartialReads:
 
     def tensors(self) -> list[Tensor]:
         return [tensor_of(i, f"t{i}", np.full(MIB, i, np.uint8)) for i in range(self.COUNT)]
-
-
-def evict(path: Path) -> None:
-    """Drop a file's pages from memory; it is synced already."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-def cached(path: Path) -> int:
-    """Return how many bytes of a file are in memory, whoever read them."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        view = np.frombuffer(mapped, np.uint8)
-        pages = np.zeros(-(-view.nbytes // mmap.PAGESIZE), np.uint8)
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(
-            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.nbytes), ctypes.c_void_p(pages.ctypes.data)
-        ):
-            raise OSError(ctypes.get_errno(), "mincore")
-        del view
-    return int((pages & 1).sum()) * mmap.PAGESIZE
 
 
 class TestOverS3:
