@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -47,8 +48,7 @@ ENGINES = ("ray", "dask")
 SLOW_S = 0.1
 """Of the processor: a collection that takes so long has looked at what was imported, or at what is as old."""
 LONGEST = (
-    "test_a_second.py",
-    "test_given_up.py",
+    "test_cuts.py",
     "test_growth.py",
     "test_nodes.py",
     "test_replicas.py",
@@ -126,9 +126,20 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        have_loggers_propagate()
         gc.callbacks.append(watch)
         gc.freeze()
         gc.enable()
+
+
+def have_loggers_propagate() -> None:
+    """Have the loggers of libraries tell the root what they log, as most do.
+
+    To those that do not, pytest adds its two handlers in each phase of each test: 2 ms for PyTorch's fifty.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def watch(phase: str, info: dict[str, int]) -> None:

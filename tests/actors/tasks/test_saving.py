@@ -58,10 +58,28 @@ save_arrays(repository, "m", {"w": da.zeros(200_000, chunks=100_000).map_blocks(
 """
 
 
+OPTIONS: dict[str, Any] = {"shards": 1, "store_bytes": STORE_BYTES, "preallocate_bytes": 0}
+
+
+@pytest.fixture(scope="class")
+def shared(client: Client) -> Iterator[Repository]:
+    """A repository of several tests."""
+    with Repository.start("saving", engine=client, **OPTIONS) as made:
+        yield made
+
+
 @pytest.fixture
-def repository(client: Client, name: str) -> Iterator[Repository]:
-    options: dict[str, Any] = {"shards": 1, "store_bytes": STORE_BYTES, "preallocate_bytes": 0}
-    with Repository.start(name, engine=client, **options) as made:
+def repository(shared: Repository) -> Iterator[Repository]:
+    """That repository, as empty as it was."""
+    yield shared
+    for ref in shared.models():
+        shared.retire(ref)
+
+
+@pytest.fixture
+def own(client: Client, name: str) -> Iterator[Repository]:
+    """A repository of one test, which makes saves fail."""
+    with Repository.start(name, engine=client, **OPTIONS) as made:
         yield made
 
 
@@ -160,14 +178,13 @@ class TestSaved:
 
     def test_as_a_save_is_asked_for(self, client: Client, name: str, tmp_path: Path) -> None:
         graph = ModelGraph([Layer("dense", {"class": "Dense"}, tensors=["w"])])
-        options: dict[str, Any] = {"shards": 1, "store_bytes": STORE_BYTES, "preallocate_bytes": 0}
-        with Repository.start(name, engine=client, path=tmp_path, **options) as repository:
+        with Repository.start(name, engine=client, path=tmp_path, **OPTIONS) as repository:
             asked: dict[str, Any] = {"quality": 0.5, "metadata": {"by": "dask"}, "graph": graph}
             saved = save_arrays(repository, "m", {"w": da.from_array(LARGE, 300)}, durability="disk", **asked)
             info = repository.info(saved.ref)
             assert (info.quality, dict(info.metadata)) == (0.5, {"by": "dask"})
             assert repository.graph("m") == graph
-        with Repository.start(name, engine=client, path=tmp_path, **options) as repository:
+        with Repository.start(name, engine=client, path=tmp_path, **OPTIONS) as repository:
             np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
 
     def test_messages_carry_what_the_shard_cannot_fetch(
@@ -187,63 +204,63 @@ class TestSaved:
 class TestTrouble:
     """A save that fails leaves nothing; one whose task is done twice is what it is."""
 
-    def test_a_task_that_fails(self, repository: Repository) -> None:
+    def test_a_task_that_fails(self, own: Repository) -> None:
         x = da.from_array(LARGE, 300)
         with pytest.raises(ZeroDivisionError):
-            save_arrays(repository, "m", {"w": x.map_blocks(lambda block: block / (1 // 0), meta=x._meta)})
-        assert repository.models() == []
-        eventually(lambda: nothing_staged(repository), "nothing is staged")
-        assert save_arrays(repository, "m", {"w": x}).ref.version == 1
+            save_arrays(own, "m", {"w": x.map_blocks(lambda block: block / (1 // 0), meta=x._meta)})
+        assert own.models() == []
+        eventually(lambda: nothing_staged(own), "nothing is staged")
+        assert save_arrays(own, "m", {"w": x}).ref.version == 1
 
-    def test_chunks_of_another_dtype_than_their_array_says(self, repository: Repository) -> None:
+    def test_chunks_of_another_dtype_than_their_array_says(self, own: Repository) -> None:
         x = da.from_array(LARGE, 300).map_blocks(lambda block: block.view(np.int32), meta=np.empty((0, 0), np.float32))
         with pytest.raises(TensorMismatchError, match="expected chunks of float32, as their array says; found int32"):
-            save_arrays(repository, "m", {"w": x})
-        assert repository.models() == []
+            save_arrays(own, "m", {"w": x})
+        assert own.models() == []
 
-    def test_chunks_of_another_shape(self, repository: Repository) -> None:
+    def test_chunks_of_another_shape(self, own: Repository) -> None:
         x = da.from_array(LARGE, 300).map_blocks(lambda block: np.vstack([block, block]), meta=np.empty((0, 0), "f4"))
         with pytest.raises(TensorMismatchError, match=r"expected a slice of \(700, 900\) with 4 bytes an element"):
-            save_arrays(repository, "m", {"w": x})
+            save_arrays(own, "m", {"w": x})
 
-    def test_tasks_that_take_too_long(self, repository: Repository, tmp_path: Path) -> None:
+    def test_tasks_that_take_too_long(self, own: Repository, tmp_path: Path) -> None:
         x = da.from_array(LARGE, 300).map_blocks(waits_for, str(tmp_path), meta=np.empty((0, 0), "f4"))
         with pytest.raises(OperationTimeoutError, match=r"save(_arrays)? of 'm'"):  # late by the tasks, or before them
-            save_arrays(repository, "m", {"w": x}, timeout=1.0)
+            save_arrays(own, "m", {"w": x}, timeout=1.0)
         (tmp_path / "on").touch()
-        eventually(lambda: nothing_staged(repository), "nothing is staged")
-        assert repository.models() == []
+        eventually(lambda: nothing_staged(own), "nothing is staged")
+        assert own.models() == []
 
-    def test_a_worker_that_is_killed(self, repository: Repository, tmp_path: Path) -> None:
+    def test_a_worker_that_is_killed(self, own: Repository, tmp_path: Path) -> None:
         x = da.from_array(LARGE, 100).map_blocks(once_killed, str(tmp_path / "flag"), meta=np.empty((0, 0), "f4"))
-        save_arrays(repository, "m", {"w": x})
+        save_arrays(own, "m", {"w": x})
         assert (tmp_path / "flag").exists()
-        np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
+        np.testing.assert_array_equal(own.load("m")["w"], LARGE)
 
-    def test_a_shard_that_is_killed(self, repository: Repository, tmp_path: Path) -> None:
+    def test_a_shard_that_is_killed(self, own: Repository, tmp_path: Path) -> None:
         x = da.from_array(LARGE, 300).map_blocks(waits_for, str(tmp_path), meta=np.empty((0, 0), "f4"))
-        pid = repository._session.connection(0).hello.pid
+        pid = own._session.connection(0).hello.pid
         killing = threading.Thread(target=kill_when, args=(pid, str(tmp_path)))
         killing.start()
         with pytest.raises((ShardUnavailableError, OperationTimeoutError)):
-            save_arrays(repository, "m", {"w": x})
+            save_arrays(own, "m", {"w": x})
         killing.join(WAIT_S)
-        eventually(lambda: nothing_staged(repository), "nothing is staged")
-        assert repository.models() == []
-        save_arrays(repository, "m", {"w": da.from_array(LARGE, 300)})
-        np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
+        eventually(lambda: nothing_staged(own), "nothing is staged")
+        assert own.models() == []
+        save_arrays(own, "m", {"w": da.from_array(LARGE, 300)})
+        np.testing.assert_array_equal(own.load("m")["w"], LARGE)
 
-    def test_a_program_that_is_killed(self, repository: Repository, client: Client) -> None:
-        command = [sys.executable, "-c", ENDLESS, repository.name, client.scheduler.address]
+    def test_a_program_that_is_killed(self, own: Repository, client: Client) -> None:
+        command = [sys.executable, "-c", ENDLESS, own.name, client.scheduler.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
             try:
                 assert program.stdout is not None
                 assert program.stdout.readline() == "waits\n"
-                assert not nothing_staged(repository)
+                assert not nothing_staged(own)
             finally:
                 program.kill()
-        eventually(lambda: nothing_staged(repository), "nothing is staged")
-        assert repository.models() == []
+        eventually(lambda: nothing_staged(own), "nothing is staged")
+        assert own.models() == []
 
 
 def kill_when(pid: int, folder: str) -> None:
