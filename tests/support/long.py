@@ -15,6 +15,7 @@ from collections.abc import Mapping
 _ON_RAY = "the same on Ray"
 _OTHERS = "the same with other parameters"
 _STEPS = "the same at other steps"
+_ONLINE = "its parts: test_online_examples.py; what it trains and answers by: tests/actors/updates"
 _SMALLER = "the same on raylets of one machine, without cuts: tests/actors/planner/test_nodes.py"
 
 LONG: Mapping[str, str] = {
@@ -27,7 +28,9 @@ LONG: Mapping[str, str] = {
     r"tests/actors/engine/dask/test_dask_repository.py::": "test_nodes.py, on Ray, and test_dask_failures.py",
     r"tests/actors/planner/test_following.py::.*\[dask": _ON_RAY,
     r"tests/actors/planner/test_nodes.py::TestANumber::test_(scale_asks|the_load)": "test_it_means_that_number",
+    r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_a_client_meets": "its rules: test_nearby.py",
     r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_a_(node_that_dies|planner)": _STEPS,
+    r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_only_nodes": "tests/planner/test_membership.py",
     r"tests/actors/planner/test_nodes.py::TestOnePerNode::test_what_lost_nodes_had": "tests/hosts/test_cuts.py",
     r"tests/actors/planner/test_scale.py::test_reads_saves.*_join$": "while they join and drain",
     r"tests/actors/planner/test_scale_failures.py::.*dies_while_names_move.*\[[12]": _STEPS,
@@ -38,6 +41,7 @@ LONG: Mapping[str, str] = {
     r"tests/actors/shard/test_failures.py::TestClientKilled.*\[ray-commit-(before-leaves|sent-closes)": _STEPS,
     r"tests/actors/shard/test_ledger_failures.py::.*\[dask": _ON_RAY,
     r"tests/actors/shard/test_persistence.py::TestContract::.*\[(s3-lossless|local-plain)": _OTHERS,
+    r"tests/actors/shard/test_persistence.py::TestContract::test_everything.*\[local": "the same on S3",
     r"tests/actors/shard/test_persistence.py::TestContract::test_(a_lossy|what_is_retired).*\[s3": "on a file system",
     r"tests/actors/shard/test_replicas.py::test_replicas\[(copies|many|bytes|no backup|an idle|a holder)": _STEPS,
     r"tests/actors/shard/test_replicas.py::test_replicas\[(home|backup) killed (before|after)": _STEPS,
@@ -61,6 +65,7 @@ LONG: Mapping[str, str] = {
     r"tests/benchmarks/test_benchmarks_online.py::test_consumers_are_asked": "test_who_is_told, of the same benchmark",
     r"tests/benchmarks/test_benchmarks_online.py::test_updates_stand_beside_files": "test_who_is_told",
     r"tests/benchmarks/test_benchmarks_persist.py::(TestQuick|test_a_cold)": "test_a_start_on_a_history",
+    r"tests/clusters/test_cli_own_ray.py::": "test_cli.py, on a Ray that runs",
     r"tests/clusters/test_install.py::test_what_was_left_half_made": "the others there",
     r"tests/clusters/test_job_scripts.py::TestJobs::": "the scripts' text, and their commands",
     r"tests/examples/test_autoscaler.py::": _SMALLER,
@@ -72,12 +77,13 @@ LONG: Mapping[str, str] = {
     r"tests/examples/test_nas_resume.py::": "test_nas_journal.py",
     r"tests/examples/test_nas_run.py::": "the same on Dask: test_nas_dask.py",
     r"tests/examples/test_nas_search.py::test_a_search_with_files": "the same in memory",
-    r"tests/examples/test_online_ptychography.py::": "online_cancer: another network in the same loop",
+    r"tests/examples/test_online_cancer.py::": _ONLINE,
+    r"tests/examples/test_online_ptychography.py::": _ONLINE,
     r"tests/examples/test_place.py::TestSigterm::test_a_search": "test_one_that_was_started",
     r"tests/examples/test_population_training.py::test_it_runs": "fork_training, and what it forks by",
     r"tests/fuzz/test_runner.py::test_readers_of_files": "test_fuzz.py, where nothing is found",
     r"tests/hosts/test_cuts.py::TestASecond::test_changes.*\[(join-(1-2|1-3|1>3)|drain-(1-2|2-3|1>3))": _OTHERS,
-    r"tests/hosts/test_cuts.py::TestASecond::test_forks.*\[(arm|agree|adopt|start)": _STEPS,
+    r"tests/hosts/test_cuts.py::TestASecond::test_forks": "forks on one host: tests/actors/training/test_fork.py",
     r"tests/hosts/test_cuts.py::TestASecond::test_saves.*\[(?!1-2|2 alone)": _OTHERS,
     r"tests/hosts/test_clocks.py::": "the simulation, whose clock of the day is set forward and back",
     r"tests/hosts/test_disk.py::": "tests/actors/shard/test_disk_trouble.py, on one host",
