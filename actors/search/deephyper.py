@@ -198,7 +198,7 @@ class SparingEvaluator(RayEvaluator):
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
-        if tasks:
+        if tasks:  # what gathers none is of the thread's own loop
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.close()
 
