@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .lineage.tree import lineage_tree
     from .local import LocalCluster
 
-__all__ = ["Lineage", "LocalCluster", "Relative", "draw_lineage", "lineage_of", "lineage_tree"]
+    __all__ = ["Lineage", "LocalCluster", "Relative", "draw_lineage", "lineage_of", "lineage_tree"]
 
 _MODULES = {
     "Lineage": "lineage.lineage",

@@ -91,14 +91,24 @@ def connected(name: str | None, address: str | None, scheduler: str | None) -> G
     """
     from ..actors.client.repository import Repository
 
+    with joined(running_at(address, scheduler)) as engine, Repository.connect(name, engine=engine) as repository:
+        yield repository
+
+
+def running_at(address: str | None, scheduler: str | None) -> Place:
+    """Return the cluster that a command is to look at.
+
+    Raises:
+        RepositoryNotFoundError: none is named, and no Ray was started on this machine.
+        EngineUnavailableError, typer.BadParameter: as of `place_of`.
+    """
     place = place_of(address, scheduler)
     if place.address is None:
         raise RepositoryNotFoundError(
             "expected a Ray that RAY_ADDRESS names or that was started on this machine; found none: give --address, or "
             "--scheduler for Dask, or start a Ray with `tensorvine up`"
         )
-    with joined(place) as engine, Repository.connect(name, engine=engine) as repository:
-        yield repository
+    return place
 
 
 def place_of(address: str | None, scheduler: str | None, engine: EngineName | None = None) -> Place:

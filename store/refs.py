@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from .errors import InvalidNameError
 
@@ -40,7 +41,7 @@ class ModelRef:
         InvalidNameError: the name is malformed or the version is not an integer from 1.
 
     >>> ModelRef.parse("digits@3")
-    ModelRef(name='digits', version=3)
+    ModelRef('digits@3')
     >>> str(ModelRef("digits", 3))
     'digits@3'
     """
@@ -60,6 +61,9 @@ class ModelRef:
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
+    def __repr__(self) -> str:
+        return f"ModelRef('{self.name}@{self.version}')"
+
     @classmethod
     def parse(cls, text: str) -> ModelRef:
         """Read `name@version`; a text without a version is an error here."""
@@ -69,22 +73,42 @@ class ModelRef:
         return cls(name, version)
 
 
+class HasRef(Protocol):
+    """An answer about one version: `Saved`, `ModelInfo`, `PrefixMatch`, `Inference`."""
+
+    @property
+    def ref(self) -> ModelRef:
+        """The version."""
+        ...
+
+
+Model: TypeAlias = ModelRef | HasRef | str
+"""A version: a reference, an answer that has one as `.ref`, `"name@3"`, or `"name"` for the latest version."""
+
+
 def _is_version(version: object) -> bool:
     return isinstance(version, int) and not isinstance(version, bool) and 1 <= version < 10**18
 
 
-def split_ref(model: ModelRef | str) -> tuple[str, int | None]:
-    """Split what a user may pass as `model` into its name and version; None means the latest version.
+def split_ref(model: Model) -> tuple[str, int | None]:
+    """Return the name and the version of `model`; a version of None means the latest.
+
+    Raises:
+        InvalidNameError: `model` is none of the kinds of `Model`, or a malformed reference.
 
     >>> split_ref("digits"), split_ref("digits@2")
     (('digits', None), ('digits', 2))
     """
     if isinstance(model, ModelRef):
         return model.name, model.version
-    if not isinstance(model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidNameError(
-            f"model: expected a ModelRef or a string 'name' or 'name@version'; found {type(model).__name__}"
-        )
+    if not isinstance(model, str):
+        ref = getattr(model, "ref", None)
+        if not isinstance(ref, ModelRef):
+            raise InvalidNameError(
+                "model: expected a ModelRef, an object with one as .ref, or a string 'name' or 'name@version'; "
+                f"found {type(model).__name__}"
+            )
+        return ref.name, ref.version
     name, at, version = model.partition("@")
     check_name(name)
     if not at:

@@ -15,16 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from .archive.manifestfile import Manifest, manifest_name
 from .errors import Unreadable
 from .graphs.index import PrefixQuery
 from .holders import Lease
 from .refs import ModelRef
+from .segments.segment import SegmentId
 from .versions.handover import Bundle, MovedName, MovedVersion
 from .versions.ledger import Fact
 from .versions.table import VersionTable
 from .versions.version import Match, Record
+
+COMPARED = 16
+"""How many versions of its graph a new root version is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +182,31 @@ class ShardState(VersionTable):
     def offspring(self, refs: Iterable[ModelRef]) -> list[tuple[ModelRef, bool]]:
         """Return all descendants of `refs` that this shard's versions lead to, and whether each lives."""
         return [(ref, ref in self._records) for ref in self.lineage.offspring(refs)]
+
+    def unshared(self, segment_id: SegmentId) -> list[tuple[ModelRef, ModelRef]]:
+        """Pair root versions that wrote this segment with an older version of the same graph and the same tensors.
+
+        Tensors are compared by content hash; a version is left out while a hash is unknown here.
+        """
+        segment = self.segment(segment_id)
+        written = [ref for ref in segment.holders if isinstance(ref, ModelRef)] if segment is not None else []
+        return [(ref, twin) for ref in written if (twin := self._twin(ref)) is not None]
+
+    def _twin(self, ref: ModelRef) -> ModelRef | None:
+        record = self._records.get(ref)
+        if record is None or record.header.parent is not None or not (contents := self._contents(ref)):
+            return None
+        alike = self.graphs.refs(record.header.graph_key)
+        older = (one for one in alike if self._records[one].header.created_ns < record.header.created_ns)
+        return next((one for one in islice(older, COMPARED) if self._contents(one) == contents), None)
+
+    def _contents(self, ref: ModelRef) -> list[str]:
+        """Return the content hashes of a version's tensors, sorted; none while one is unknown here."""
+        held = self.held(ref)
+        known = self.digests(held)
+        if len(known) < len(self._records[ref].segments):
+            return []
+        return sorted(known[segment][slot] for segment, slots in held.items() for slot in slots)
 
     # ---- an earlier incarnation -----------------------------------------------------------------------
 

@@ -66,6 +66,20 @@ class Parts(NamedTuple):
     """What the model is built from again, or a note of why nothing can."""
 
 
+def graph_of(model: object, where: str) -> ModelGraph:
+    """Return a graph as it is, or the architecture of a Keras model or torch module; `where` begins the error.
+
+    Raises:
+        GraphError: it is none of these.
+    """
+    if isinstance(model, ModelGraph):
+        return model
+    try:
+        return adapter_of(model).graph_of(model)
+    except GraphError as exc:
+        raise GraphError(f"{where}: expected a ModelGraph, a Keras model or a torch module; {exc}") from exc
+
+
 def parts_of(model: object) -> Parts:
     """Return what is saved of a model, but for the state of its training."""
     adapter = adapter_of(model)

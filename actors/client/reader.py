@@ -26,7 +26,7 @@ from cachetools import LRUCache
 from ...planner.topology import Topology
 from ...store.arrays import dtype_of
 from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
-from ...store.refs import ModelRef, split_ref
+from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
 from ...store.versions.manifest import TensorEntry, slots_of
 from ...store.waiting import NEVER, Deadline
@@ -122,7 +122,7 @@ class Reader:
 
     def load(
         self,
-        model: ModelRef | str,
+        model: Model,
         layers: Sequence[str] | None,
         tensors: Sequence[str] | None,
         into: Mapping[str, object] | None,
@@ -135,7 +135,7 @@ class Reader:
 
     def fetch(
         self,
-        model: ModelRef | str,
+        model: Model,
         layers: Sequence[str] | None = None,
         tensors: Sequence[str] | None = None,
         timeout: float = 60.0,
@@ -194,9 +194,7 @@ class Reader:
         """Let go of what the transports keep open."""
         self._fetcher.close()
 
-    def _loaded(
-        self, model: ModelRef | str, selection: Selection, timeout: float, transport: str, verify: bool
-    ) -> Loaded:
+    def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
         if transport not in (AUTO, SHARED, *self._fetcher.names):
             raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
         name, version = split_ref(model)

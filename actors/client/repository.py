@@ -8,17 +8,27 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...store.archive import interchange
-from ...store.errors import GraphError, MovedError, OperationTimeoutError, StorageError
+from ...store.errors import (
+    GraphError,
+    ModelLostError,
+    ModelNotFoundError,
+    MovedError,
+    OperationTimeoutError,
+    StorageError,
+)
 from ...store.graphs.graph import ModelGraph
+from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
-from ...store.refs import ModelRef, check_name, split_ref
+from ...store.refs import Model, ModelRef, check_name, split_ref
 from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
@@ -38,8 +48,15 @@ from .save.saves import Saves
 from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
-Model = ModelRef | str
-"""A version: a reference, `"name@3"`, or `"name"` for the latest version."""
+if TYPE_CHECKING:
+    import keras
+    from torch import nn
+
+
+log = logging.getLogger(__name__)
+
+Architecture: TypeAlias = "ModelGraph | keras.Model | nn.Module"
+"""What has an architecture."""
 
 
 class Repository(Deployment):
@@ -60,6 +77,8 @@ class Repository(Deployment):
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
+        self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
+        """Model that `load_model` returned or filled -> its version."""
 
     def __repr__(self) -> str:
         return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
@@ -134,6 +153,9 @@ class Repository(Deployment):
     ) -> Saved:
         """Save a Keras or PyTorch model: its architecture, its tensors and, where it tells, what builds it again.
 
+        The parent is, unless `parent` names another, the latest version of `name`; where `name` has none, the version
+        that `load_model` took this model from, if that still lives.
+
         Args:
             name: as in `save`.
             model: a built Keras model, or a torch module, wrapped for several devices or compiled, or neither. Where
@@ -150,6 +172,8 @@ class Repository(Deployment):
         """
         tensors, graph, recipe = frameworks.parts_of(model)
         tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
+        if "parent" not in as_save and (origin := self._loaded.get(model)) is not None:
+            as_save["parent"] = self._parent_of(name, origin)
         return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
 
     # ---- loading --------------------------------------------------------------------------------------
@@ -229,9 +253,11 @@ class Repository(Deployment):
         tensors = self.load(header.ref, layers=wanted)
         try:
             options = frameworks.LoadOptions(optimizer, scheduler, strict, compile, custom_objects)
-            return frameworks.load(recipe, into, tensors, graph, options)
+            loaded = frameworks.load(recipe, into, tensors, graph, options)
         except GraphError as exc:
             raise GraphError(f"load_model of {header.ref}: {exc}") from exc
+        self._loaded[loaded] = header.ref
+        return loaded
 
     # ---- questions about one model --------------------------------------------------------------------
 
@@ -288,34 +314,42 @@ class Repository(Deployment):
         """List live versions whose name starts with `prefix`, sorted."""
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
-    def find(self, pattern: Sequence[Mapping[str, object]], *, exact: bool = False) -> list[ModelRef]:
-        """List versions whose graph has a path that fits a pattern, sorted.
+    def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
+        """List versions whose graph has a path that fits a pattern, or that have exactly this architecture; sorted.
 
         Args:
             pattern: one predicate per layer along a path: config keys -> a value or a list of allowed values;
-                `{}` matches any layer.
+                `{}` matches any layer. Or a `ModelGraph`, a Keras model or a torch module, whose architecture the
+                versions have in all but names.
             exact: the pattern must cover a whole path from an input to an output.
 
         Raises:
             GraphError: the pattern is malformed.
         """
-        pattern = list(check_pattern(pattern))
-        return sorted(ref for part in self._session.broadcast(ShardCalls.find(pattern, exact)) for ref in part)
+        if isinstance(pattern, Sequence):
+            request = ShardCalls.find(list(check_pattern(pattern)), exact)
+        else:
+            request = ShardCalls.alike(PrefixQuery.of(frameworks.graph_of(pattern, "find")))
+        return sorted(ref for part in self._session.broadcast(request) for ref in part)
 
-    def longest_prefix(self, graph: ModelGraph) -> PrefixMatch | None:
-        """Find the model that shares the longest prefix with `graph`; ties go to the higher quality, then the newer.
+    def longest_prefix(self, graph: Architecture) -> PrefixMatch | None:
+        """Find the version that shares the longest prefix with `graph`; ties go to the higher quality, then the newer.
+
+        Args:
+            graph: a `ModelGraph`, a Keras model or a torch module.
 
         Returns:
-            The match, pinned until it is released; None when no model shares even an input.
+            The match, pinned until it is released; None when no version shares even an input.
+
+        Raises:
+            GraphError: it is none of these.
         """
         return self.longest_prefixes([graph])[0]
 
-    def longest_prefixes(self, graphs: Sequence[ModelGraph]) -> list[PrefixMatch | None]:
+    def longest_prefixes(self, graphs: Sequence[Architecture]) -> list[PrefixMatch | None]:
         """Answer many prefix queries with one message per shard."""
-        for graph in graphs:
-            if not isinstance(graph, ModelGraph):
-                raise GraphError(f"longest_prefix: expected a ModelGraph; found {type(graph).__name__}")
-        return self._prefixes.longest(graphs) if graphs else []
+        asked = [frameworks.graph_of(graph, "longest_prefix") for graph in graphs]
+        return self._prefixes.longest(asked) if asked else []
 
     def stats(self) -> RepositoryStats:
         """Sum up what the repository holds."""
@@ -444,6 +478,20 @@ class Repository(Deployment):
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)
         return self._session.at_home(name, ShardCalls.header(self._session.client, name, version))
+
+    def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
+        """Return the parent of a loaded model's first save as `name`; None where `name` has versions."""
+        if self._lives(name) or not self._lives(origin):
+            return None
+        log.info("save of %r: the parent is %s, from which the model was loaded", name, origin)
+        return origin
+
+    def _lives(self, model: Model) -> bool:
+        try:
+            self._header(model)
+        except (ModelNotFoundError, ModelLostError):
+            return False
+        return True
 
     def _table(self, model: Model) -> tuple[ModelRef, Mapping[str, TensorEntry]]:
         header = self._header(model)

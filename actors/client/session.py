@@ -40,7 +40,7 @@ from ..planner.nearby import Nearby
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
-from ..rpc.messages import Tag, planner_name
+from ..rpc.messages import Tag, planner_name, repositories
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from .connections import Connection, Connections
@@ -80,9 +80,9 @@ class Session:
         try:
             self.planner.find()
         except RepositoryNotFoundError as exc:
-            raise RepositoryNotFoundError(
-                f"expected a running repository named {repository!r}; found none in this cluster"
-            ) from exc
+            running = sorted(repositories(engine.actors()))
+            found = f"; found {', '.join(map(repr, running))}" if running else "; none runs in this cluster"
+            raise RepositoryNotFoundError(f"expected a running repository named {repository!r}{found}") from exc
         self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
         """The newest that is known; learn it once for all that must fit together."""
         self.path = self.topology.path

@@ -28,7 +28,7 @@ from ...store.errors import (
     TensorVineError,
 )
 from ...store.graphs.graph import ModelGraph
-from ...store.refs import ModelRef, check_name, split_ref
+from ...store.refs import Model, ModelRef, check_name, split_ref
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import ModelInfo, sizes_of
 from ...store.waiting import Backoff, Deadline
@@ -71,7 +71,7 @@ class EdgeConsumer:
 
     >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
     ...     consumer.infer(batch).ref
-    ModelRef(name='ptychonn', version=3)
+    ModelRef('ptychonn@3')
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EdgeConsumer:
         self._told = newest.start
         return ModelRef(self.name, newest.version)
 
-    def load(self, model: ModelRef | str | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
+    def load(self, model: Model | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
         """Load a version's tensors over TCP.
 
         Args:
@@ -161,7 +161,7 @@ class EdgeConsumer:
                     raise ShardUnavailableError(f"load of {ref}: expected an open consumer; it was closed")
                 raise failure
 
-    def info(self, model: ModelRef | str | None = None) -> ModelInfo:
+    def info(self, model: Model | None = None) -> ModelInfo:
         """Return what is known of a version; arguments and errors as in `load`, but no shard is asked."""
         name, version = split_ref(model if model is not None else self.name)
         tries = LOST_TRIES if version is None else 0

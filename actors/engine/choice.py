@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...store.errors import EngineUnavailableError, OptionError
+from ...store.lazy import to_install
 from . import process
 from .engine import Engine
 
@@ -102,7 +103,7 @@ def door(name: str) -> Door:
             from .ray import embedded as found
     except ModuleNotFoundError as exc:
         raise EngineUnavailableError(
-            f"engine: expected the packages of {name}; found no {exc.name}: pip install 'tensorvine[{name}]'"
+            f"engine: expected the packages of {name}; found no {exc.name}: {to_install(name)}"
         ) from exc
     return found
 

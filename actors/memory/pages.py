@@ -25,6 +25,7 @@ import numpy as np
 from ...store.errors import StoreFullError
 from ...store.segments.arena import Part
 from ...store.segments.blockheader import HEADER_BYTES
+from ...store.sizes import size
 from .locks import PAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _populate(fd: int, offset: int, block: np.ndarray) -> None:
         _log_old_kernel()
         code = _allocate(fd, PAGE_BYTES + offset, block.nbytes)
     if code:
-        raise StoreFullError(f"shared memory: expected {length} more bytes; the system has none: {os.strerror(code)}")
+        raise StoreFullError(f"shared memory: expected {size(length)} more; the system has none: {os.strerror(code)}")
 
 
 def _advise(start: int, length: int) -> int:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.sizes import size
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine, Node
 
@@ -130,8 +131,8 @@ class Reservations:
         except ShardUnavailableError:
             left = 0
         return StoreFullError(
-            f"repository {self._repository!r}: shard {shard}: expected {needed} bytes of memory on node {node} that "
-            f"nobody has reserved; found {left}: give a smaller store_bytes, or end what has reserved the rest"
+            f"repository {self._repository!r}: shard {shard}: expected {size(needed)} of unreserved memory on "
+            f"node {node}; found {size(left)}: give a smaller store_bytes, or stop what has reserved the rest"
         )
 
     def _name(self, shard: int) -> str:

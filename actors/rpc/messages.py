@@ -6,7 +6,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...planner.topology import Topology
@@ -291,6 +292,17 @@ def planner_name(repository: str) -> str:
     'default/planner'
     """
     return f"{repository}/planner"
+
+
+def repositories(actors: Iterable[str]) -> dict[str, int]:
+    """Return the repositories that run, each with its number of shards, from the names of all actors.
+
+    >>> repositories(["default/planner", "default/shard-0", "default/shard-1", "a/consumer"])
+    {'default': 2}
+    """
+    parts = [name.rpartition("/") for name in actors]
+    shards = Counter(name for name, _, role in parts if role.startswith("shard-"))
+    return {name: shards[name] for name, _, role in sorted(parts) if role == "planner"}
 
 
 def check_transport(transport: str, where: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ...store.errors import CodecUnavailableError, StorageError
+from ...store.lazy import to_install
 from .redis_keys import Address, Keys
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class RedisConnection:
             from redis.retry import Retry
         except ImportError as exc:
             raise CodecUnavailableError(
-                f"{who}: redis: expected the package 'redis'; it is not installed: pip install 'tensorvine[redis]'"
+                f"{who}: redis: expected the package 'redis'; it is not installed: {to_install('redis')}"
             ) from exc
         self._errors = (redis.RedisError, OSError)
         options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}

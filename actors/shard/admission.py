@@ -89,7 +89,7 @@ class Admission:
                 )
             return self._segment_memory.grant(owner, sizes) or None
 
-        return await self.taken(f"save {owner}", owner, sizes[0], grant, timeout)
+        return await self.taken("memory", owner, sizes[0], grant, timeout)
 
     async def taken(
         self, what: str, owner: Owner, nbytes: int, take: Callable[[], Taken | None], timeout: float = PEER_TIMEOUT_S

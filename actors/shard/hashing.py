@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,8 @@ from ...store.segments.segment import Offset, Segment, SegmentId
 from ...store.shard import ShardState
 from ...store.versions.manifest import digest_of
 from ..memory.workers import Workers
+
+log = logging.getLogger(__name__)
 
 
 class Hashing:
@@ -62,6 +65,10 @@ class Hashing:
         with self._lock:
             if segment.generation == generation:
                 self._state.set_digests(segment.id, digests)
+                for ref, twin in self._state.unshared(segment.id):
+                    log.info(
+                        "%s has the graph and the tensors of %s: parent=%r would have shared them", ref, twin, str(twin)
+                    )
             else:
                 self._unhashed.append(segment.id)
             self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice

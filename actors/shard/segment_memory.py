@@ -30,6 +30,7 @@ from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
 from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layout, pack, padded
 from ...store.shard import ShardState
+from ...store.sizes import size
 from ...store.versions.overtaken import Ended
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
 from ..memory.page_care import PageCare
@@ -200,16 +201,16 @@ class SegmentMemory:
         with self._lock:
             kept, filled = self._bytes_of(KEPT), self.bytes_filling
         return StoreFullError(
-            f"{what}: expected room for {nbytes} bytes in shard {self._state.index}; of its "
-            f"{self._capacity} bytes {kept} hold segments and {filled} are being filled: retire models, or start "
-            "the repository with more store_bytes"
+            f"{what}: expected room for {size(nbytes)} in shard {self._state.index}; of its {size(self._capacity)}, "
+            f"{size(kept)} hold segments and {size(filled)} are being filled: retire models, or start the repository "
+            "with more store_bytes"
         )
 
     def crowded(self, what: str) -> StoreFullError:
         """Make the error of a read that never got all it wanted into the memory at one time."""
         return StoreFullError(
-            f"load of {what}: expected room for it in the {self._capacity} bytes of shard {self._state.index}; "
-            "others push it out again: load layers or tensors apart, or start the repository with more store_bytes"
+            f"load of {what}: expected room for it in the {size(self._capacity)} of shard {self._state.index}; "
+            "other loads evict it: load layers or tensors apart, or start the repository with more store_bytes"
         )
 
     def kept(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[np.ndarray]:
@@ -224,8 +225,8 @@ class SegmentMemory:
         needed = sum(layout([segment.sizes[slot] for slot in wanted[segment.id]])[1] for segment in segments)
         if needed > self._capacity:
             raise StoreFullError(
-                f"load: expected at most {self._capacity} bytes, the capacity of shard {self._state.index}; "
-                f"found {needed}: load layers or tensors apart, or start the repository with more store_bytes"
+                f"load: expected at most {size(self._capacity)}, the capacity of shard {self._state.index}; "
+                f"found {size(needed)}: load layers or tensors apart, or start the repository with more store_bytes"
             )
         return [view for segment in segments if (view := self.view(segment)) is not None]
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from ...store.arrays import dtype_of
 from ...store.errors import EngineUnavailableError, TensorMismatchError, TensorNotFoundError
-from ...store.refs import ModelRef
+from ...store.lazy import to_install
+from ...store.refs import Model, ModelRef
 from ...store.waiting import seconds_of
-from ..client.repository import Model, Repository
+from ..client.repository import Repository
 from .connection import connected, start_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def dask_array(what: str) -> Any:
         from dask import array
     except ModuleNotFoundError as exc:
         raise EngineUnavailableError(
-            f"{what}: expected the packages of dask; found no {exc.name}: pip install 'tensorvine[dask]'"
+            f"{what}: expected the packages of dask; found no {exc.name}: {to_install('dask')}"
         ) from exc
     return array
 

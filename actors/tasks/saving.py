@@ -19,8 +19,9 @@ import numpy as np
 from ...store.arrays import as_numpy, dtype_name
 from ...store.errors import OperationTimeoutError, TensorMismatchError, TensorVineError
 from ...store.graphs.graph import ModelGraph
+from ...store.refs import Model
 from ...store.waiting import Deadline
-from ..client.repository import Model, Repository
+from ..client.repository import Repository
 from ..client.save.place import Place
 from ..client.save.request import Saved
 from .arrays import dask_array

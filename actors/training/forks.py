@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...store.refs import ModelRef
+from ...store.refs import Model
 from ..client.repository import Repository
 from ..engine.engine import Actor
 from .directing import ForkDirector
@@ -100,7 +100,7 @@ def fork_many(
 
 def fork_version(
     repository: Repository | str,
-    model: ModelRef | str,
+    model: Model,
     build: Build,
     count: int = 1,
     *,

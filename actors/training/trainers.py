@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
-from ...store.refs import ModelRef
+from ...store.refs import Model, ModelRef, split_ref
 from ...store.waiting import NEVER
 from ..client.save.request import Saved
 from ..engine.engine import Actor, Engine
@@ -156,7 +156,7 @@ class Trainers(list[Actor]):
         """
         return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
-    def restore_from(self, model: ModelRef | str, timeout: float = 600.0) -> None:
+    def restore_from(self, model: Model, timeout: float = 600.0) -> None:
         """Go on from a version that `save` made, at all ranks; all get rank 0's state.
 
         Args:
@@ -168,7 +168,8 @@ class Trainers(list[Actor]):
             TensorMismatchError: its tensors are not those of the training; nothing has changed.
             TensorVineError: what `Repository.load` raises.
         """
-        self._together(TrainerCalls.restore_from(model), timeout)
+        name, version = split_ref(model)
+        self._together(TrainerCalls.restore_from(name if version is None else ModelRef(name, version)), timeout)
 
     # ---- life -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...store.arrays import as_bytes, dtype_name
 from ...store.errors import TensorMismatchError
-from ...store.refs import ModelRef
+from ...store.refs import Model, ModelRef
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
 from ..collective.buffers import writable
@@ -95,7 +95,7 @@ class Versions:
         pending.staged()
         return pending
 
-    def restore(self, training: Training, model: ModelRef | str) -> ModelRef:
+    def restore(self, training: Training, model: Model) -> ModelRef:
         """Set the state of a training to a version's.
 
         Args:

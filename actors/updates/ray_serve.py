@@ -2,7 +2,7 @@
 
 Rules
 - A replica follows the repository by itself, so an update is no `reconfigure`: requests go on (ray#54509).
-- `ray[serve]` is an extra; this file alone imports it.
+- `ray[serve]` is an extra; this file alone imports it, when an application is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from ray import serve
 
 from ..client.repository import Repository
 from .consumer import ANSWERING
@@ -22,6 +21,7 @@ from .follower import ConsumerStatus, Follower
 from .serving import Inference
 
 if TYPE_CHECKING:
+    from ray import serve
     from starlette.requests import Request
 
 log = logging.getLogger(__name__)
@@ -69,5 +69,7 @@ def serve_application(
     >>> handle = serve.run(serve_application(repo, "net", build, num_replicas=2))    # doctest: +SKIP
     >>> handle.infer.remote(batch).result().ref                                      # doctest: +SKIP
     """
+    from ray import serve
+
     deployed = cast(Any, serve.deployment)(ModelReplica, **{"name": name.replace("/", "-"), **options})
     return deployed.bind(repo.name, name, build, transport)

@@ -79,7 +79,7 @@ class Serving:
     >>> serving = Serving(Scale, "scale")
     >>> serving.take(ModelRef("scale", 1), {"by": np.float32([3])}, ModelGraph(()))
     >>> serving.infer(np.float32([2, 4]))
-    Inference(outputs=array([ 6., 12.], dtype=float32), ref=ModelRef(name='scale', version=1), seconds=...)
+    Inference(outputs=array([ 6., 12.], dtype=float32), ref=ModelRef('scale@1'), seconds=...)
     >>> serving.close()
     """
 

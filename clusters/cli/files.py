@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import words
+from ...store.sizes import size
 from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 from .options import Timeout
 
@@ -41,7 +41,7 @@ def export(
     if as_json:
         print_json({"ref": str(info.ref), "file": interchange.shown(file), "bytes_total": info.bytes_total})
         return
-    said = f"{info.ref}, {words.size(info.bytes_total)} of tensors, is in {interchange.shown(file)}"
+    said = f"{info.ref}, {size(info.bytes_total)} of tensors, is in {interchange.shown(file)}"
     console().print(said, soft_wrap=True)
 
 
@@ -79,4 +79,4 @@ def _tell(ref: ModelRef, written: int, inherited: int, as_json: bool) -> None:
     if as_json:
         print_json({"ref": str(ref), "bytes_written": written, "bytes_inherited": inherited})
     else:
-        console().print(f"{ref} is saved: {words.size(written)} written, {words.size(inherited)} inherited")
+        console().print(f"{ref} is saved: {size(written)} written, {size(inherited)} inherited")

@@ -1,4 +1,4 @@
-"""`tensorvine status`, `ls` and `show`: what a repository holds."""
+"""`tensorvine repos`, `status`, `ls` and `show`: which repositories run, and what one holds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 
 from ...store.errors import ModelNotFoundError, TensorVineError
 from ...store.facts import Json
+from ...store.sizes import size
 from .. import words
-from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, table
+from ..client import Address, AsJson, Name, Scheduler, connected, console, joined, print_json, running_at, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +39,22 @@ class _Layer(TypedDict):
     inputs: list[str]
     tensors: dict[str, str]
     """Tensor -> the version that wrote it."""
+
+
+def repos(address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
+    """List the repositories that run on a cluster, each with its number of shards."""
+    from ...actors.rpc.messages import repositories
+
+    place = running_at(address, scheduler)
+    with joined(place) as engine:
+        found = repositories(engine.actors())
+    if as_json:
+        print_json([{"repository": known, "shards": shards} for known, shards in found.items()])
+        return
+    rows = table(f"repositories on {place}", "repository", right=("shards",))
+    for known, shards in found.items():
+        rows.add_row(known, str(shards))
+    console().print(rows)
 
 
 def status(name: Name = None, address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
@@ -93,7 +110,7 @@ def ls(
     rows = table(title, "version", "parent", "created (UTC)", right=("quality", "wrote", "of", "inherited"))
     for info in found:
         parent = str(info.parent) if info.parent else "-"
-        sizes = words.size(info.bytes_owned), words.size(info.bytes_total), _inherited(info)
+        sizes = size(info.bytes_owned), size(info.bytes_total), _inherited(info)
         rows.add_row(str(info.ref), parent, words.moment(info.created), words.quality(info.quality), *sizes)
     console().print(rows)
 
@@ -131,7 +148,7 @@ def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
     rows = table(words.count(len(found), "node"), "address", "shards", right=numbers)
     for machine in found:
         shards = ", ".join(str(shard) for shard, node in here.items() if node == machine.id)
-        sizes = words.size(machine.memory_bytes), *([words.size(machine.store_bytes)] if stores else [])
+        sizes = size(machine.memory_bytes), *([size(machine.store_bytes)] if stores else [])
         rows.add_row(machine.address, shards or "-", f"{machine.cpus:g}", f"{machine.gpus:g}", *sizes)
     return rows
 
@@ -145,14 +162,14 @@ def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: 
         if (s := known.get(shard)) is None:
             rows.add_row(str(shard), node, *["-"] * len(numbers), style="red")
             continue
-        behind = f"{s.versions_behind} ({words.size(s.bytes_behind)})" if s.versions_behind else "0"
-        memory = map(words.size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
+        behind = f"{s.versions_behind} ({size(s.bytes_behind)})" if s.versions_behind else "0"
+        memory = map(size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
         counts = f"{s.models:,}", f"{s.tensors:,}", *memory
         rows.add_row(str(shard), node, *counts, str(s.pins), behind)
     pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_behind for s in stats.shards)
     shards = stats.shards
     taken, reserved = sum(s.bytes_resident for s in shards), sum(s.capacity for s in shards)
-    sizes = map(words.size, (stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk))
+    sizes = map(size, (stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk))
     rows.add_section()
     rows.add_row("all", "", f"{stats.models:,}", f"{stats.tensors:,}", *sizes, str(pins), str(behind))
     return rows
@@ -176,7 +193,7 @@ def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:
 def _print_model(info: ModelInfo, layers: list[_Layer], others: dict[str, str]) -> None:
     out = console()
     out.print(str(info.ref), style="bold")
-    wrote = f"{words.size(info.bytes_owned)} of {words.size(info.bytes_total)}, {_inherited(info)} inherited"
+    wrote = f"{size(info.bytes_owned)} of {size(info.bytes_total)}, {_inherited(info)} inherited"
     facts = {
         "parent": str(info.parent) if info.parent else "-",
         "quality": words.quality(info.quality),

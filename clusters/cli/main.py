@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -22,7 +24,7 @@ from .completion import Commands
 from .files import export, import_
 from .life import down, up
 from .lineage import lineage
-from .look import ls, show, status
+from .look import ls, repos, show, status
 from .models import retire, wait
 from .sizes import ray_sizes
 from .top import top
@@ -32,7 +34,7 @@ from .verify import verify
 _OURS = __name__.partition(".")[0]
 _HELP = "Start, look into, change and stop a model repository on a Ray or a Dask cluster."
 _COMMANDS = (
-    *(up, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
     cluster_files,
     ray_sizes,
 )
@@ -48,9 +50,24 @@ class _OneLine(logging.Formatter):
 def application() -> typer.Typer:
     """Make the command-line application."""
     app = typer.Typer(name="tensorvine", cls=Commands, help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(_root)
     for command in _COMMANDS:
         app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("tensorvine"))
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

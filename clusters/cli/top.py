@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...store.sizes import size
 from ...store.waiting import LONGEST_S
 from .. import words
 from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, table
@@ -134,13 +135,13 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
     used, room = sum(beat.bytes_used for beat, _ in answered), sum(stats.capacity for _, stats in answered)
     requests = _sum(beat.requests_per_s for beat, _ in answered)
     behind = sum(stats.versions_behind for _, stats in answered)
-    late = words.size(sum(stats.bytes_behind for _, stats in answered))
+    late = size(sum(stats.bytes_behind for _, stats in answered))
     memory = sum(stats.waiting_for_memory for _, stats in answered)
     disk = sum(stats.waiting_for_disk for _, stats in answered)
     cells = {
         "models": f"{sum(stats.models for _, stats in answered):,}",
-        "used": words.size(used),
-        "of": words.size(room),
+        "used": size(used),
+        "of": size(room),
         "full": f"{used / room:.0%}" if room else "-",
         "req/s": f"{requests:,.1f}" if requests is not None else "-",
         "saved/s": _traffic(beat.saved_per_s for beat, _ in answered),
@@ -153,7 +154,7 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
 
 def _traffic(rates: Iterable[float | None]) -> str:
     known = _sum(rates)
-    return words.size(round(known) if known is not None else None)
+    return size(round(known) if known is not None else None)
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...store.sizes import size
 from .. import words
 from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json
 from .options import Timeout, count_from
@@ -42,11 +43,11 @@ def scale(
         return
     out = console()
     out.print(f"Repository {known} has {words.count(report.shards_after, 'shard')}; before: {report.shards_before}")
-    metadata = f"{words.size(report.metadata_bytes_moved)} of {words.size(report.metadata_bytes_total)}"
+    metadata = f"{size(report.metadata_bytes_moved)} of {size(report.metadata_bytes_total)}"
     facts = {
         "names": f"{report.names_moved:,}",
         "metadata": metadata,
-        "tensors": words.size(report.tensor_bytes_moved),
+        "tensors": size(report.tensor_bytes_moved),
         "took": f"{report.seconds:.2f} s",
     }
     for fact, value in facts.items():

@@ -18,7 +18,7 @@ from typing import Protocol
 from ...store.errors import ModelNotFoundError
 from ...store.facts import Json
 from ...store.graphs.graph import ModelGraph
-from ...store.refs import ModelRef
+from ...store.refs import Model, ModelRef
 from ...store.versions.manifest import ModelInfo
 
 MOST_DESCENDANTS = 60
@@ -30,23 +30,23 @@ SHORTEST_GAP = 3
 class Answers(Protocol):
     """What a report asks a repository; `actors.Repository` answers it."""
 
-    def info(self, model: ModelRef | str) -> ModelInfo:
+    def info(self, model: Model) -> ModelInfo:
         """Return what is known of a version."""
         ...
 
-    def graph(self, model: ModelRef | str) -> ModelGraph:
+    def graph(self, model: Model) -> ModelGraph:
         """Return a version's architecture."""
         ...
 
-    def owners(self, model: ModelRef | str) -> dict[str, ModelRef]:
+    def owners(self, model: Model) -> dict[str, ModelRef]:
         """Return who wrote each tensor."""
         ...
 
-    def lineage(self, model: ModelRef | str) -> list[ModelRef]:
+    def lineage(self, model: Model) -> list[ModelRef]:
         """Return a version and its ancestors, root last."""
         ...
 
-    def descendants(self, model: ModelRef | str) -> list[ModelRef]:
+    def descendants(self, model: Model) -> list[ModelRef]:
         """Return all live versions that derive from a version."""
         ...
 
@@ -151,7 +151,7 @@ class Lineage:
         }
 
 
-def lineage_of(repository: Answers, model: ModelRef | str) -> Lineage:
+def lineage_of(repository: Answers, model: Model) -> Lineage:
     """Ask a repository where a version comes from and what became of it (EvoStore, section 4.1).
 
     Args:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...store.errors import CodecUnavailableError, StorageError
+from ...store.lazy import to_install
 from ...store.refs import ModelRef
+from ...store.sizes import size
 from .. import words
 from .lineage import Gap, Lineage, Relative
 
@@ -64,7 +66,7 @@ def check_picture(path: Path) -> None:
         import networkx as nx
     except ImportError as exc:
         raise CodecUnavailableError(
-            f"picture {path}: expected matplotlib and networkx (pip install 'tensorvine[pictures]'); found {exc}"
+            f"picture {path}: expected matplotlib and networkx; found {exc}: {to_install('pictures')}"
         ) from exc
     del mpl, nx
 
@@ -144,7 +146,7 @@ def _head(axes: Axes, lineage: Lineage, widest: float) -> None:
     )
     facts = f"{words.count(lineage.tensors, 'tensor')} from {words.count(len(writers), 'version')}"
     if model.bytes_total:
-        facts += f", {words.size(model.bytes_total)}, of which it wrote {words.size(model.bytes_owned)} itself"
+        facts += f", {size(model.bytes_total)}, of which it wrote {size(model.bytes_owned)} itself"
     if lineage.unfollowed:
         facts += f"; {words.count(lineage.unfollowed, 'more descendant')} not shown"
     axes.text(MARGIN, 0.55, facts, va="center", fontsize=9, color=GREY)
@@ -175,8 +177,8 @@ def _version(
 ) -> None:
     x, y = spot
     color, asked = colors.get(one.ref, GREY), one.ref == lineage.ref
-    size = 11 if asked else 8
-    axes.plot([x], [y], marker="o", markersize=size, color=color, markerfacecolor=color if one.live else PAPER)
+    face = color if one.live else PAPER
+    axes.plot([x], [y], marker="o", markersize=11 if asked else 8, color=color, markerfacecolor=face)
     points = 9.5 if asked else 9
     axes.text(
         x + 0.2,

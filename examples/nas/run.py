@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tensorvine.store.lazy import to_install
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for what the examples share, in the driver only
 
@@ -158,7 +159,7 @@ def check_deephyper(mode: str | None, resume: bool, elastic: bool) -> None:
     """
     if find_spec("deephyper") is None:
         raise typer.BadParameter(
-            "expected DeepHyper to be installed; found none: pip install 'tensorvine[deephyper]'", param_hint="--search"
+            f"expected DeepHyper to be installed; found none: {to_install('deephyper')}", param_hint="--search"
         )
     for wrong, hint, found in (
         (mode not in (None, "repository"), "--mode", f"expected repository with --search deephyper; found {mode!r}"),

@@ -106,7 +106,7 @@ def version_of(name: str) -> ModelRef | None:
     """Return the version that a manifest's file is named after; None where no version's is.
 
     >>> version_of(manifest_name(ModelRef("nas/./7", 3)))
-    ModelRef(name='nas/./7', version=3)
+    ModelRef('nas/./7@3')
     """
     match = _NAME.fullmatch(name)
     if match is None:

@@ -49,7 +49,7 @@ def decoded(content: bytes) -> tuple[list[ModelRef], int]:
     """Return the versions of a log, and how many lines are damaged.
 
     >>> decoded(encoded([ModelRef("m", 7), ModelRef("n", 1)])[:-3])
-    ([ModelRef(name='m', version=7)], 1)
+    ([ModelRef('m@7')], 1)
     """
     refs: list[ModelRef] = []
     damaged = 0
@@ -120,7 +120,7 @@ class Numbers:
     ...     numbers.add(ModelRef("m", 1))
     ...     given(directory)
     True
-    {ModelRef(name='m', version=1)}
+    {ModelRef('m@1')}
     """
 
     def __init__(self, directory: Directory, writer: str) -> None:

@@ -18,7 +18,6 @@ from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
 from ..bounds import jsontext
 from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, TensorMismatchError
-from ..lazy import optional
 from .directory import Fill, Sink
 
 _DTYPES = {
@@ -82,11 +81,12 @@ def filler(path: object, arrays: Mapping[str, Array], facts: Mapping[str, str]) 
 
 def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
-    library = optional("safetensors", path)
+    import safetensors
+
     header = _header(path, content)
     try:
-        found: list[tuple[str, dict[str, Any]]] = library.deserialize(content)
-    except (library.SafetensorError, MemoryError, OverflowError, ValueError) as exc:
+        found: list[tuple[str, dict[str, Any]]] = cast(Any, safetensors).deserialize(content)
+    except (safetensors.SafetensorError, MemoryError, OverflowError, ValueError) as exc:
         raise CorruptDataError(f"{path}: expected a whole safetensors file; {exc}") from exc
     names = {theirs: ours for ours, theirs in _DTYPES.items()}
     tensors: dict[str, Array] = {}

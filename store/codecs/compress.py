@@ -196,6 +196,6 @@ def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ImportError as exc:
-        message = "codec 'zstd': expected the package zstandard (pip install zstandard); found none"
+        message = "codec 'zstd': expected the package zstandard; it is not installed"
         raise CodecUnavailableError(message) from exc
     return zstandard

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -118,6 +118,17 @@ class Architectures:
     def match(self, query: PrefixQuery) -> IndexMatch | None:
         """Find the live version with the longest common prefix."""
         return self._prefixes.match(query)
+
+    def refs(self, key: bytes) -> Iterable[ModelRef]:
+        """Iterate over the live versions that have a graph, newest first."""
+        return reversed(self._graphs[key].refs)
+
+    def alike(self, query: PrefixQuery) -> list[ModelRef]:
+        """List live versions of exactly the architecture of `query`, sorted."""
+        wanted = sorted(query.fingerprints)
+        return sorted(
+            ref for graph in self._graphs.values() if sorted(graph.query.fingerprints) == wanted for ref in graph.refs
+        )
 
     def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         """List live versions whose graph has a path that fits `pattern`, sorted."""

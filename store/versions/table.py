@@ -14,6 +14,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import islice
 
 from ..errors import (
     CorruptDataError,
@@ -37,6 +39,8 @@ from .version import Draft, Record
 
 LATEST_NS = (1 << 63) - 1
 """The latest time that a manifest may have."""
+COMPARED_NAMES = 1000
+"""How many names an unknown name is compared with, for its error message."""
 
 
 @dataclass(slots=True)
@@ -216,7 +220,7 @@ class VersionTable(SegmentTable):
             return ModelRef(name, newest)
         if known and known.lost:
             raise self._lost(ModelRef(name, max(known.lost)))
-        raise ModelNotFoundError(f"shard {self.index}: expected a model named {name!r}; found no live version of it")
+        raise ModelNotFoundError(f"expected a model named {name!r}; found no live version of it{self._near(name)}")
 
     def record(self, name: str, version: int | None, client: str) -> Record:
         """Return the record that `client` may read: a live version, or a retired one that it has pinned."""
@@ -343,9 +347,17 @@ class VersionTable(SegmentTable):
         if known and ref.version in known.lost:
             raise self._lost(ref)
         if self.ledger.used(ref):
-            raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} was retired")
-        live = f"its live versions are {sorted(known.live)}" if known and known.live else "no version of it lives"
-        raise ModelNotFoundError(f"shard {self.index}: expected a live model; found no {ref}: {live}")
+            raise ModelNotFoundError(f"expected a live model; {ref} was retired")
+        if known and known.live:
+            live = f"its live versions are {sorted(known.live)}"
+            raise ModelNotFoundError(f"expected a live model; found no {ref}: {live}")
+        raise ModelNotFoundError(f"expected a live model; found no {ref} and no other version{self._near(ref.name)}")
+
+    def _near(self, name: str) -> str:
+        """Return the end of a message about an unknown name: names like it."""
+        live = (known for known, versions in self._names.items() if versions.live)
+        near = get_close_matches(name, islice(live, COMPARED_NAMES), n=3)
+        return f"; names near it: {', '.join(map(repr, near))}" if near else ""
 
     def _unreadable(self, ref: ModelRef) -> Unreadable:
         why = self.unread[ref]

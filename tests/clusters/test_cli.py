@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
+import tensorvine
 from tensorvine.actors import Repository
+from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.clusters.cli import life as cli_life
 from tensorvine.clusters.cli.main import application, main
 from tensorvine.planner.owner import Owner
@@ -21,7 +24,7 @@ from tensorvine.store.errors import RepositoryNotFoundError, StorageError
 from tensorvine.store.shard import UnreadFile
 from typer.testing import CliRunner
 
-from tests.support.commands import on
+from tests.support.commands import on, run
 
 COMMANDS = ("up", "status", "top", "ls", "show", "lineage", "verify", "export", "import", "wait", "retire", "scale")
 COMMANDS += ("flush", "down")
@@ -34,6 +37,10 @@ MODEL = ModelGraph(
         Layer("head", {"class": "Dense", "units": 2}, ("stem",), ("head/w",)),
     ]
 )
+
+
+def test_it_prints_its_version() -> None:
+    assert command("--version") == (0, f"{tensorvine.__version__}\n", "")
 
 
 def command(*words: str) -> tuple[int, str, str]:
@@ -215,7 +222,7 @@ class TestLooking:
     def test_lineage_prints_a_tree_and_draws(self, filled: Repository, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         picture = tmp_path / "net.svg"
-        code, out, err = on(filled, "lineage", "net", "--svg", str(picture))
+        code, out, err = on(filled, "lineage", "net", "--picture", str(picture))
         assert code == 0
         assert "net@1  quality 0.5  wrote 1 of 2 tensors: stem" in out
         assert "net@2  quality 0.75  wrote 1 of 2 tensors: head" in out
@@ -225,6 +232,16 @@ class TestLooking:
             "stem": "net@1",
             "head": "net@2",
         }
+
+    def test_repos_lists_what_runs(self, filled: Repository) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RayEngine, "leave", lambda _: None)
+            cluster = ("--address", ray.get_runtime_context().gcs_address)
+            code, out, _ = run("repos", *cluster)
+            assert code == 0
+            assert [line.split()[-1] for line in out.splitlines() if line.split()[:1] == [filled.name]] == ["1"]
+            told = json.loads(run("repos", "--json", *cluster)[1])
+            assert {"repository": filled.name, "shards": 1} in told
 
     def test_status_shows_nodes_and_shards(self, filled: Repository) -> None:
         code, out, _ = on(filled, "status")
@@ -264,7 +281,7 @@ class TestLooking:
             (["show", "net@9"], "net@9"),
             (["lineage", "net@x"], "name@version"),
             (["verify", "nothing"], "nothing"),
-            (["lineage", "net", "--svg", "net.txt"], "expected a name that ends in .svg"),
+            (["lineage", "net", "--picture", "net.txt"], "expected a name that ends in .svg"),
             (["ls", "--name", "nowhere"], "nowhere"),
             (["down", "--name", "nowhere"], "nowhere"),
         ],

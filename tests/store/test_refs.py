@@ -8,10 +8,12 @@ import io
 import pickle
 import re
 import string
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorvine.actors import Saved
 from tensorvine.store import errors
 from tensorvine.store.errors import InvalidNameError, TensorVineError
 from tensorvine.store.refs import ModelRef, check_name, split_ref
@@ -96,6 +98,15 @@ class TestReferences:
     def test_a_version_is_an_integer_from_1(self, version: object) -> None:
         with pytest.raises(InvalidNameError, match=f"expected an integer from 1; found {re.escape(repr(version))}"):
             ModelRef("m", version)  # type: ignore[arg-type]
+
+    def test_an_answer_about_a_version_stands_for_it(self) -> None:
+        ref = ModelRef("m", 3)
+        assert split_ref(Saved(ref, 0, 0)) == ("m", 3)
+        with pytest.raises(InvalidNameError, match=r"one as \.ref.*found SimpleNamespace"):
+            split_ref(SimpleNamespace(ref="m@3"))  # type: ignore[arg-type]
+
+    def test_a_reference_prints_short(self) -> None:
+        assert repr([ModelRef("a/b", 12)]) == "[ModelRef('a/b@12')]"
 
     def test_a_reference_checks_its_name(self) -> None:
         with pytest.raises(InvalidNameError, match="model name"):

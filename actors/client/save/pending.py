@@ -24,6 +24,11 @@ class PendingSave:
         self._saved: Saved | None = None
         self._error: BaseException | None = None
 
+    def __repr__(self) -> str:
+        if not self.done():
+            return f"PendingSave({self._name!r}, {'staged' if self._is_staged else 'copying'})"
+        return f"PendingSave({self._name!r}, {self._saved.ref if self._saved is not None else repr(self._error)})"
+
     def staged(self, timeout: float | None = None) -> None:
         """Wait until the caller may change its tensors.
 

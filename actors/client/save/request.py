@@ -19,7 +19,7 @@ from ....store.bounds import jsontext
 from ....store.errors import CorruptDataError, GraphError, OptionError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
-from ....store.refs import ModelRef, check_name, split_ref
+from ....store.refs import Model, ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline, seconds_of
 from ...rpc.channel import Answer
@@ -90,7 +90,7 @@ class SaveOptions(TypedDict, total=False):
     """The further arguments of `requested`: those of `Repository.save`, and what its callers within add."""
 
     recipe: str | None
-    parent: ModelRef | str | None
+    parent: Model | None
     inherit: Inherit
     quality: float | None
     metadata: Mapping[str, object] | None
@@ -106,7 +106,7 @@ def requested(
     graph: ModelGraph | None,
     *,
     recipe: str | None = None,
-    parent: ModelRef | str | None = None,
+    parent: Model | None = None,
     inherit: Inherit = "auto",
     quality: float | None = None,
     metadata: Mapping[str, object] | None = None,

@@ -137,8 +137,9 @@ def _start(object_store_bytes: int | None, cpus: int | None) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault(*MONITOR_OFF)
     sizes = {"object_store_memory": store, "_memory": room.beside(store)}
+    log.info("no Ray runs on this machine: starting one in this process, which takes some 8 s")
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **sizes, **_QUIET)
-    log.info("started a Ray in this process")
+    log.info("started a Ray in this process; it stops with it")
 
 
 def _introduce(address: str) -> None:

@@ -57,6 +57,11 @@ class QueryCalls:
         ...
 
     @remote("ctl", repeatable=True)
+    def alike(self, query: PrefixQuery) -> list[ModelRef]:
+        """List versions of exactly this architecture."""
+        ...
+
+    @remote("ctl", repeatable=True)
     def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
         """Answer prefix queries, each with a pin, and the graphs, as JSON, of the models found.
 

@@ -120,6 +120,12 @@ class Queries:
             self._context.tenure.check()
             return self._state.graphs.find(pattern, exact)
 
+    @answers(QueryCalls.alike)
+    async def alike(self, query: PrefixQuery) -> list[ModelRef]:
+        with self._lock:
+            self._context.tenure.check()
+            return self._state.graphs.alike(query)
+
     @answers(QueryCalls.match)
     async def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
         with self._lock:

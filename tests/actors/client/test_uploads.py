@@ -199,7 +199,7 @@ class TestEachWay:
     ) -> None:
         by(way, monkeypatch)
         first = far.save(name, {"a": np.ones(CAPACITY - (32 << 20), np.uint8)}, inherit=None)
-        with pytest.raises(StoreFullError, match=r"/s\d.* bytes in shard 0; of its \d+ bytes \d+ hold segments"):
+        with pytest.raises(StoreFullError, match=r"save of '.*in shard 0; of its [\d.]+ .B, [\d.]+ .B hold segments"):
             far.save(f"{name}-other", {"a": np.ones(40 << 20, np.uint8)}, timeout=WAIT_S)
         assert left(repo)[1] == 0
         repo.retire(first.ref)

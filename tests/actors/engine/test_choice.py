@@ -70,7 +70,7 @@ class TestImports:
 
     @pytest.mark.parametrize(("package", "name"), [("ray", "ray"), ("distributed", "dask")])
     def test_one_that_is_not_installed_says_how_to_install_it(self, package: str, name: str) -> None:
-        assert f"pip install 'tensorvine[{name}]'" in printed(WITHOUT, package, name)
+        assert f"pip install '.[{name}]'" in printed(WITHOUT, package, name)
 
 
 @pytest.mark.ray

@@ -17,6 +17,7 @@ from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.planner import reservations as reserving
 from tensorvine.actors.planner.reservations import LEAST_BYTES, Reservations
 from tensorvine.store.errors import StoreFullError
+from tensorvine.store.sizes import size
 from tensorvine.store.waiting import Backoff, Deadline
 
 MIB = 1 << 20
@@ -119,7 +120,7 @@ class TestRules:
 
     def test_a_share_too_small_is_refused_by_name(self) -> None:
         memory = Memory({"a": LEAST_BYTES})
-        with pytest.raises(StoreFullError, match=f"shard 3: expected {LEAST_BYTES} bytes of memory on node a"):
+        with pytest.raises(StoreFullError, match=f"expected {size(LEAST_BYTES)} of unreserved memory on node a"):
             reservations(memory).take({3: memory.nodes()[0]}, None)
 
     def test_a_reservation_goes_where_its_shard_goes(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,9 +167,9 @@ class TestOnRay:
             for name in ("first", "second", "third"):
                 held.append(Repository.start(name, shards=1, preallocate_bytes=0))
                 assert 0 <= _node().memory_free <= total - sum(repo.stats().shards[0].capacity for repo in held)
-            for size in (total, 2 * total):
-                with pytest.raises(StoreFullError, match="that nobody has reserved"):
-                    Repository.start("fourth", shards=1, store_bytes=size, preallocate_bytes=0)
+            for nbytes in (total, 2 * total):
+                with pytest.raises(StoreFullError, match="of unreserved memory"):
+                    Repository.start("fourth", shards=1, store_bytes=nbytes, preallocate_bytes=0)
         finally:
             for repo in held:
                 repo.close()

@@ -35,9 +35,9 @@ def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, cap
     peers.post(1, ShardCalls.release(ModelRef("m", 1)))
     asyncio.run(peers.tell_gently(1, ShardCalls.release(ModelRef("m", 1))))
     asyncio.run(peers.release(ModelRef("m", 1), {1}))
-    assert caplog.text.count("shard 1 was not told release(ModelRef(name='m', version=1))") == 1
+    assert caplog.text.count("shard 1 was not told release(ModelRef('m@1'))") == 1
     assert caplog.text.count("shard 1 was not told to release m@1") == 1
-    assert caplog.text.count("shard 1 is not told release(ModelRef(name='m', version=1))") == 1
+    assert caplog.text.count("shard 1 is not told release(ModelRef('m@1'))") == 1
 
 
 def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ class TestAdmission:
 
         (error,) = run(life, impatient())
         assert isinstance(error, StoreFullError)
-        assert "load of m: expected room for 6815744 bytes in shard 0" in str(error)
+        assert "load of m: expected room for 6.8 MB in shard 0" in str(error)
         assert life.segment_memory.bytes_filling == 3 * MIB
         with life.lock:
             life.segment_memory.drop_grants(Save("c", 1))
