@@ -31,8 +31,7 @@ def test_actors_holds_rooms_only() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_room_holds_more_than_fifteen_files_and_each_says_what_it_is_for(package: str) -> None:
-    assert len(list((ROOT / package).glob("*.py"))) <= 15
+def test_each_room_says_what_it_is_for(package: str) -> None:
     assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
 
 
@@ -74,7 +73,7 @@ def test_actors_are_called_by_channels_only() -> None:
 def exported(package: str) -> set[str]:
     (names,) = [
         ast.literal_eval(node.value)
-        for node in ast.parse((ROOT / package / "__init__.py").read_text()).body
+        for node in ast.walk(ast.parse((ROOT / package / "__init__.py").read_text()))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
     assert len(names) == len(set(names))
@@ -127,6 +126,8 @@ def test_a_lazy_package_only_re_exports_and_its_table_says_what_a_type_checker_r
         if isinstance(node, ast.If):
             assert ast.unparse(node.test) == "TYPE_CHECKING"
             *lines, names = node.body
+            imports = [line for line in lines if isinstance(line, ast.ImportFrom) and line.level == 1]
+            assert len(imports) == len(lines)
             assert isinstance(names, ast.Assign)
             assert ast.unparse(names.targets[0]) == "__all__"
             listed = ast.literal_eval(names.value)

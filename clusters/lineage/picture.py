@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 ROW, MARGIN, TITLE, STEP = 0.42, 0.35, 0.95, 0.28
 """Inches: height of a row, the rim, the head, and how far a branch stands to the right of its parent."""
 LABEL, WROTE, QUALITY, GUTTER = 2.9, 4.3, 2.6, 0.35
-"""Inches: widths of the columns, and between them."""
+"""Inches: the greatest widths of the columns, and the space between them."""
+TITLE_WIDTH = 6.5
+"""Inches: the least width of all columns, for the title."""
 STRIP, STRIP_HEAD, FOOT = 0.34, 0.62, 0.7
 """Inches: the bar of layers, the room above it, and below it."""
 INK, GREY, PALE, PAPER = "#1d2b27", "#8a8f8d", "#d9dedb", "#ffffff"
@@ -48,6 +50,42 @@ class Row:
     """How many branches to the right."""
     above: int | None
     """The row of its parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Where the columns stand, each as wide as its texts need."""
+
+    branches: float
+    """Inches by which the outermost branch stands to the right."""
+    label: float
+    wrote: float
+    quality: float
+    """0: no quality is known."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], lineage: Lineage) -> _Columns:
+        known = [row.step for row in rows if isinstance(row.step, Relative)]
+        gaps = [_gap(row.step) for row in rows if isinstance(row.step, Gap)]
+        labels = max(0.2 + _inches(text, 10.5) for text in [*(str(one.ref) for one in known), *gaps]) + 0.2
+        written = max((_inches(text, 8) for one in known for text in _written(one, lineage)), default=0.0)
+        wrote = max(min(WROTE, written), _inches(_wrote_head(lineage), 8))
+        branches = max(row.column for row in rows) * STEP
+        quality = QUALITY if any(one.quality is not None for one in known) else 0.0
+        missing = TITLE_WIDTH - branches - min(LABEL, labels) - GUTTER - wrote - quality
+        return cls(branches, min(LABEL, labels), wrote + max(0.0, missing), quality)
+
+    @property
+    def at_wrote(self) -> float:
+        return MARGIN + self.branches + self.label + GUTTER
+
+    @property
+    def at_quality(self) -> float:
+        return self.at_wrote + self.wrote + GUTTER
+
+    @property
+    def width(self) -> float:
+        return self.at_wrote + self.wrote + (GUTTER + self.quality if self.quality else 0.0) + MARGIN
 
 
 def check_picture(path: Path) -> None:
@@ -92,8 +130,8 @@ def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
     from matplotlib.figure import Figure
 
     rows = rows_of(lineage)
-    widest = max(row.column for row in rows) * STEP
-    width = 2 * MARGIN + widest + LABEL + GUTTER + WROTE + GUTTER + QUALITY
+    columns = _Columns.of(rows, lineage)
+    width = columns.width
     height = TITLE + len(rows) * ROW + STRIP_HEAD + STRIP + FOOT
     style: Any = {"font.family": "DejaVu Sans", "svg.hashsalt": "tensorvine", "svg.fonttype": "path"}
     with mpl.rc_context(style):
@@ -101,9 +139,9 @@ def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
         colors = _colors(lineage)
-        _head(axes, lineage, widest)
-        _rows(axes, rows, lineage, colors, widest)
-        _qualities(axes, rows, colors, width - MARGIN - QUALITY)
+        _head(axes, lineage, columns)
+        _rows(axes, rows, lineage, colors, columns)
+        _qualities(axes, rows, colors, columns.at_quality)
         _strip(axes, lineage, colors, TITLE + len(rows) * ROW + STRIP_HEAD, width - 2 * MARGIN)
         try:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
@@ -139,10 +177,16 @@ def _colors(lineage: Lineage) -> dict[ModelRef, str]:
     return {ref: COLORS[place % len(COLORS)] for place, ref in enumerate(writers)}
 
 
-def _head(axes: Axes, lineage: Lineage, widest: float) -> None:
+def _head(axes: Axes, lineage: Lineage, columns: _Columns) -> None:
     model, writers = lineage.model, lineage.contributors
     axes.text(
-        MARGIN, 0.3, _cut(f"Lineage of {lineage.ref}", 8.0, 14), va="center", fontsize=14, weight="bold", color=INK
+        MARGIN,
+        0.3,
+        _cut(f"Lineage of {lineage.ref}", columns.width - 2 * MARGIN, 14),
+        va="center",
+        fontsize=14,
+        weight="bold",
+        color=INK,
     )
     facts = f"{words.count(lineage.tensors, 'tensor')} from {words.count(len(writers), 'version')}"
     if model.bytes_total:
@@ -150,11 +194,10 @@ def _head(axes: Axes, lineage: Lineage, widest: float) -> None:
     if lineage.unfollowed:
         facts += f"; {words.count(lineage.unfollowed, 'more descendant')} not shown"
     axes.text(MARGIN, 0.55, facts, va="center", fontsize=9, color=GREY)
-    x = MARGIN + widest + LABEL + GUTTER
-    axes.text(x, TITLE - 0.12, f"wrote of {lineage.ref.name[-28:]}", va="center", fontsize=8, color=GREY)
+    axes.text(columns.at_wrote, TITLE - 0.12, _wrote_head(lineage), va="center", fontsize=8, color=GREY)
 
 
-def _rows(axes: Axes, rows: Sequence[Row], lineage: Lineage, colors: Mapping[ModelRef, str], widest: float) -> None:
+def _rows(axes: Axes, rows: Sequence[Row], lineage: Lineage, colors: Mapping[ModelRef, str], columns: _Columns) -> None:
     for place, row in enumerate(rows):
         x, y = _spot(place, row)
         if row.above is not None:
@@ -162,14 +205,13 @@ def _rows(axes: Axes, rows: Sequence[Row], lineage: Lineage, colors: Mapping[Mod
             _line(axes, _spot(row.above, rows[row.above]), (x, y), gap)
     for place, row in enumerate(rows):
         x, y = _spot(place, row)
-        room = LABEL + widest - (x - MARGIN) - 0.2
+        room = columns.label + columns.branches - (x - MARGIN) - 0.2
         if isinstance(row.step, Gap):
-            text = f"{len(row.step.refs)} that wrote nothing of it"
             axes.plot([x], [y], marker=".", color=GREY, markersize=3)
-            axes.text(x + 0.2, y, _cut(text, room, 8), va="center", fontsize=8, color=GREY, style="italic")
+            axes.text(x + 0.2, y, _cut(_gap(row.step), room, 8), va="center", fontsize=8, color=GREY, style="italic")
             continue
         _version(axes, row.step, lineage, colors, (x, y), room)
-        _wrote(axes, row.step, lineage, colors, MARGIN + widest + LABEL + GUTTER, y)
+        _wrote(axes, row.step, lineage, colors, columns, y)
 
 
 def _version(
@@ -193,17 +235,33 @@ def _version(
         axes.text(x + 0.2, y + 0.1, "retired", va="center", fontsize=6.5, style="italic", color=GREY)
 
 
-def _wrote(axes: Axes, one: Relative, lineage: Lineage, colors: Mapping[ModelRef, str], x: float, y: float) -> None:
+def _gap(gap: Gap) -> str:
+    return f"{words.count(len(gap.refs), 'version')} that wrote nothing of it"
+
+
+def _wrote_head(lineage: Lineage) -> str:
+    return f"wrote of {lineage.ref.name[-28:]}"
+
+
+def _written(one: Relative, lineage: Lineage) -> tuple[str, ...]:
+    """Return the lines that say what a version wrote: its layers and their number, or what it has of the version."""
     if not one.tensors:
-        return
+        return ()
     counted = words.count(one.tensors, "tensor")
-    if one.ref in colors:
-        layers = words.listed(one.layers, int(WROTE / (8 * LETTER_IN)))
-        axes.text(x, y - 0.08, layers, va="center", fontsize=8, color=colors[one.ref])
-        axes.text(x, y + 0.1, counted, va="center", fontsize=6.5, color=GREY)
-    else:
-        text = f"has {counted} of {lineage.ref}"
-        axes.text(x, y, _cut(text, WROTE, 8), va="center", fontsize=8, color=GREY, style="italic")
+    if one in lineage.contributors:
+        return words.listed(one.layers, int(WROTE / (8 * LETTER_IN))), counted
+    return (f"has {counted} of {lineage.ref}",)
+
+
+def _wrote(
+    axes: Axes, one: Relative, lineage: Lineage, colors: Mapping[ModelRef, str], columns: _Columns, y: float
+) -> None:
+    x, lines = columns.at_wrote, _written(one, lineage)
+    if len(lines) == 2:
+        axes.text(x, y - 0.08, lines[0], va="center", fontsize=8, color=colors[one.ref])
+        axes.text(x, y + 0.1, lines[1], va="center", fontsize=6.5, color=GREY)
+    elif lines:
+        axes.text(x, y, _cut(lines[0], columns.wrote, 8), va="center", fontsize=8, color=GREY, style="italic")
 
 
 def _line(axes: Axes, parent: tuple[float, float], child: tuple[float, float], dotted: bool) -> None:
@@ -284,6 +342,10 @@ def _spot(place: int, row: Row) -> tuple[float, float]:
 
 def _height(place: int) -> float:
     return TITLE + (place + 0.5) * ROW
+
+
+def _inches(text: str, points: float) -> float:
+    return len(text) * points * LETTER_IN
 
 
 def _cut(text: str, inches: float, points: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -238,6 +239,15 @@ class TestPicture:
     def test_it_is_the_same_each_time(self, book: Book, tmp_path: Path) -> None:
         first, second = (draw_lineage(lineage_of(book, "best"), tmp_path / f"{place}.svg") for place in range(2))
         assert first.read_bytes() == second.read_bytes()
+
+    def test_a_short_lineage_is_drawn_on_a_small_canvas(self, book: Book, tmp_path: Path) -> None:
+        short = Book()
+        short.add("m", None, "a", quality=None)
+        widths = [
+            float(re.findall(r'<svg [^>]*width="([\d.]+)pt"', draw_lineage(lineage, tmp_path / "m.svg").read_text())[0])
+            for lineage in (lineage_of(short, "m"), lineage_of(book, "best"))
+        ]
+        assert widths[0] < 0.8 * widths[1]
 
     def test_no_labels_overlap(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from matplotlib.figure import Figure

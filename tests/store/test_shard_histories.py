@@ -47,6 +47,27 @@ class TestHistories:
         draft = self.draft(name, slots)
         return state.publish(state.begin_commit(draft), draft, 1)
 
+    def root(self, state: ShardState, name: str, serial: int, digests: list[str], created_ns: int) -> ModelRef:
+        """Publish a version without a parent, with one segment of its own, which is hashed."""
+        segment = (0, serial)
+        state.adopt(Save("c", serial), segment, "block", [64] * len(digests))
+        draft = replace(self.draft(name, []), save=Save("c", serial), holds={segment: list(range(len(digests)))})
+        ref = state.publish(state.begin_commit(draft), draft, created_ns)
+        state.set_digests(segment, digests)
+        return ref
+
+    def test_a_root_with_the_graph_and_tensors_of_an_older_version_is_noticed(self) -> None:
+        state = self.state()
+        first = self.root(state, "a", 1, ["x", "y"], 1)
+        assert state.unshared((0, 1)) == []
+        self.root(state, "b", 2, ["x", "z"], 2)
+        assert state.unshared((0, 2)) == []
+        same = self.root(state, "c", 3, ["x", "y"], 3)
+        assert state.unshared((0, 3)) == [(same, first)]
+        state.retire(first)
+        assert state.unshared((0, 3)) == []
+        assert state.unshared((0, 9)) == []
+
     def test_no_version_is_older_than_those_of_its_name_before_it(self) -> None:
         state = self.state()
         state.adopt(Save("c", 1), (0, 1), "old", [64])

@@ -284,6 +284,43 @@ class TestWhole:
         assert bits(repo.load_model("named")) == bits(model)
 
 
+class TestParents:
+    """Whose child a model is that was loaded and is saved under another name."""
+
+    def linear(self, seed: int = 0) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(4, 3))
+
+    def test_a_loaded_model_is_the_child_of_its_version(
+        self, repo: Repository, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        base = repo.save_model("parents/base", self.linear())
+        filled = self.linear(1)
+        assert repo.load_model(base, into=filled) is filled
+        with caplog.at_level("INFO", "tensorvine"):
+            child = repo.save_model("parents/child", filled)
+        assert repo.info(child).parent == base.ref
+        assert child.bytes_written == 0
+        assert "save of 'parents/child': the parent is parents/base@1, from which the model was loaded" in caplog.text
+        assert repo.info(repo.save_model("parents/child", filled)).parent == child.ref
+        assert repo.info(repo.save_model("parents/alone", filled, parent=None)).parent is None
+        assert repo.info(repo.save_model("parents/other", self.linear())).parent is None
+
+    def test_a_version_that_was_retired_is_no_parent(self, repo: Repository) -> None:
+        base = repo.save_model("parents/gone", self.linear())
+        model = repo.load_model(base)
+        repo.retire(base)
+        assert repo.info(repo.save_model("parents/orphan", model)).parent is None
+
+    def test_models_are_asked_for_by_their_architecture(self, repo: Repository) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 11))
+        refs = [repo.save_model(f"parents/like-{n}", model).ref for n in range(2)]
+        assert repo.find(model) == refs
+        with repo.longest_prefix(model) or pytest.fail("found none") as match:
+            assert match.ref == refs[1]
+            assert len(match.layers) == len(repo.graph(match).layers)
+
+
 class TestTorch:
     def test_a_module_is_saved_and_filled(self, repo: Repository) -> None:
         torch.manual_seed(0)
