@@ -178,8 +178,10 @@ class Deployment:
 
         Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
         all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
-        error is raised at the end.
+        error is raised at the end. Does nothing in a forked child of the process that made this client.
         """
+        if self._session.opened.inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -200,11 +202,13 @@ class Deployment:
 
         Other clients' calls raise `ShardUnavailableError` from then on.
         """
+        self._session.opened.check()
         if self._launched is None or not self._launched.names:
             self._launched = running(self._session.engine, self._session.topology)
         self.close()
 
     def __enter__(self) -> Self:
+        self._session.opened.check()
         return self
 
     def __exit__(
@@ -260,6 +264,7 @@ class Deployment:
         if shards is not None:
             check_count("scale: shards", shards)
         seconds = seconds_of(timeout)
+        self._session.opened.check()
         report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report

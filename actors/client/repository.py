@@ -62,7 +62,8 @@ class Repository(Deployment):
         self._verifier = Verifier(self._session, self._lineage)
 
     def __repr__(self) -> str:
-        return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
+        state = "closed" if self._session.opened.closed else f"{len(self._session.shards)} shards"
+        return f"Repository({self.name!r}, {state})"
 
     # ---- saving ---------------------------------------------------------------------------------------
 

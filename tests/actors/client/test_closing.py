@@ -11,6 +11,7 @@ from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save import saves
 from tensorvine.actors.client.save.request import SaveRequest
 from tensorvine.actors.client.save.saves import Saves
+from tensorvine.actors.engine.opened import Opened
 from tensorvine.store.errors import StorageError
 
 
@@ -18,10 +19,12 @@ class Part:
     """Stands in for each part of a repository; its `close` is noted, and raises what it is told to."""
 
     path = None
+    repository = "stand-in"
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
         self.name, self.closed, self.error = name, closed, error
+        self.opened = Opened(name)
 
     def close(self) -> None:
         self.closed.append(self.name)
@@ -88,7 +91,8 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
     monkeypatch.setattr(saves, "Saver", SlowSaver)
     monkeypatch.setattr(saves, "CONTROL_TIMEOUT_S", 0.0)
     nothing: Any = None
-    own = Saves(nothing, nothing, nothing)
+    session: Any = Part("stand-in", [], None)
+    own = Saves(session, nothing, nothing)
     request = SaveRequest(
         name="m",
         arrays={},
