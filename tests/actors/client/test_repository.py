@@ -14,6 +14,7 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
+    ClosedError,
     GraphError,
     InvalidNameError,
     ModelNotFoundError,
@@ -568,9 +569,9 @@ class TestLife:
         for repository in started:
             repository.close()
 
-    def test_a_closed_client_says_so(self, cluster: object) -> None:
+    def test_a_client_that_has_stopped_its_repository_says_that_it_is_closed(self, cluster: object) -> None:
         repository = Repository.start("closed", shards=1, preallocate_bytes=0)
         repository.close()
         repository.close()
-        with pytest.raises(TimeoutError, match="closed"):
-            repository.save("m", {})
+        with pytest.raises(ClosedError, match="repository 'closed': expected it to be open; it was closed"):
+            repository.save("m", {"w": np.zeros(1)})
