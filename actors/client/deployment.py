@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,11 +20,17 @@ from ...planner.membership import NodeRule
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
-from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
+from ...store.errors import (
+    ForeignRepositoryError,
+    OperationTimeoutError,
+    ShardUnavailableError,
+    StorageError,
+    TensorVineError,
+)
 from ...store.refs import check_name
 from ...store.shard import ShardStats
 from ...store.versions.retention import Retention
-from ...store.waiting import seconds_of
+from ...store.waiting import NEVER, Deadline, seconds_of
 from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
@@ -41,7 +48,9 @@ DEFAULT_NAME = "default"
 GRACE_S = 5.0
 """How much longer than the planner a client waits for it: it knows what is late."""
 FLUSH_TIMEOUT_S = 600.0
-"""How long `close` waits for the disk."""
+"""How long `close` waits for the disk, where it is not told."""
+QUIET_S = 5.0
+"""How long a flush waits before it logs what for."""
 
 Closes = tuple[Callable[[], None], ...]
 
@@ -173,20 +182,30 @@ class Deployment:
                 raise
         return made
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
 
-        Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
-        all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
-        error is raised at the end. Does nothing in a forked child of the process that made this client.
+        A client that started a repository with a path waits here until all of it is on disk, and logs what it waits for
+        after 5 s. All is closed whatever a part of it raises; the first error is raised at the end. Does nothing in a
+        forked child of the process that made this client.
+
+        Args:
+            timeout: seconds for pending saves and for the disk together. None: pending saves have as long as their own
+                timeouts say, the disk 600 s.
+
+        Raises:
+            StorageError: the disk has refused to write for a minute; names the versions that are not on disk.
+            OperationTimeoutError: it took longer to write them; names them, too.
+            OptionError: the timeout is no number.
         """
+        deadline = NEVER if timeout is None else Deadline.after(timeout)
         if self._session.opened.inherited:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        close_all(f"repository {self.name!r}", *self._closes())
+        close_all(f"repository {self.name!r}", *self._closes(deadline))
 
     def leave(self) -> None:
         """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
@@ -197,15 +216,19 @@ class Deployment:
             self._launched.leave()
         self.close()
 
-    def stop(self) -> None:
-        """Close, and stop the repository, whoever started it. What waits for its path is written first, as by `close`.
+    def stop(self, timeout: float | None = None) -> None:
+        """Close, and stop the repository, also if another process started it. Its path is waited for as by `close`.
 
-        Other clients' calls raise `ShardUnavailableError` from then on.
+        `timeout` and errors are those of `close`. Other clients' calls raise `ShardUnavailableError` from then on.
         """
         self._session.opened.check()
         if self._launched is None or not self._launched.names:
             self._launched = running(self._session.engine, self._session.topology)
-        self.close()
+        self.close(timeout)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._session.opened.closed else f"{len(self._session.shards)} shards"
+        return f"{type(self).__name__}({self.name!r}, {state})"
 
     def __enter__(self) -> Self:
         self._session.opened.check()
@@ -281,19 +304,30 @@ class Deployment:
         return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all that is committed now is on disk, too.
+        """Wait until all that is committed now is on disk, too; after 5 s, log what is waited for.
 
         Raises:
             OptionError: the timeout is no number.
-            StorageError: the repository has no path, or the disk does not take it.
-            OperationTimeoutError: it took longer than `timeout` seconds.
+            StorageError: the repository has no path, or the disk has refused to write for a minute, or until the
+                timeout; names the versions that are not on disk.
+            OperationTimeoutError: it took longer than `timeout` seconds; names the versions, too.
             ShardUnavailableError: a shard died meanwhile, or just before: what was only in its memory is lost.
         """
         seconds = seconds_of(timeout)
         patience = seconds + CONTROL_TIMEOUT_S
         incarnations = Incarnations(self._session.incarnations)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
+        waiting = threading.Timer(QUIET_S, self._log_unwritten)
+        waiting.daemon = True
+        waiting.start()
+        try:
+            self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
+        except (StorageError, OperationTimeoutError) as exc:
+            if self.has_path and (unwritten := self._unwritten()):
+                raise type(exc)("; ".join(unwritten)) from exc
+            raise
+        finally:
+            waiting.cancel()
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         if incarnations.died:
             raise ShardUnavailableError(
@@ -303,17 +337,33 @@ class Deployment:
 
     # ---- within ---------------------------------------------------------------------------------------
 
-    def _closes(self) -> Closes:
-        """Return what `close` calls, in this order; who uses the session ends before it."""
-        return self._flush_last, self._session.close, self._stop_launched
+    def _closes(self, deadline: Deadline) -> Closes:
+        """Return what `close` calls, in this order; what uses the session ends before it."""
+        return partial(self._flush_last, deadline), self._session.close, self._stop_launched
 
-    def _flush_last(self) -> None:
+    def _flush_last(self, deadline: Deadline) -> None:
         """Wait for the disk, where this client started the repository."""
         if self._launched is not None and self._launched.names and self.has_path:
             try:
-                self.flush(FLUSH_TIMEOUT_S)
+                self.flush(deadline.left(FLUSH_TIMEOUT_S))
+            except (StorageError, OperationTimeoutError) as exc:
+                raise type(exc)(f"close of repository {self.name!r}: {exc}") from exc
             except TensorVineError as exc:
                 log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+
+    def _log_unwritten(self) -> None:
+        if (unwritten := self._unwritten()) and not self._session.opened.closed:
+            log.warning("repository %r: waiting for its path: %s", self.name, "; ".join(unwritten))
+
+    def _unwritten(self) -> list[str]:
+        """Say of each shard what it has not written, or why it does not answer."""
+        found: list[str] = []
+        for shard in self._session.topology.alive:
+            try:
+                self._session.call(shard, ShardCalls.flush(0.0), GRACE_S)
+            except TensorVineError as exc:
+                found.append(str(exc))
+        return found
 
     def _stop_launched(self) -> None:
         if self._launched is not None:

@@ -61,10 +61,6 @@ class Repository(Deployment):
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
 
-    def __repr__(self) -> str:
-        state = "closed" if self._session.opened.closed else f"{len(self._session.shards)} shards"
-        return f"Repository({self.name!r}, {state})"
-
     # ---- saving ---------------------------------------------------------------------------------------
 
     def save(
@@ -423,8 +419,9 @@ class Repository(Deployment):
 
     # ---- within ---------------------------------------------------------------------------------------
 
-    def _closes(self) -> Closes:
-        return self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched
+    def _closes(self, deadline: Deadline) -> Closes:
+        flush, *rest = super()._closes(deadline)
+        return lambda: self._saves.close(deadline), flush, self._reader.close, *rest
 
     def _submit(
         self,

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, replace
 
 from ....store.errors import TensorVineError
-from ....store.waiting import Deadline
+from ....store.waiting import NEVER, Deadline
 from ...engine.opened import Opened
 from ...rpc.closing import close_all
 from ..catalog import Catalog
@@ -94,13 +94,13 @@ class Saves:
             self._run()
         return work.pending
 
-    def close(self) -> None:
-        """Finish what is queued, and end the threads."""
+    def close(self, deadline: Deadline = NEVER) -> None:
+        """Finish what is queued, as far as there is time, and end the threads."""
         with self._lock:
             self._opened.close()
             self._closing.set()
             self._queue.put(None)
-            left = self._ends.left() + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
+            left = deadline.left(self._ends.left() + CONTROL_TIMEOUT_S)  # what a save tidies up comes after it
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
 
     def _join(self, timeout: float) -> None:
