@@ -1,20 +1,11 @@
-"""How numbers and lists are written for people, and sizes are read that people wrote."""
+"""How numbers and lists are written for people."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
-from fractions import Fraction
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
-_SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
-_BYTES = {"": 1, "b": 1} | {
-    unit.lower(): base**power
-    for power, prefix in enumerate("kMGTP", 1)
-    for unit, base in ((f"{prefix}B", 1000), (f"{prefix}iB", 1024))
-}
-"""Unit -> its bytes."""
 
 
 def size(count: int | None) -> str:
@@ -31,22 +22,6 @@ def size(count: int | None) -> str:
     while amount >= 999.95 and power < len(_UNITS) - 1:
         amount, power = amount / 1000, power + 1
     return f"{amount:.1f} {_UNITS[power]}"
-
-
-def bytes_of(text: str) -> int:
-    """Read a number of bytes: the reverse of `size`.
-
-    Raises:
-        ValueError: it is none.
-
-    >>> bytes_of("4GB"), bytes_of("512MiB"), bytes_of("2.3 MB"), bytes_of("1000")
-    (4000000000, 536870912, 2300000, 1000)
-    """
-    match = _SIZE.fullmatch(text)
-    unit = _BYTES.get(match[2].lower()) if match is not None else None
-    if match is None or unit is None or (unit == 1 and "." in match[1]):
-        raise ValueError(f"expected bytes, such as 1000, 4GB (of 1000) or 512MiB (of 1024); found {text!r:.100}")
-    return round(Fraction(match[1]) * unit)
 
 
 def quality(value: float | None) -> str:

@@ -23,6 +23,7 @@ from ...store.codecs.codec import Codec
 from ...store.errors import (
     ForeignRepositoryError,
     OperationTimeoutError,
+    OptionError,
     ShardUnavailableError,
     StorageError,
     TensorVineError,
@@ -80,10 +81,10 @@ class Deployment:
         path: str | os.PathLike[str] | None = None,
         codec: Codec | None = None,
         replicas: int = 1,
-        store_bytes: int | None = None,
-        preallocate_bytes: int | None = None,
+        store_bytes: int | str | None = None,
+        preallocate_bytes: int | str | None = None,
         keep: Retention | None = None,
-        lag_bytes: int | None = None,
+        lag_bytes: int | str | None = None,
         redis: str | None = None,
         scaling: ScalePolicy | None = None,
         nodes: NodeRule | None = None,
@@ -106,9 +107,9 @@ class Deployment:
             replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
                 one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
                 version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
-            store_bytes: capacity of each shard in bytes, which is reserved on its node; None: half of the memory that
-                nobody has reserved there, shared among the shards that start on it. Memory is taken from the system
-                as it is used.
+            store_bytes: capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`, as the next one and
+                `lag_bytes` may be. It is reserved on the shard's node. None: half of the memory that nobody has
+                reserved there, shared among the shards that start on it. Memory is taken from the system as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
                 capacity where that is less. 0: none (DStore-OnDemand).
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
@@ -229,6 +230,12 @@ class Deployment:
     def __repr__(self) -> str:
         state = "closed" if self._session.opened.closed else f"{len(self._session.shards)} shards"
         return f"{type(self).__name__}({self.name!r}, {state})"
+
+    def __reduce__(self) -> str:
+        raise OptionError(
+            f"repository {self.name!r}: expected its name in what is sent to another process; found a client, whose "
+            f"connections belong to this process: connect in the task: Repository.connect({self.name!r})"
+        )
 
     def __enter__(self) -> Self:
         self._session.opened.check()

@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from ...store.archive import interchange
-from ...store.errors import GraphError, MovedError, OperationTimeoutError, StorageError
+from ...store.errors import GraphError, MovedError, OperationTimeoutError, OptionError, StorageError
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import ModelRef, check_name, split_ref
@@ -283,6 +283,8 @@ class Repository(Deployment):
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """List live versions whose name starts with `prefix`, sorted."""
+        if not isinstance(prefix, str):
+            raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
     def find(self, pattern: Sequence[Mapping[str, object]], *, exact: bool = False) -> list[ModelRef]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...store.bounds.sizes import bytes_of
 from .. import words
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def bytes_from(text: str, option: str, least: int = 0) -> int:
         typer.BadParameter: it is none, or less than `least` bytes.
     """
     try:
-        found = words.bytes_of(text)
+        found = bytes_of(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc), param_hint=option) from exc
     if found < least:
@@ -75,7 +76,7 @@ def keep_from(text: str) -> Retention:
         "last": lambda n: KeepLast(int(n)),
         "best": lambda n: KeepBest(int(n)),
         "every": lambda n: KeepEvery(int(n)),
-        "bytes": lambda size: KeepBytes(words.bytes_of(size)),
+        "bytes": lambda size: KeepBytes(bytes_of(size)),
     }
     found: list[Retention] = []
     for part in text.split("|"):
