@@ -87,7 +87,7 @@ class Repository(Deployment):
                 {layer: parent's layer}: those layers' tensors are the parent's and need not be given.
                 None: everything is written.
             quality: orders equal answers of prefix queries, higher first.
-            metadata: a mapping of JSON values to keep with the version.
+            metadata: a mapping of JSON values, or scalars of NumPy, to keep with the version.
             durability: "memory": committed when shards own the bytes; on disk soon after, where the repository has a
                 path. "disk": committed when it is on the path and synced; nobody sees it before.
             timeout: seconds for all of it.

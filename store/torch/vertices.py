@@ -102,7 +102,7 @@ class _Flattened:
         """id of a module -> its own tensors."""
         self._modules = dict(module.named_modules())
         for name, part in self._modules.items():
-            if isinstance(part, torch.jit.TracedModule):
+            if isinstance(part, torch.jit.TracedModule):  # pyright: ignore[reportPrivateImportUsage]
                 raise GraphError(
                     f"module {name or type(module).__qualname__!r}: expected one that runs as Python; found the result "
                     "of torch.jit.trace: save the module that was traced"

@@ -204,12 +204,12 @@ def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
         raise TensorMismatchError(f"save of {name!r}: metadata{expected}; {exc}") from exc
 
 
-def _plain(value: object) -> object:
+def _plain(value: object) -> float:
     """Return the Python number that a scalar of NumPy is, for JSON."""
-    plain: object = value.item() if isinstance(value, np.generic) else value
+    plain: object = cast(Any, value).item() if isinstance(value, np.generic) else None
     if isinstance(plain, bool | int | float):
         return plain
-    raise TypeError(f"found {type(value).__name__}")
+    raise TypeError(f"found {type(cast(object, value)).__name__}")
 
 
 def _odd_key(value: object, said: bool, depth: int = 0) -> str:
