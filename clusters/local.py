@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from ..actors.engine.opened import Opened
 from ..actors.engine.ray import embedded
 from ..actors.engine.ray.engine import RayEngine
 
@@ -26,12 +27,13 @@ class LocalCluster:
     """
 
     def __init__(self, *, object_store_bytes: int | None = None, cpus: int | None = None) -> None:
+        self._opened = Opened("LocalCluster")
         self.started = embedded.attach_or_start(object_store_bytes, cpus)
         """True when this object started the Ray that it uses."""
 
     def close(self) -> None:
-        """Stop the Ray that this object started."""
-        if self.started:
+        """Stop the Ray that this object started. Does nothing in a forked child."""
+        if self._opened.close() and self.started:
             self.started = False
             RayEngine().leave()
 

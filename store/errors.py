@@ -24,6 +24,7 @@ and where.
     ├── ForeignRepositoryError(PermissionError) another user's, and not asked for by name
     ├── PeerLostError(ConnectionError)         a member of a collective group died or left
     ├── ForkError(RuntimeError)                a fork of a training did not come about
+    ├── ClosedError(RuntimeError)              a client that was closed, or a forked child's copy of one
     ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
     ├── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
     └── CollectiveError(RuntimeError)          a call of `ray.util.collective` failed in one of our groups
@@ -127,6 +128,10 @@ class PeerLostError(TensorVineError, ConnectionError):
 
 class ForkError(TensorVineError, RuntimeError):
     """A fork of a training did not come about; the message names who failed. The training goes on."""
+
+
+class ClosedError(TensorVineError, RuntimeError):
+    """A repository or another client was used after its `close`, or in a forked child of the process that made it."""
 
 
 class MovedError(TensorVineError, LookupError):

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,11 +20,18 @@ from ...planner.membership import NodeRule
 from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
-from ...store.errors import ForeignRepositoryError, ShardUnavailableError, TensorVineError
+from ...store.errors import (
+    ForeignRepositoryError,
+    OperationTimeoutError,
+    OptionError,
+    ShardUnavailableError,
+    StorageError,
+    TensorVineError,
+)
 from ...store.refs import check_name
 from ...store.shard import ShardStats
 from ...store.versions.retention import Retention
-from ...store.waiting import seconds_of
+from ...store.waiting import NEVER, Deadline, seconds_of
 from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
@@ -41,7 +49,9 @@ DEFAULT_NAME = "default"
 GRACE_S = 5.0
 """How much longer than the planner a client waits for it: it knows what is late."""
 FLUSH_TIMEOUT_S = 600.0
-"""How long `close` waits for the disk."""
+"""How long `close` waits for the disk, where it is not told."""
+QUIET_S = 5.0
+"""How long a flush waits before it logs what for."""
 
 Closes = tuple[Callable[[], None], ...]
 
@@ -71,10 +81,10 @@ class Deployment:
         path: str | os.PathLike[str] | None = None,
         codec: Codec | None = None,
         replicas: int = 1,
-        store_bytes: int | None = None,
-        preallocate_bytes: int | None = None,
+        store_bytes: int | str | None = None,
+        preallocate_bytes: int | str | None = None,
         keep: Retention | None = None,
-        lag_bytes: int | None = None,
+        lag_bytes: int | str | None = None,
         redis: str | None = None,
         scaling: ScalePolicy | None = None,
         nodes: NodeRule | None = None,
@@ -97,9 +107,9 @@ class Deployment:
             replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
                 one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
                 version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
-            store_bytes: capacity of each shard in bytes, which is reserved on its node; None: half of the memory that
-                nobody has reserved there, shared among the shards that start on it. Memory is taken from the system
-                as it is used.
+            store_bytes: capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`, as the next one and
+                `lag_bytes` may be. It is reserved on the shard's node. None: half of the memory that nobody has
+                reserved there, shared among the shards that start on it. Memory is taken from the system as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
                 capacity where that is less. 0: none (DStore-OnDemand).
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
@@ -173,18 +183,30 @@ class Deployment:
                 raise
         return made
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
 
-        Waits for pending saves as long as their own timeouts say. Who started a repository with a path waits here until
-        all of it is on disk; what could not be written is logged. All is closed whatever a part of it raises; the first
-        error is raised at the end.
+        A client that started a repository with a path waits here until all of it is on disk, and logs what it waits for
+        after 5 s. All is closed whatever a part of it raises; the first error is raised at the end. Does nothing in a
+        forked child of the process that made this client.
+
+        Args:
+            timeout: seconds for pending saves and for the disk together. None: pending saves have as long as their own
+                timeouts say, the disk 600 s.
+
+        Raises:
+            StorageError: the disk has refused to write for a minute; names the versions that are not on disk.
+            OperationTimeoutError: it took longer to write them; names them, too.
+            OptionError: the timeout is no number.
         """
+        deadline = NEVER if timeout is None else Deadline.after(timeout)
+        if self._session.opened.inherited:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        close_all(f"repository {self.name!r}", *self._closes())
+        close_all(f"repository {self.name!r}", *self._closes(deadline))
 
     def leave(self) -> None:
         """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
@@ -195,16 +217,28 @@ class Deployment:
             self._launched.leave()
         self.close()
 
-    def stop(self) -> None:
-        """Close, and stop the repository, whoever started it. What waits for its path is written first, as by `close`.
+    def stop(self, timeout: float | None = None) -> None:
+        """Close, and stop the repository, also if another process started it. Its path is waited for as by `close`.
 
-        Other clients' calls raise `ShardUnavailableError` from then on.
+        `timeout` and errors are those of `close`. Other clients' calls raise `ShardUnavailableError` from then on.
         """
+        self._session.opened.check()
         if self._launched is None or not self._launched.names:
             self._launched = running(self._session.engine, self._session.topology)
-        self.close()
+        self.close(timeout)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._session.opened.closed else f"{len(self._session.shards)} shards"
+        return f"{type(self).__name__}({self.name!r}, {state})"
+
+    def __reduce__(self) -> str:
+        raise OptionError(
+            f"repository {self.name!r}: expected its name in what is sent to another process; found a client, whose "
+            f"connections belong to this process: connect in the task: Repository.connect({self.name!r})"
+        )
 
     def __enter__(self) -> Self:
+        self._session.opened.check()
         return self
 
     def __exit__(
@@ -260,6 +294,7 @@ class Deployment:
         if shards is not None:
             check_count("scale: shards", shards)
         seconds = seconds_of(timeout)
+        self._session.opened.check()
         report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report
@@ -276,19 +311,30 @@ class Deployment:
         return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all that is committed now is on disk, too.
+        """Wait until all that is committed now is on disk, too; after 5 s, log what is waited for.
 
         Raises:
             OptionError: the timeout is no number.
-            StorageError: the repository has no path, or the disk does not take it.
-            OperationTimeoutError: it took longer than `timeout` seconds.
+            StorageError: the repository has no path, or the disk has refused to write for a minute, or until the
+                timeout; names the versions that are not on disk.
+            OperationTimeoutError: it took longer than `timeout` seconds; names the versions, too.
             ShardUnavailableError: a shard died meanwhile, or just before: what was only in its memory is lost.
         """
         seconds = seconds_of(timeout)
         patience = seconds + CONTROL_TIMEOUT_S
         incarnations = Incarnations(self._session.incarnations)
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
+        waiting = threading.Timer(QUIET_S, self._log_unwritten)
+        waiting.daemon = True
+        waiting.start()
+        try:
+            self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
+        except (StorageError, OperationTimeoutError) as exc:
+            if self.has_path and (unwritten := self._unwritten()):
+                raise type(exc)("; ".join(unwritten)) from exc
+            raise
+        finally:
+            waiting.cancel()
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         if incarnations.died:
             raise ShardUnavailableError(
@@ -298,17 +344,33 @@ class Deployment:
 
     # ---- within ---------------------------------------------------------------------------------------
 
-    def _closes(self) -> Closes:
-        """Return what `close` calls, in this order; who uses the session ends before it."""
-        return self._flush_last, self._session.close, self._stop_launched
+    def _closes(self, deadline: Deadline) -> Closes:
+        """Return what `close` calls, in this order; what uses the session ends before it."""
+        return partial(self._flush_last, deadline), self._session.close, self._stop_launched
 
-    def _flush_last(self) -> None:
+    def _flush_last(self, deadline: Deadline) -> None:
         """Wait for the disk, where this client started the repository."""
         if self._launched is not None and self._launched.names and self.has_path:
             try:
-                self.flush(FLUSH_TIMEOUT_S)
+                self.flush(deadline.left(FLUSH_TIMEOUT_S))
+            except (StorageError, OperationTimeoutError) as exc:
+                raise type(exc)(f"close of repository {self.name!r}: {exc}") from exc
             except TensorVineError as exc:
                 log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+
+    def _log_unwritten(self) -> None:
+        if (unwritten := self._unwritten()) and not self._session.opened.closed:
+            log.warning("repository %r: waiting for its path: %s", self.name, "; ".join(unwritten))
+
+    def _unwritten(self) -> list[str]:
+        """Say of each shard what it has not written, or why it does not answer."""
+        found: list[str] = []
+        for shard in self._session.topology.alive:
+            try:
+                self._session.call(shard, ShardCalls.flush(0.0), GRACE_S)
+            except TensorVineError as exc:
+                found.append(str(exc))
+        return found
 
     def _stop_launched(self) -> None:
         if self._launched is not None:

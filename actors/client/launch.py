@@ -25,6 +25,7 @@ from ...store.errors import (
     StorageError,
     TensorVineError,
 )
+from ...store.sizes import check_bytes
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
@@ -155,8 +156,8 @@ def launch(
     shards: int | None,
     *,
     asked: bool = True,
-    store_bytes: int | None,
-    preallocate_bytes: int | None,
+    store_bytes: int | str | None,
+    preallocate_bytes: int | str | None,
     disk: Disk | None = None,
     redis: str | None = None,
     replicas: int = 1,
@@ -183,6 +184,8 @@ def launch(
     """
     _check_numbers(shards, replicas, scaling)
     rule = check_rule(nodes) if nodes is not None else {}
+    capacity = check_bytes("store_bytes", store_bytes, 1) if store_bytes is not None else None
+    touched = check_bytes("preallocate_bytes", preallocate_bytes) if preallocate_bytes is not None else None
     if redis is not None:
         redis_connection.present_start(redis, repository)  # it must answer
     engine, owns_cluster = start_engine(choice)
@@ -192,7 +195,7 @@ def launch(
         able = _able(living, rule)
         wanted = _wanted(repository, shards, len(able), disk, replicas, rule)
         launched.started_by = wanted.started_by
-        plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
+        plan = ShardPlan(capacity, touched, SESSION_S, disk, redis)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling, "count": shards}
         actor = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
         planner = Channel(engine, planner_name(repository), actor=actor)
@@ -356,7 +359,7 @@ def _await_shards(engine: Engine, topology: Topology, planner: Channel) -> None:
 
 
 def disk_options(
-    path: str | os.PathLike[str] | None, codec: Codec | None, keep: Retention | None, lag_bytes: int | None
+    path: str | os.PathLike[str] | None, codec: Codec | None, keep: Retention | None, lag_bytes: int | str | None
 ) -> Disk | None:
     """Check what `Repository.start` was told of the disk; errors as there."""
     where = "Repository.start"
@@ -371,10 +374,9 @@ def disk_options(
         codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
     if keep is not None and not isinstance(keep, Retention):
         raise OptionError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")
-    if lag_bytes is not None and lag_bytes < 0:
-        raise OptionError(f"{where}: lag_bytes: expected at least 0; found {lag_bytes}")
+    lag = check_bytes(f"{where}: lag_bytes", lag_bytes) if lag_bytes is not None else None
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise OptionError(f"{where}: path: expected a directory or a URI of a file system; found {path!r}")
     uri = text if is_uri(text) else os.path.abspath(os.path.expanduser(text))
-    return Disk(uri, codec.spec if codec is not None else None, lag_bytes, keep)
+    return Disk(uri, codec.spec if codec is not None else None, lag, keep)

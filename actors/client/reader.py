@@ -195,6 +195,7 @@ class Reader:
         self._fetcher.close()
 
     def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
+        self._session.opened.check()
         if transport not in (AUTO, SHARED, *self._fetcher.names):
             raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
         name, version = split_ref(model)

@@ -23,6 +23,7 @@ from ...store.errors import (
     ModelNotFoundError,
     MovedError,
     OperationTimeoutError,
+    OptionError,
     StorageError,
 )
 from ...store.graphs.graph import ModelGraph
@@ -80,9 +81,6 @@ class Repository(Deployment):
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
 
-    def __repr__(self) -> str:
-        return f"Repository({self.name!r}, {len(self._session.shards)} shards)"
-
     # ---- saving ---------------------------------------------------------------------------------------
 
     def save(
@@ -109,7 +107,7 @@ class Repository(Deployment):
                 {layer: parent's layer}: those layers' tensors are the parent's and need not be given.
                 None: everything is written.
             quality: orders equal answers of prefix queries, higher first.
-            metadata: a mapping of JSON values to keep with the version.
+            metadata: a mapping of JSON values, or scalars of NumPy, to keep with the version.
             durability: "memory": committed when shards own the bytes; on disk soon after, where the repository has a
                 path. "disk": committed when it is on the path and synced; nobody sees it before.
             timeout: seconds for all of it.
@@ -312,6 +310,8 @@ class Repository(Deployment):
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """List live versions whose name starts with `prefix`, sorted."""
+        if not isinstance(prefix, str):
+            raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
@@ -456,8 +456,9 @@ class Repository(Deployment):
 
     # ---- within ---------------------------------------------------------------------------------------
 
-    def _closes(self) -> Closes:
-        return self._saves.close, self._flush_last, self._reader.close, self._session.close, self._stop_launched
+    def _closes(self, deadline: Deadline) -> Closes:
+        flush, *rest = super()._closes(deadline)
+        return lambda: self._saves.close(deadline), flush, self._reader.close, *rest
 
     def _submit(
         self,

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from ...planner.topology import Topology
 from ...store.errors import (
+    ClosedError,
     EngineStoppedError,
     MovedError,
     OperationTimeoutError,
@@ -35,6 +36,7 @@ from ...store.errors import (
 from ...store.holders import Lease
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
+from ..engine.opened import Opened
 from ..planner.calls import PlannerCalls
 from ..planner.nearby import Nearby
 from ..rpc.calls import Request
@@ -74,6 +76,7 @@ class Session:
     def __init__(self, engine: Engine, repository: str) -> None:
         self.engine = engine
         self.repository = repository
+        self.opened = Opened(f"repository {repository!r}")
         self.client = uuid.uuid4().hex[:16]
         self.node = engine.this_node()
         self.planner = Channel(engine, planner_name(repository), follows=True, missing=RepositoryNotFoundError)
@@ -153,6 +156,7 @@ class Session:
 
     def refresh(self, version: int | None = None) -> None:
         """Learn the newest topology; with `version`, soon enough if this is known."""
+        self.opened.check()
         with self._lock:
             now = time.monotonic()
             if version is not None and version <= self.topology.version and now - self._looked < LOOK_S:
@@ -161,9 +165,8 @@ class Session:
         try:
             newest = self.planner.call(PlannerCalls.topology(), LOOK_TIMEOUT_S)
         except TensorVineError as exc:
-            log.log(
-                logging.WARNING if self._heard else logging.DEBUG, "the planner does not tell the topology: %s", exc
-            )
+            level = logging.WARNING if self._heard else logging.DEBUG
+            log.log(level, "no topology from the planner: %s", exc)
             self._heard, self._stopped = False, isinstance(exc, RepositoryNotFoundError)
             return
         with self._lock:
@@ -278,9 +281,8 @@ class Session:
                 newest = exc.version
             self.refresh(newest)
             if not self._pause(MOVE_S, deadline):
-                raise OperationTimeoutError(
-                    f"{request.remote.name}: expected all shards to answer while names move; none did so yet"
-                )
+                what = f"{request.remote.name}: expected all shards to answer while names move"
+                raise OperationTimeoutError(f"{what}; none did so yet")
 
     def _fits(self, topology: Topology, tags: list[Tag], deadline: Deadline) -> bool:
         """Tell whether answers were given at one time, with all names in their places."""
@@ -332,16 +334,16 @@ class Session:
 
     def send(self, shard: int, request: Request[_R]) -> Answer[_R]:
         """Call a shard, and do not wait."""
+        self.opened.check()
         return self._channels[shard].send(request)
 
     # ---- leases ---------------------------------------------------------------------------------------
 
     def unpin(self, leases: Sequence[Lease]) -> None:
-        """Let pins go, and wait until they went: what they kept may be freed when this returns."""
-        if leases:
-            given = _by_shard(leases)
-            alive = self.topology.alive
-            orphaned = [lease for shard, part in given.items() if shard not in alive for lease in part]
+        """Drop pins and wait: what they kept may be freed when this returns. Does nothing once closed."""
+        if leases and not self.opened.closed:
+            given, alive = _by_shard(leases), self.topology.alive
+            orphaned = [lease for lease in leases if lease.shard not in alive]
             leases_at = {shard: given.get(shard, []) + orphaned for shard in alive}
             try:
                 self.call_each({s: ShardCalls.unpin(some) for s, some in leases_at.items() if some}, CONTROL_TIMEOUT_S)
@@ -349,7 +351,9 @@ class Session:
                 self.broadcast(ShardCalls.unpin(list(leases)))
 
     def unpin_behind(self, leases: Sequence[Lease]) -> None:
-        """Let pins go and do not wait; while shards change, when the housekeeping comes to it."""
+        """Drop pins and do not wait; while shards change, the housekeeping does it. Does nothing once closed."""
+        if self.opened.closed:
+            return
         topology = self.topology
         for shard, part in _by_shard(leases).items():
             if topology.former or shard not in topology.shards:
@@ -358,7 +362,7 @@ class Session:
             try:
                 self.send(shard, ShardCalls.unpin(part))
             except TensorVineError as exc:  # it has gone, and the newest topology is not known here
-                log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
+                log.info("shard %d: pins are dropped by the housekeeping: %s", shard, exc)
                 self._dropped.extend(part)
 
     def drop(self, lease: Lease) -> None:
@@ -373,22 +377,22 @@ class Session:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the session: its pins and unfinished saves are dropped by the shards at once."""
-        if self._closing.is_set():
+        """End the session: the shards drop its pins and unfinished saves at once. Does nothing in a forked child."""
+        if self.opened.closed:
             return
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        farewells: list[tuple[int, Answer[None]]] = []
+        if not self.opened.close():  # another thread closed it meanwhile
+            return
+        farewells: list[Answer[None]] = []
         alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
         for shard in alive if self.topology.version else alive & self._greeted:
             with contextlib.suppress(TensorVineError):
-                farewells.append((shard, self.send(shard, ShardCalls.goodbye(self.client))))
-        for shard, farewell in farewells:
-            try:
+                farewells.append(self._channels[shard].send(ShardCalls.goodbye(self.client)))
+        for farewell in farewells:
+            with contextlib.suppress(TensorVineError):  # the session lapses by itself
                 farewell.result(2.0)
-            except TensorVineError as exc:
-                log.debug("shard %d did not hear goodbye: %s", shard, exc)
         close_all(f"client {self.client}", lambda: self.connections.keep_only(()), self.planner.close)
 
     def _housekeep(self) -> None:
@@ -433,7 +437,7 @@ def _tried(ask: Callable[[], _R]) -> _R | TensorVineError:
     """Give the error in the place of an answer, but for one that all would give."""
     try:
         return ask()
-    except EngineStoppedError:
+    except (EngineStoppedError, ClosedError):
         raise
     except TensorVineError as exc:
         return without_frames(exc)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, TensorVineError
+from ..engine.opened import Opened
 from .brought import Brought, brought
 from .brought import array as words_of
 from .connections import Connections, Loss
@@ -68,6 +69,7 @@ class Member(Group, Generic[Memory]):
         self.name, self.epoch, self.rank, self.size = seat.name, seat.epoch, seat.rank, seat.size
         self.timeout = timeout
         self.label = seat.label
+        self._opened = Opened(seat.label)
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.standing = Standing(self.label)
         self._changed = self.standing.changed
@@ -82,7 +84,9 @@ class Member(Group, Generic[Memory]):
         self._connections.start()
 
     def close(self) -> None:
-        """Leave."""
+        """Leave. Does nothing in a forked child."""
+        if self._opened.inherited:
+            return
         with self._changed:
             if self.standing.left:
                 return
@@ -156,7 +160,17 @@ class Member(Group, Generic[Memory]):
             found = "this rank" if rank == self.rank else "it"
             raise ValueError(f"{self.label}: expected another rank from 0 to {self.size - 1}; found {found}, {rank}")
 
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child of this member's process.
+
+        Raises:
+            ClosedError: this is one.
+        """
+        self._opened.check_process()
+
     def _seconds(self, timeout: float | None) -> float:
+        """Return how long an operation that begins now may take; errors as in `check_process`."""
+        self.check_process()
         seconds = self.timeout if timeout is None else timeout
         if not 0 < seconds < threading.TIMEOUT_MAX:
             raise ValueError(f"{self.label}: expected a timeout above 0 s that ends; found {seconds}")

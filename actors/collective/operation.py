@@ -17,6 +17,10 @@ _FOR_EVER = Deadline(threading.TIMEOUT_MAX)
 class Owner(Protocol):
     """The member whose operation it is, which decides what becomes of it; see `Member`."""
 
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child of the member's process."""
+        ...
+
     def late(self, operation: Operation) -> None:
         """Break the group because of an operation that takes too long; what nothing touches ends by that."""
         ...
@@ -69,6 +73,7 @@ class Operation:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for its end; see `Work`."""
+        self._member.check_process()
         deadline = self.deadline if timeout is None else Deadline.after(timeout)
         if not self._over.is_set() and not self._finished(deadline):
             self._member.late(self)
@@ -78,6 +83,7 @@ class Operation:
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not."""
+        self._member.check_process()
         if not self._over.is_set() and self.deadline.passed:
             self._member.late(self)
         return self._over.is_set()

@@ -32,6 +32,7 @@ from ...store.refs import Model, ModelRef, check_name, split_ref
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import ModelInfo, sizes_of
 from ...store.waiting import Backoff, Deadline
+from ..engine.opened import Opened
 from ..memory.buffers import Buffers
 from ..rpc.redis_connection import RedisConnection
 from ..rpc.redis_keys import Address
@@ -84,6 +85,7 @@ class EdgeConsumer:
         timeout: float = 30.0,
     ) -> None:
         self.name = check_name(name)
+        self._opened = Opened(f"EdgeConsumer of {name!r}")
         self._timeout = timeout
         self._redis = RedisConnection(url, f"EdgeConsumer of {name!r}")
         self._target = NewMemory(Buffers())
@@ -116,6 +118,7 @@ class EdgeConsumer:
         Returns:
             The newest version, or None when none came within `timeout` seconds.
         """
+        self._opened.check()
         newest = self._listener.wait(
             lambda found: found.version > (after if self._told in (None, found.start) else 0), timeout
         )
@@ -141,7 +144,9 @@ class EdgeConsumer:
             ShardUnavailableError, OperationTimeoutError: a shard did not answer within `timeout`.
             ModelLostError: the bytes went with a shard that died.
             CorruptDataError: what arrived is not what was saved.
+            ClosedError: it was closed, or this is a forked child of the process that made it.
         """
+        self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
         deadline = Deadline.after(timeout if timeout is not None else self._timeout)
         pauses = Backoff(*RETRY_S, closing=self._closing)
@@ -157,12 +162,12 @@ class EdgeConsumer:
                     raise
                 failure, tries = exc, tries - 1
             if not pauses.wait(deadline):
-                if self._closing.is_set():
-                    raise ShardUnavailableError(f"load of {ref}: expected an open consumer; it was closed")
+                self._opened.check()
                 raise failure
 
     def info(self, model: Model | None = None) -> ModelInfo:
         """Return what is known of a version; arguments and errors as in `load`, but no shard is asked."""
+        self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
         tries = LOST_TRIES if version is None else 0
         while True:
@@ -191,6 +196,7 @@ class EdgeConsumer:
         Raises:
             ValueError: the consumer was made without `build`.
             OperationTimeoutError: there is no version yet.
+            ClosedError: as in `load`.
         """
         return self._answering().infer(batch, timeout)
 
@@ -206,8 +212,8 @@ class EdgeConsumer:
     # ---- start and end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the threads and connections. A second call is no error."""
-        if self._closing.is_set():
+        """End the threads and connections. Does nothing if it was closed, or in a forked child."""
+        if not self._opened.close():
             return
         self._closing.set()
         self._listener.close()
@@ -221,6 +227,7 @@ class EdgeConsumer:
         self._redis.close()
 
     def __enter__(self) -> EdgeConsumer:
+        self._opened.check()
         return self
 
     def __exit__(
@@ -231,13 +238,17 @@ class EdgeConsumer:
     # ---- within ---------------------------------------------------------------------------------------
 
     def _answering(self) -> Serving:
+        """Return what answers; errors as in `infer`."""
+        self._opened.check()
         if self._serving is None:
             raise ValueError(f"EdgeConsumer of {self.name!r}: expected build=, so that there is a model; found none")
         return self._serving
 
     def _follow(self) -> None:
         """Take each newest version, as long as the consumer is open."""
-        serving = self._answering()
+        serving = self._serving
+        if serving is None:
+            return
         last: Newest | None = None
         failed: ModelRef | None = None
         pauses = Backoff(*RETRY_S, closing=self._closing)

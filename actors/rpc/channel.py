@@ -27,6 +27,7 @@ from typing import Generic, TypeVar, cast
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import Deadline
 from ..engine.engine import Actor, Engine, Future
+from ..engine.opened import Opened
 from ..engine.sockets.awaited import AwaitedConnection, connected
 from ..engine.sockets.blocking import AWAY_S, BlockingConnections, SocketAnswer
 from ..engine.sockets.framing import AnswerTooLargeError, SocketAddress
@@ -68,6 +69,7 @@ class Channel:
         actor: Actor | None = None,
     ) -> None:
         self.name = name
+        self._opened = Opened(name)
         self._engine = engine
         self._follows = follows
         self._missing = missing
@@ -88,7 +90,9 @@ class Channel:
 
         Raises:
             ShardUnavailableError, or what `missing` says: there is no such actor.
+            ClosedError: this is a forked child of the process that made the channel.
         """
+        self.check_process()
         connections = self._threads.connections()
         answer = connections.send(request) if connections is not None else None
         waiting = answer if answer is not None else self.send_by_engine(request)
@@ -103,11 +107,14 @@ class Channel:
 
         Raises:
             ShardUnavailableError, or what `missing` says: there is no such actor.
+            ClosedError: as in `send`.
         """
+        self.check_process()
         self._engine.call(self._known(), request.remote.name, *request.arguments)
 
     async def ask(self, request: Request[_R], timeout: float) -> _R:
         """Call from an event loop, and await the answer; errors as in `Answer.result` and `send`."""
+        self.check_process()
         deadline = Deadline.after(timeout)
         who = self.who(request)
         connection = self._loop_connection() if self._follows else None
@@ -147,6 +154,10 @@ class Channel:
     def _known(self) -> Actor:
         return self._actor if self._actor is not None else self.find()
 
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child of the process that made this channel; errors as in `send`."""
+        self._opened.check_process()
+
     def who(self, request: Request[object]) -> str:
         """Name a call to this actor in errors."""
         return f"{self.name}: {request.remote.name}"
@@ -158,7 +169,9 @@ class Channel:
         self._threads.use(address)
 
     def close(self) -> None:
-        """End the connections; later calls go by the engine."""
+        """End the connections; later calls go by the engine. Does nothing in a forked child."""
+        if self._opened.inherited:
+            return
         self._threads.close()
         for side in list(self._loops.values()):
             side.close()
@@ -192,8 +205,10 @@ class Answer(Generic[_R_co]):
         Raises:
             OperationTimeoutError: it did not come within `timeout` seconds.
             ShardUnavailableError: the actor died or is restarting.
+            ClosedError: this is a forked child of the process that called.
             Exception: what the method raised.
         """
+        self._channel.check_process()
         deadline = Deadline.after(timeout)
         try:
             if isinstance(self._waiting, SocketAnswer):

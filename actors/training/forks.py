@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...store.errors import OptionError
 from ...store.refs import Model
 from ..client.repository import Repository
 from ..engine.engine import Actor
@@ -159,7 +160,10 @@ def _check(
     problems = [
         (not trainers, "trainers: expected at least one; found none"),
         (not counts or min(counts) < 1, f"count: expected clones from 1; found {list(counts)}"),
-        (at_step is not None and at_step < 0, f"at_step: expected a step from 0, or None; found {at_step}"),
+        (
+            at_step is not None and not (isinstance(at_step, int) and at_step >= 0),
+            f"at_step: expected a step from 0, or None; found {at_step!r:.100}",
+        ),
         (transport not in BACKENDS, f"transport: expected one of {', '.join(BACKENDS)}; found {transport!r}"),
         (len(options) != len(counts), f"options: expected {len(counts)}, one for each group; found {len(options)}"),
         (len(names) != len(counts), f"names: expected {len(counts)}, one for each group; found {len(names)}"),
@@ -167,4 +171,4 @@ def _check(
     ]
     for wrong, text in problems:
         if wrong:
-            raise ValueError(f"fork: {text}")
+            raise OptionError(f"fork: {text}")

@@ -22,6 +22,7 @@ from ...store.refs import Model, ModelRef, split_ref
 from ...store.waiting import NEVER
 from ..client.save.request import Saved
 from ..engine.engine import Actor, Engine
+from ..engine.opened import Opened
 from ..rpc.calls import Request
 from ..rpc.channel import Answer, Channel
 from .calls import TrainerCalls
@@ -65,6 +66,7 @@ class Trainers(list[Actor]):
         """How the fork went that these are clones of."""
         self._trains = 0
         """How many trains were begun."""
+        self._opened = Opened(f"ranks of {name!r}")
         self._actor_names = list(actor_names)
         self._owns_cluster = owns_cluster
 
@@ -174,8 +176,8 @@ class Trainers(list[Actor]):
     # ---- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the ranks, whatever they do; a second call does nothing."""
-        if not self._actor_names:
+        """End the ranks, whatever they do. Does nothing if they were ended, or in a forked child of their starter."""
+        if not self._actor_names or self._opened.inherited:
             return
         try:
             self._ask(TrainerCalls.close(), CLOSE_S)
@@ -184,7 +186,9 @@ class Trainers(list[Actor]):
         self.kill()
 
     def kill(self) -> None:
-        """End the ranks at once; what they hold goes with their processes."""
+        """End the ranks at once; what they hold goes with their processes. Does nothing in a forked child."""
+        if self._opened.inherited:
+            return
         names, self._actor_names = self._actor_names, []
         for name in names:
             self.engine.kill(name)

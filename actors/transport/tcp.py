@@ -23,6 +23,7 @@ from ...store.errors import CorruptDataError, OperationTimeoutError, ShardUnavai
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import digest_of
 from ...store.waiting import Deadline
+from ..engine.opened import Opened
 from ..memory.buffers import Buffers
 from ..rpc.greetings import credential
 from .frames import (
@@ -81,7 +82,7 @@ class TcpClient:
         self._timeout = timeout
         self._target = target if target is not None else NewMemory(Buffers())
         self._idle: deque[socket.socket] = deque()
-        self._closed = False
+        self._opened = Opened(f"connections to TCP server {address[0]}:{address[1]}")
 
     def read(self, places: Asked, timeout: float, what: str, digests: bool = False) -> dict[SegmentId, Received]:
         """Read slots of segments.
@@ -96,8 +97,10 @@ class TcpClient:
             ShardUnavailableError: no connection, or it broke.
             OperationTimeoutError: it took longer.
             CorruptDataError: what came is no answer, or not what the target is for.
+            ClosedError: this is a forked child of the process that made this client.
             TensorVineError: what the server raised.
         """
+        self._opened.check_process()
         reading = _Reading(digests, Deadline.after(timeout), what)
         if len(places) < LANES_FROM:
             return self._read(places, reading) if places else {}
@@ -130,7 +133,7 @@ class TcpClient:
 
     def close(self) -> None:
         """End the connections; a read under way goes on, and then ends its own."""
-        self._closed = True
+        self._opened.close()
         while (connection := self._reusable()) is not None:
             connection.close()
 
@@ -187,7 +190,7 @@ class TcpClient:
                 known = digests_of(accepted(receive(connection, MESSAGE_BYTES, deadline)), rows)
                 found = {segment: replace(part, digests=known[segment]) for segment, part in found.items()}
         self._idle.append(connection)
-        if self._closed:
+        if self._opened.closed:
             self.close()
         return found
 

@@ -127,7 +127,7 @@ class Consumer(Remote):
             ShardUnavailableError: the consumer died; it is being started again.
         """
         seconds = seconds_of(timeout)
-        return self._channel.call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
+        return self._call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
         """Wait until `version` or a newer one answers, and give it.
@@ -136,8 +136,8 @@ class Consumer(Remote):
             OperationTimeoutError: it does not yet.
         """
         seconds = seconds_of(timeout)
-        return self._channel.call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
+        return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
         """Tell how it does."""
-        return self._channel.call(ConsumerCalls.status(), seconds_of(timeout))
+        return self._call(ConsumerCalls.status(), seconds_of(timeout))

@@ -21,6 +21,7 @@ from ...store.refs import ModelRef
 from ...store.waiting import Backoff
 from ..client.fetch.transports import AUTO, SHARED
 from ..client.repository import Repository
+from ..engine.opened import Opened
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Delivered
 from ..rpc.channel import Answer
@@ -84,6 +85,7 @@ class Follower:
     """
 
     def __init__(self, repo: Repository, name: str, build: Callable[[], object], transport: str = "auto") -> None:
+        self._opened = Opened(f"consumer of {name!r}")
         self._repo = repo
         self._name = name
         self._transport = transport
@@ -101,7 +103,8 @@ class Follower:
         self._thread.start()
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer with the newest version that arrived; errors as in `Serving.infer`."""
+        """Answer with the newest version that arrived; errors as in `Serving.infer`, and ClosedError after `close`."""
+        self._opened.check()
         answer = self._serving.infer(batch, timeout)
         with self._lock:
             self._answered += 1
@@ -109,7 +112,8 @@ class Follower:
         return answer
 
     def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until a version or a newer one answers; errors as in `Serving.wait_for`."""
+        """Wait until a version or a newer one answers; errors as in `Serving.wait_for` and `infer`."""
+        self._opened.check()
         return self._serving.wait_for(version, timeout)
 
     def status(self) -> ConsumerStatus:
@@ -119,7 +123,9 @@ class Follower:
             return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused)
 
     def close(self) -> None:
-        """Stop following and answering."""
+        """Stop following and answering. Does nothing if it was closed, or in a forked child."""
+        if not self._opened.close():
+            return
         self._closing.set()
         self._repo.close()
         self._serving.close()

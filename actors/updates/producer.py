@@ -147,11 +147,11 @@ class Producer(Remote):
             ShardUnavailableError: its process died.
         """
         seconds = seconds_of(timeout)
-        ended, result = self._channel.call(ProducerCalls.result(seconds), seconds + ANSWER_S)
+        ended, result = self._call(ProducerCalls.result(seconds), seconds + ANSWER_S)
         if not ended:
             raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
         """Tell what it published so far."""
-        return self._channel.call(ProducerCalls.report(), seconds_of(timeout))
+        return self._call(ProducerCalls.report(), seconds_of(timeout))

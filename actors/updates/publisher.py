@@ -26,6 +26,7 @@ from ...store.errors import TensorVineError
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
+from ..engine.opened import Opened
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Advice, Observed
 from ..rpc.messages import check_transport
@@ -96,6 +97,7 @@ class Publisher:
         keep: int | None = None,
     ) -> None:
         self.name = check_name(name)
+        self._opened = Opened(f"publisher of {name!r}")
         self._repo = repo
         self._trigger: Trigger = trigger_of(schedule, f"publisher of {name!r}", warmup)
         if keep is not None and keep < 1:
@@ -137,6 +139,7 @@ class Publisher:
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
         """Tell what the training knows of itself and the plan does not: its last iteration, iterations per epoch."""
+        self._opened.check()
         with self._lock:
             self._trigger = self._trigger.told(stop, epoch)
 
@@ -153,7 +156,9 @@ class Publisher:
 
         Raises:
             ValueError: iterations do not increase.
+            ClosedError: it was closed, or this is a forked child of the process that made it.
         """
+        self._opened.check()
         now = time.perf_counter()
         if self._trigger.each_epoch:
             raise ValueError(f"publisher of {self.name!r}: schedule 'epoch': expected expect(epoch=...) first")
@@ -182,8 +187,10 @@ class Publisher:
         Returns when the training may go on: after one memory copy, or when synchronous after the commit.
 
         Raises:
+            ClosedError: as in `step`.
             TensorVineError: as in `Repository.save_async`.
         """
+        self._opened.check()
         self._start()
         self._settle(wait=True)
         begun = time.perf_counter()
@@ -212,7 +219,8 @@ class Publisher:
         return pending
 
     def report(self) -> PublishReport:
-        """Tell what was published so far."""
+        """Return what was published so far; after `close`, all of it."""
+        self._opened.check_process()
         self._settle(wait=False)
         with self._lock:
             advice, trigger = self._advice, self._trigger
@@ -233,15 +241,20 @@ class Publisher:
 
     def finish(self) -> None:
         """Wait until the last update exists, and tell the planner of it."""
+        self._opened.check()
         self._settle(wait=True)
         if self._thread is not None:
             self._tell()
 
     def close(self) -> None:
-        """End the thread, after the last update. A second call does nothing."""
-        if self._closing.is_set():
+        """End the thread, after the last update. Does nothing if it was closed, or in a forked child.
+
+        `report` can be read after it.
+        """
+        if self._opened.closed:
             return
         self._settle(wait=True)
+        self._opened.close()
         self._closing.set()
         self._now.set()
         if self._thread is not None:

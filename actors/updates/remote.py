@@ -10,11 +10,12 @@ import logging
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 from ...store.errors import TensorVineError
 from ..client.repository import Repository
 from ..engine.engine import Actor, Engine, Lifetime
+from ..engine.opened import Opened
 from ..rpc.calls import Request, remote
 from ..rpc.channel import Channel
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 5.0
+
+_R = TypeVar("_R")
 
 
 class RemoteCalls:
@@ -47,7 +50,7 @@ class Remote:
         self._engine = engine
         self._actor_name = actor_name
         self._channel = Channel(engine, f"{self.role} of {name!r}", actor=actor)
-        self._closed = False
+        self._opened = Opened(f"{self.role} of {name!r}")
 
     @classmethod
     def _spawn(
@@ -69,17 +72,25 @@ class Remote:
         given = {"repository": repo.name, "name": name, **arguments}
         started = cls(repo.engine, name, actor_name, repo.engine.spawn(actor, actor_name, given, node, lifetime))
         try:
-            started._channel.call(first, START_TIMEOUT_S)
+            started._call(first, START_TIMEOUT_S)
         except BaseException:
             repo.engine.kill(actor_name)
             raise
         return started
 
+    def _call(self, request: Request[_R], timeout: float) -> _R:
+        """Call the actor; errors as of `Channel.call`.
+
+        Raises:
+            ClosedError: it was closed, or this is a forked child of its starter.
+        """
+        self._opened.check()
+        return self._channel.call(request, timeout)
+
     def close(self) -> None:
-        """End it, whatever it does. A second call does nothing."""
-        if self._closed:
+        """End it, whatever it does. Does nothing if it was closed, or in a forked child of its starter."""
+        if not self._opened.close():
             return
-        self._closed = True
         try:
             self._channel.call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
         except TensorVineError as exc:
@@ -87,6 +98,7 @@ class Remote:
         self._engine.kill(self._actor_name)
 
     def __enter__(self) -> Self:
+        self._opened.check()
         return self
 
     def __exit__(

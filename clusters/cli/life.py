@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...store.errors import OptionError, TensorVineError
+from ...store.errors import OperationTimeoutError, OptionError, StorageError, TensorVineError
 from .. import words
 from ..client import (
     Address,
@@ -218,7 +218,11 @@ def down(
 
     with connected(name, address, scheduler) as repository:
         unwritten = _flush(repository, force) if repository.has_path else None
-        repository.stop()
+        try:
+            repository.stop(0.0 if unwritten is not None else None)
+        except (StorageError, OperationTimeoutError):
+            if unwritten is None:
+                raise
         if not as_json:
             console().print(f"Repository {repository.name} is down")
         found, others = machines(repository.engine), repositories(repository.engine)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from ..arrays import Array, as_numpy
-from ..errors import CorruptDataError, StorageError, TensorMismatchError
+from ..errors import CorruptDataError, GraphError, StorageError, TensorMismatchError
 from . import arrowfile, hdf5file, safetensorsfile
 from .opening import Place
 
@@ -131,10 +131,15 @@ def write_keras(path: str | os.PathLike[str], model: Any) -> None:
         model: a `keras.Model` that is built.
 
     Raises:
+        GraphError: it is no Keras model.
         TensorMismatchError: the model has no weights yet.
         StorageError: the file cannot be written, or its name has another suffix.
     """
     place = _keras_place(path)
+    if not hasattr(model, "save_weights"):
+        raise GraphError(
+            f"{place}: expected a Keras model; found {type(model).__qualname__}: write .safetensors or .arrow"
+        )
     content = hdf5file.NamedBuffer()
     try:
         model.save_weights(content)

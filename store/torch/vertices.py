@@ -27,6 +27,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
+from ..errors import GraphError
 from ..facts import Json, call_facts, fact
 from ..graphs.graph import Layer, ModelGraph
 from .copies import is_leaf
@@ -100,6 +101,12 @@ class _Flattened:
         self._states: dict[int, dict[str, torch.Tensor]] = {}
         """id of a module -> its own tensors."""
         self._modules = dict(module.named_modules())
+        for name, part in self._modules.items():
+            if isinstance(part, torch.jit.TracedModule):  # pyright: ignore[reportPrivateImportUsage]
+                raise GraphError(
+                    f"module {name or type(module).__qualname__!r}: expected one that runs as Python; found the result "
+                    "of torch.jit.trace: save the module that was traced"
+                )
         self.read: frozenset[str] | None = frozenset()
         """Paths of the buffers whose values count; None: others may, too."""
         self._taken: set[str] = set()

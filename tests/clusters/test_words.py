@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorvine.clusters.words import bytes_of, size
+from tensorvine.clusters.words import size
+from tensorvine.store.sizes import bytes_of
 
 
 @given(st.integers(0, 10**18))

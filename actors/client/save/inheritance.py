@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import ModelNotFoundError, MovedError, TensorNotFoundError
+from ....store.errors import ModelNotFoundError, MovedError, TensorMismatchError, TensorNotFoundError
 from ....store.graphs.graph import ModelGraph
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, digest_of
@@ -57,6 +57,7 @@ class Inheritance:
         Raises:
             ModelNotFoundError: it inherits layers, and there is no parent.
             GraphError, TensorMismatchError: see `inherit_layers`.
+            TensorMismatchError: it neither writes nor inherits a tensor.
             TensorNotFoundError: a tensor of the graph is neither given nor inherited.
         """
         parent = begun.header
@@ -81,6 +82,8 @@ class Inheritance:
                     f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
                     f"found neither it among the {len(request.arrays)} given nor inherited"
                 )
+        if not written and not inherited:
+            raise TensorMismatchError(f"save of {request.name!r}: expected a tensor, own or inherited; found none")
         return Plan(graph, in_order(written, graph), inherited)
 
     def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ....store.errors import OperationTimeoutError
 from ....store.waiting import seconds_of
+from ...engine.opened import Opened
 from .request import Saved
 
 
@@ -16,6 +17,7 @@ class PendingSave:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._opened = Opened(f"save of {name!r}")
         self._staged = threading.Event()
         self._ended = threading.Event()
         self._is_staged = False
@@ -37,6 +39,7 @@ class PendingSave:
 
         Raises:
             OperationTimeoutError: not staged in time.
+            ClosedError: this is a forked child of the process that saves.
             TensorVineError: the save failed before it was staged.
         """
         self._wait(self._staged, timeout, "staged")
@@ -71,5 +74,6 @@ class PendingSave:
         self._staged.set()
 
     def _wait(self, event: threading.Event, timeout: float | None, what: str) -> None:
+        self._opened.check_process()
         if not event.wait(None if timeout is None else seconds_of(timeout)):
             raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within {timeout} s; it is not yet")

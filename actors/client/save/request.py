@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
@@ -29,6 +29,8 @@ from .place import Place
 PROBE_BYTES = 4096
 COMPARE_BYTES = 1 << 20
 """Tensors are compared in pieces: a small one, since most differ there, then of this size."""
+ODD_DEPTH = 20
+"""How many keys one after the other an error about metadata names at most."""
 Inherit = Mapping[str, str] | Literal["auto"] | None
 Bring = Callable[[Mapping[str, Place], Deadline], None]
 """Returns when each tensor is in its place."""
@@ -185,18 +187,44 @@ def quality_of(quality: object, where: str) -> float | None:
 
 
 def _metadata_text(name: str, metadata: Mapping[str, object] | None) -> str:
-    """Write the user's metadata as JSON.
+    """Write the user's metadata as JSON. Scalars of NumPy are written as the numbers that they are.
 
     Raises:
         TensorMismatchError: it is no mapping of JSON values, has NaN or infinity, which JSON has not, or keys that
-            are one text; or takes too much memory.
+            are one text; or takes too much memory. Names the key.
     """
+    said = isinstance(metadata, Said)
     try:
-        text = json.dumps(dict(metadata or {}), allow_nan=isinstance(metadata, Said))
+        text = json.dumps(dict(metadata or {}), allow_nan=said, default=_plain)
         jsontext.parsed(text, "metadata", once=True)  # else nobody could read it again
         return text
     except (CorruptDataError, OverflowError, RecursionError, TypeError, ValueError) as exc:
-        raise TensorMismatchError(f"save of {name!r}: metadata: expected a mapping of JSON values; {exc}") from exc
+        odd = _odd_key(metadata, said)
+        expected = f"{odd}: expected a JSON value" if odd else ": expected a mapping of JSON values"
+        raise TensorMismatchError(f"save of {name!r}: metadata{expected}; {exc}") from exc
+
+
+def _plain(value: object) -> float:
+    """Return the Python number that a scalar of NumPy is, for JSON."""
+    plain: object = cast(Any, value).item() if isinstance(value, np.generic) else None
+    if isinstance(plain, bool | int | float):
+        return plain
+    raise TypeError(f"found {type(cast(object, value)).__name__}")
+
+
+def _odd_key(value: object, said: bool, depth: int = 0) -> str:
+    """Return where in a value the first one is that JSON does not have, such as "['history'][3]"."""
+    entries: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value).items()
+    elif isinstance(value, list | tuple):
+        entries = enumerate(cast("Sequence[object]", value))
+    for key, item in entries if depth < ODD_DEPTH else ():
+        try:
+            json.dumps({key: item}, allow_nan=said, default=_plain)
+        except (OverflowError, RecursionError, TypeError, ValueError):
+            return f"[{key!r:.100}]{_odd_key(item, said, depth + 1)}"
+    return ""
 
 
 def inherit_layers(

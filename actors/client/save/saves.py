@@ -17,8 +17,9 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from ....store.errors import OperationTimeoutError, TensorVineError
-from ....store.waiting import Deadline
+from ....store.errors import TensorVineError
+from ....store.waiting import NEVER, Deadline
+from ...engine.opened import Opened
 from ...rpc.closing import close_all
 from ..catalog import Catalog
 from ..reader import Reader
@@ -67,7 +68,8 @@ class Saves:
         self._lock = threading.Lock()
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
-        self._closed = threading.Event()
+        self._opened = Opened(f"repository {session.repository!r}")
+        self._closing = threading.Event()
         self._greeting: threading.Thread | None = None
         if greets:
             self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
@@ -77,27 +79,28 @@ class Saves:
         """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
 
         Raises:
-            OperationTimeoutError: this was closed.
+            ClosedError: this was closed, or this is a forked child of the process that made it.
         """
+        self._opened.check()
         work = _Work(PendingSave(request.name), request, again=copy)
-        if copy and not self._closed.is_set():
+        if copy:
             self._stage(work)
         with self._lock:
-            if self._closed.is_set():
-                if work.buffer is not None:
-                    work.buffer.release()
-                raise OperationTimeoutError(f"save of {request.name!r}: expected an open repository; it was closed")
+            if self._opened.closed and work.buffer is not None:  # meanwhile
+                work.buffer.release()
+            self._opened.check()
             self._ends = Deadline(max(self._ends.at, time.monotonic()) + request.timeout)
             self._queue.put(work)
             self._run()
         return work.pending
 
-    def close(self) -> None:
-        """Finish what is queued, and end the threads."""
+    def close(self, deadline: Deadline = NEVER) -> None:
+        """Finish what is queued, as far as there is time, and end the threads."""
         with self._lock:
-            self._closed.set()
+            self._opened.close()
+            self._closing.set()
             self._queue.put(None)
-            left = self._ends.left() + CONTROL_TIMEOUT_S  # what a save tidies up comes after it
+            left = deadline.left(self._ends.left() + CONTROL_TIMEOUT_S)  # what a save tidies up comes after it
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
 
     def _join(self, timeout: float) -> None:
@@ -115,7 +118,7 @@ class Saves:
 
     def _greet(self) -> None:
         """Get to know the shard of this node, and map what a first save is likely to get there."""
-        if self._closed.wait(AHEAD_S):  # what the client came for goes first
+        if self._closing.wait(AHEAD_S):  # what the client came for goes first
             return
         try:
             self.saver.greet()
@@ -123,7 +126,7 @@ class Saves:
             log.info("no memory is mapped ahead of a first save: %s", exc)
             return
         with self._lock:
-            if not self._closed.is_set():
+            if not self._opened.closed:
                 self._run()
 
     def _stage(self, work: _Work) -> None:

@@ -72,6 +72,7 @@ class Transfer(Operation):
 
     def done(self) -> bool:
         """Tell whether it has ended. Where only a wait can tell, a thread waits from the first question on."""
+        self._member.check_process()
         over = self.over
         if not over and self._asked.acquire(blocking=False):
             waiting = threading.Thread(

@@ -33,6 +33,7 @@ from ....store.errors import (
 )
 from ....store.waiting import Backoff, Deadline
 from ..engine import SERVICE, Lifetime, Node
+from ..opened import Opened
 from .blocks import Block, BlockHandle, Blocks, Owner, as_arguments
 from .lines import Answer, LostError
 from .records import Agent, DaskActor, Plan, Seat
@@ -55,7 +56,7 @@ class DaskEngine:
     def __init__(self, seat: Seat, switchboard: Switchboard, end_client: Callable[[], object] | None = None) -> None:
         self._seat = seat
         self._end_client = end_client
-        self._closed = False
+        self._opened = Opened(f"the engine on the Dask cluster at {seat.cluster}")
         self._opening = threading.Lock()
         self._owner: Owner | None = None
         """This process, for those who have handles of its blocks."""
@@ -70,14 +71,13 @@ class DaskEngine:
 
     def close(self) -> None:
         """End all connections; its blocks go."""
-        if not self._closed:
-            self._closed = True
+        if self._opened.close():
             self._switchboard.close()
 
     def leave(self) -> None:
         """End all connections, and a client that was made for it, with the cluster that this may have started."""
         self.close()
-        if self._end_client is not None:
+        if self._end_client is not None and not self._opened.inherited:
             end, self._end_client = self._end_client, None
             end()
 
@@ -249,9 +249,10 @@ class DaskEngine:
     @property
     def is_running(self) -> bool:
         """Whether it can be used: neither it nor its client is closed."""
-        return not self._closed and self._seat.is_open()
+        return not self._opened.closed and self._seat.is_open()
 
     def _check_running(self, what: str) -> None:
+        self._opened.check_process()
         if not self.is_running:
             raise EngineStoppedError(f"{what}: expected the Dask client that the engine was made for; it was closed")
 

@@ -39,6 +39,7 @@ from ....store.errors import (
 )
 from ....store.waiting import Backoff, Deadline
 from ..engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
+from ..opened import Opened
 from . import control_service
 from .group_loops import with_loops
 
@@ -234,8 +235,9 @@ class RayEngine:
             _translate(exc, timeout, who)
 
     def leave(self) -> None:
-        """Leave the Ray of this process; one that was started in it ends."""
-        ray.shutdown()
+        """Leave the Ray of this process; one that was started in it ends. Does nothing in a forked child."""
+        if not _used().inherited:
+            ray.shutdown()
 
 
 def _groups(prefix: str) -> list[dict[str, Any]]:
@@ -309,6 +311,13 @@ def _check_running(what: str) -> None:
     """Refuse what would otherwise start a Ray: its calls do so by themselves where none is initialised."""
     if not ray.is_initialized():
         raise EngineStoppedError(f"{what}: expected the Ray that it was started on; Ray was shut down in this process")
+    _used().check_process()
+
+
+@cache
+def _used() -> Opened:
+    """Return which process used this engine first: Ray's calls would wait for ever in a forked child of it."""
+    return Opened("Ray")
 
 
 def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:

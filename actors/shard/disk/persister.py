@@ -14,7 +14,9 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -45,6 +47,10 @@ from .tiers import give_way
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.25, 15.0
+GIVE_UP_S = 60.0
+"""How long the disk may have refused what comes next until a flush does not wait for it any longer."""
+NAMED = 10
+"""Versions that an error names."""
 VERSIONS_BEHIND = 1024
 """Versions that may wait to be written before savers wait."""
 _LAYERS_KEPT = 64
@@ -101,6 +107,8 @@ class Persister:
         self.archive = archive
         self.error: StorageError | None = None
         """Why the disk does not take what waits, while that is so."""
+        self._refused_since = math.inf
+        """When the disk began to refuse what comes next."""
         self._index = index
         self._where = where
         self._most_behind = bytes_behind
@@ -204,7 +212,7 @@ class Persister:
             self._take_back(ref)
 
     def flush(self, timeout: float) -> None:
-        """Wait until all that waits now is on disk.
+        """Wait until all that waits now is on disk; no longer than `GIVE_UP_S` while the disk refuses the next version.
 
         Raises:
             StorageError: the disk does not take it, or a version was given up: a part of it is lost.
@@ -213,9 +221,13 @@ class Persister:
         deadline = Deadline.after(timeout)
         with self._changed:
             waiting = list(self._jobs.values())
-            while any(self._jobs.get(job.header.ref) is job for job in waiting):
-                if not self._changed.wait(deadline.left()):
-                    raise self.late(f"shard {self._index}: {len(self._jobs)} versions")
+            while left := [str(job.header.ref) for job in waiting if self._jobs.get(job.header.ref) is job]:
+                refused_s = time.monotonic() - self._refused_since
+                if deadline.passed or refused_s >= GIVE_UP_S:
+                    refused = f", refused by the disk for {refused_s:.0f} s" if refused_s >= GIVE_UP_S else ""
+                    names = [*left[:NAMED], f"{len(left) - NAMED} more"] if len(left) > NAMED else left
+                    raise self.late(f"shard {self._index}: {len(left)} versions ({', '.join(names)}){refused}")
+                self._changed.wait(deadline.left(GIVE_UP_S - refused_s))
             given_up = [f"{job.header.ref}: {job.given_up}" for job in waiting if job.given_up]
         if given_up:
             raise StorageError(
@@ -271,6 +283,10 @@ class Persister:
                 del self._jobs[job.header.ref]
                 if failure is not None and not (job.urgent or job.held):
                     job.given_up = str(failure)
+            if failure is None:
+                self._refused_since = math.inf
+            elif again and isinstance(failure, StorageError):
+                self._refused_since = min(self._refused_since, time.monotonic())
             known, self.error = self.error, failure if again and isinstance(failure, StorageError) else None
             self._changed.notify_all()
         if failure is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,19 +12,25 @@ from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save import saves
 from tensorvine.actors.client.save.request import SaveRequest
 from tensorvine.actors.client.save.saves import Saves
-from tensorvine.store.errors import StorageError
+from tensorvine.actors.engine.opened import Opened
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.store.errors import OperationTimeoutError, StorageError, TensorVineError
+
+from tests.support.waiting import eventually
 
 
 class Part:
     """Stands in for each part of a repository; its `close` is noted, and raises what it is told to."""
 
     path = None
+    repository = "stand-in"
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
         self.name, self.closed, self.error = name, closed, error
+        self.opened = Opened(name)
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self.closed.append(self.name)
         if self.error is not None:
             raise self.error
@@ -63,6 +70,35 @@ def test_the_first_of_several_errors_is_raised_and_the_others_are_logged(
     assert "second" in caplog.text
 
 
+@pytest.mark.parametrize("error", [StorageError, OperationTimeoutError])
+def test_a_close_that_cannot_write_all_logs_what_it_waits_for_raises_and_closes_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[TensorVineError]
+) -> None:
+    closed, asked = list[str](), list[tuple[object, ...]]()
+    repo = repository_of(monkeypatch, closed, {})
+    session: Any = repo._session
+
+    def broadcast(request: Request[Any], timeout: float, heard: object) -> None:
+        if request.remote.name == "flush":
+            asked.append(request.arguments)
+            eventually(lambda: "waiting for its path: shard 0: m@1, m@2" in caplog.text, "the log says what for")
+            raise error("of one shard")
+
+    def call(shard: int, request: Request[Any], timeout: float) -> None:
+        assert request.arguments == (0.0,)
+        raise error(f"shard {shard}: m@1, m@2")
+
+    session.path, session.incarnations, session.topology = "there", {}, SimpleNamespace(alive=(0, 1))
+    session.broadcast, session.call = broadcast, call
+    launched: Any = repo._launched
+    launched.names = ("planner",)
+    monkeypatch.setattr(deployment, "QUIET_S", 0.0)
+    with pytest.raises(error, match="close of repository 'stand-in': shard 0: m@1, m@2; shard 1: m@1, m@2"):
+        repo.close(timeout=0.0)
+    assert asked == [(0.0,)]
+    assert closed == [*PARTS, "Launched"]
+
+
 class SlowSaver:
     """Its saves take longer than anything but their own timeout allows."""
 
@@ -88,7 +124,8 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
     monkeypatch.setattr(saves, "Saver", SlowSaver)
     monkeypatch.setattr(saves, "CONTROL_TIMEOUT_S", 0.0)
     nothing: Any = None
-    own = Saves(nothing, nothing, nothing)
+    session: Any = Part("stand-in", [], None)
+    own = Saves(session, nothing, nothing)
     request = SaveRequest(
         name="m",
         arrays={},

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import ml_dtypes
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
+    ClosedError,
     GraphError,
     InvalidNameError,
     ModelNotFoundError,
@@ -310,7 +314,7 @@ class TestSharing:
         assert repo.lineage(leaf) == [leaf, left, root]
         assert repo.common_ancestor(leaf, right) == root
         assert repo.common_ancestor(leaf, left) == left
-        assert repo.common_ancestor(leaf, repo.save(f"{name}-stranger", {}).ref) is None
+        assert repo.common_ancestor(leaf, repo.save(f"{name}-stranger", {"w": np.zeros(1)}).ref) is None
         assert repo.descendants(root) == sorted([left, right, leaf])
         repo.retire(left)
         assert repo.qualities(repo.lineage(leaf)) == {left: 0.5, root: 0.25}
@@ -411,7 +415,7 @@ class TestQueries:
             Repository.connect("e2e-none")
 
     def test_models_are_listed_by_prefix(self, repo: Repository, name: str) -> None:
-        refs = [repo.save(f"{name}/{i}", {}).ref for i in range(3)]
+        refs = [repo.save(f"{name}/{i}", {"w": np.zeros(1)}).ref for i in range(3)]
         assert repo.models(f"{name}/") == refs
 
     def test_wait_newer_is_pushed(self, repo: Repository, name: str) -> None:
@@ -477,7 +481,7 @@ class TestBadInput:
     def test_unknown_models(self, repo: Repository, name: str, method: str) -> None:
         with pytest.raises(ModelNotFoundError, match=name):
             getattr(repo, method)(name)
-        ref = repo.save(name, {}).ref
+        ref = repo.save(name, {"w": np.zeros(1)}).ref
         with pytest.raises(ModelNotFoundError, match=rf"{name}@2.*live versions are \[1\]"):
             getattr(repo, method)(f"{name}@2")
         repo.retire(ref)
@@ -568,6 +572,33 @@ class TestBadInput:
             repo.save(name, {"t": huge})
         assert [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
 
+    def test_a_version_without_a_tensor(self, repo: Repository, name: str) -> None:
+        graph = ModelGraph([Layer("in", {"class": "Input"})])
+        for options in ({}, {"graph": graph}, {"inherit": None}, {"graph": graph, "inherit": {}}):
+            with pytest.raises(TensorMismatchError, match=f"save of '{name}': expected a tensor, own or inherited"):
+                repo.save(name, {}, **options)
+        repo.save(name, {"w": np.zeros(1)}, graph=graph)
+        with pytest.raises(TensorMismatchError, match=f"save of '{name}': expected a tensor, own or inherited"):
+            repo.save_async(name, {}, graph=graph, inherit={"in": "in"}).committed(60.0)
+        assert repo.models(name) == [ModelRef(name, 1)]
+
+    def test_a_prefix_of_names_that_is_no_text(self, repo: Repository) -> None:
+        with pytest.raises(OptionError, match="models: prefix: expected text; found 3"):
+            repo.models(3)  # type: ignore[arg-type]
+
+    def test_a_repository_is_not_sent_to_other_processes(self, repo: Repository) -> None:
+        for dumps in (pickle.dumps, cloudpickle.dumps, copy.copy):
+            with pytest.raises(
+                OptionError, match=rf"connect in the task: Repository.connect\('{repo.name}'\)"
+            ) as raised:
+                dumps(repo)
+            assert "\n" not in str(raised.value)
+
+    def test_scalars_of_numpy_in_metadata_are_stored_as_numbers(self, repo: Repository, name: str) -> None:
+        metadata = {"loss": np.float32(0.5), "epoch": np.int64(3), "best": np.bool_(True), "of": [np.float16(2), 1]}
+        repo.save(name, {"w": np.zeros(1)}, metadata=metadata)
+        assert repr(dict(repo.info(name).metadata)) == "{'loss': 0.5, 'epoch': 3, 'best': True, 'of': [2.0, 1]}"
+
     def test_more_replicas_than_nodes(self, repo: Repository) -> None:
         with pytest.raises(ValueError, match="replicas=2 with 1 living nodes and 1 shards"):
             Repository.start(f"{repo.name}-other", replicas=2)
@@ -608,14 +639,14 @@ class TestLife:
         for thread in threads:
             thread.join(100)
         assert len(started) == 2
-        started[0].save("m", {})
+        started[0].save("m", {"w": np.zeros(1)})
         assert started[1].models() == [ModelRef("m", 1)]
         for repository in started:
             repository.close()
 
-    def test_a_closed_client_says_so(self, cluster: object) -> None:
+    def test_a_client_that_has_stopped_its_repository_says_that_it_is_closed(self, cluster: object) -> None:
         repository = Repository.start("closed", shards=1, preallocate_bytes=0)
         repository.close()
         repository.close()
-        with pytest.raises(TimeoutError, match="closed"):
-            repository.save("m", {})
+        with pytest.raises(ClosedError, match="repository 'closed': expected it to be open; it was closed"):
+            repository.save("m", {"w": np.zeros(1)})

@@ -186,8 +186,8 @@ class TestContract:
         assert equal(into, {n: TENSORS[n] for n in into})
 
     def test_no_tensors(self, repo: Repository, name: str, transport: str) -> None:
-        repo.save(name, {})
-        assert repo.load(name, transport=transport) == {}
+        repo.save(name, {"w": np.zeros(1)})
+        assert repo.load(name, tensors=[], transport=transport) == {}
 
     def test_tensors_of_several_shards(self, repo: Repository, transport: str) -> None:
         parent, child = name_at(repo, 0), name_at(repo, 1)

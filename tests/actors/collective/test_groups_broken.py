@@ -19,6 +19,7 @@ from tensorvine.actors.collective.group import Group
 from tensorvine.actors.collective.rendezvous import LocalRendezvous
 from tensorvine.store.errors import OperationTimeoutError, PeerLostError, TensorMismatchError
 
+from tests.support.forked import in_child, outcomes
 from tests.support.groups import MIB, TIMEOUT_S, at_once, each, groups, held, join, new_name
 from tests.support.waiting import eventually
 
@@ -396,3 +397,24 @@ def test_closed_groups_leave_no_threads_and_no_files(backend):
     gc.collect()
     # sooner than the groups would time out
     eventually(lambda: held() <= before, f"{before} threads and files", timeout=TIMEOUT_S / 2, pause=0.001)
+
+
+def test_a_forked_child_can_neither_use_its_parents_group_nor_leave_it(backend: str) -> None:
+    with groups(backend, 2) as members:
+        assert each(members, lambda group: group.barrier()) == [None] * 2
+        group, array = members[0], np.zeros(4)
+        work = group.irecv(array, 1)
+        calls: dict[str, Callable[[], Any]] = {
+            "barrier": group.barrier,
+            "send": lambda: group.send(array, 1),
+            "all_reduce": lambda: group.all_reduce(array),
+            "wait": work.wait,
+            "done": work.done,
+        }
+        found, closed = in_child(lambda: [outcomes(calls), group.close()])
+        assert set(found.values()) == {"ClosedError"}, found
+        assert closed is None
+        members[1].send(np.ones(4), 0)
+        work.wait()
+        assert (array == 1).all()
+        assert each(members, lambda group: group.barrier()) == [None] * 2

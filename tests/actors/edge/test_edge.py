@@ -25,6 +25,7 @@ from tensorvine.store.errors import (
 )
 
 from tests.support.edge_site import Asking, Site, Tagged, tagged
+from tests.support.forked import in_child, outcomes
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -65,6 +66,27 @@ class TestWithoutAnEngine:
         assert set(actors.__all__) <= set(dir(actors))
         with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
             actors.Nothing  # noqa: B018
+
+
+class TestEnds:
+    def test_a_closed_consumer_and_a_forked_child_refuse_calls(self, server: RedisServer, site: Site) -> None:
+        site.save("m", tagged(1))
+        consumer = EdgeConsumer(server.url, "m", Tagged, repository="repo", timeout=5.0)
+        calls = {
+            "load": consumer.load,
+            "info": consumer.info,
+            "wait_newer": consumer.wait_newer,
+            "wait_for": lambda: consumer.wait_for(1),
+            "infer": lambda: consumer.infer(0),
+            "with": consumer.__enter__,
+        }
+        arrays = consumer.load()
+        refused = dict.fromkeys(calls, "ClosedError")
+        assert in_child(lambda: [outcomes(calls), consumer.close()]) == [refused, None]
+        assert int(consumer.load()["c"]) == 1
+        consumer.close()
+        assert outcomes(calls) == refused
+        assert int(arrays["c"]) == 1
 
 
 class TestLoading:

@@ -6,6 +6,7 @@ The disk is real; what it refuses, and when, is scripted. Nothing here waits for
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tensorvine.actors.rpc.messages import Chains, Wanted
+from tensorvine.actors.shard.disk import persister as persister_module
 from tensorvine.actors.shard.disk.care import named_here
 from tensorvine.actors.shard.disk.persister import Job, Persister
 from tensorvine.actors.shard.disk.tiers import Tiers
@@ -187,6 +189,50 @@ class TestRefusedSaves:
             lambda: not bench.segment_memory.memory.is_read(found.handle),
             "nobody has a view between two tries",
         )
+
+
+class TestFlush:
+    def test_a_flush_gives_up_what_the_disk_has_refused_for_long_and_names_it(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = bench.archive.directory.write
+
+        def fail(*arguments: object) -> int:
+            raise StorageError("refused")
+
+        monkeypatch.setattr(persister_module, "GIVE_UP_S", 0.0)
+        monkeypatch.setattr(bench.archive.directory, "write", fail)
+        refs = [ModelRef("m", number) for number in range(1, 13)]
+        for number, ref in enumerate(refs):
+            bench.fill(ref, (0, number), [64])
+            bench.persister.add(bench.job(ref, (0, number), [64], urgent=False))
+        named = ", ".join(map(str, refs[:10]))
+        with pytest.raises(StorageError, match=rf"12 versions \({named}, 2 more\), refused .* for \d+ s: .*; refused"):
+            bench.persister.flush(600)
+        monkeypatch.setattr(bench.archive.directory, "write", real)
+        monkeypatch.setattr(persister_module, "GIVE_UP_S", 60.0)
+        bench.persister.flush(60)
+        assert bench.on_disk == refs
+        assert math.isinf(bench.persister._refused_since)
+
+    def test_a_save_that_waits_for_its_own_write_does_not_begin_the_minute_again(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*arguments: object) -> int:
+            raise StorageError("refused")
+
+        monkeypatch.setattr(bench.archive.directory, "write", fail)
+        bench.fill(ModelRef("m", 1), (0, 1), [64])
+        bench.persister.add(bench.job(ModelRef("m", 1), (0, 1), [64], urgent=False))
+        eventually(lambda: not math.isinf(bench.persister._refused_since), "the first try has failed")
+        since = bench.persister._refused_since
+        bench.fill(ModelRef("n", 1), (0, 2), [64])
+        durable = bench.job(ModelRef("n", 1), (0, 2), [64])
+        with bench.persister._changed:
+            bench.persister._jobs[ModelRef("m", 1)].held = True
+        bench.persister.add(durable)
+        assert isinstance(durable.done.exception(60), StorageError)
+        assert bench.persister._refused_since == since
 
 
 class TestDeletes:

@@ -18,11 +18,12 @@ from tensorvine.store import Zstd
 from tensorvine.store.errors import (
     CodecUnavailableError,
     CorruptDataError,
+    RepositoryNotFoundError,
     StorageError,
     TensorVineError,
 )
 
-from tests.support.disk import MIB, is_refused, manifests, noise, same, segments, start, weights
+from tests.support.disk import MIB, in_shard, is_refused, manifests, noise, same, segments, start, weights
 from tests.support.hostile import place
 from tests.support.waiting import eventually
 
@@ -71,6 +72,29 @@ class TestPathGoneForAWhile:
             saved = repo.save("m", tensors(8), durability="disk").ref
             assert saved.version == refs[-1].version + 1
             assert repo.verify() == []
+
+    def test_a_close_gives_up_and_names_what_is_not_on_disk(
+        self, cluster: object, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def gives_up_soon(actor: Any) -> None:
+            from tensorvine.actors.shard.disk import persister
+
+            persister.GIVE_UP_S = 1.0
+
+        monkeypatch.setattr("tensorvine.actors.client.deployment.QUIET_S", 0.1)
+        monkeypatch.setattr("tensorvine.actors.client.deployment.FLUSH_TIMEOUT_S", 600.0)
+        repo = start(path)
+        repo.save("m", tensors(1), durability="disk")
+        path.rename(path.with_name("apart"))
+        refs = [repo.save("m", tensors(n)).ref for n in (2, 3)]
+        eventually(lambda: is_refused(repo), "the disk has refused")
+        in_shard(repo, 0, gives_up_soon)
+        named = ", ".join(map(str, refs))
+        with pytest.raises(StorageError, match=rf"close of repository '.*': shard 0: 2 versions \({named}\)"):
+            repo.close()
+        assert f"waiting for its path: shard 0: 2 versions ({named})" in caplog.text
+        with pytest.raises(RepositoryNotFoundError):
+            Repository.connect(repo.name)
 
     def test_savers_wait_when_too_much_waits(self, cluster: object, path: Path) -> None:
         with start(path, lag_bytes=0) as repo:

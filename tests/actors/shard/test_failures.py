@@ -458,12 +458,13 @@ class TestLeases:
 CLOSED_LATE = textwrap.dedent("""
     import time
 
+    import numpy as np
     import ray
     from tensorvine.actors import Repository
     from tensorvine.store.errors import EngineStoppedError
 
     repo = Repository.start("late", shards=1, store_bytes=1 << 20)
-    repo.save("m", {})
+    repo.save("m", {"w": np.zeros(1)})
     ray.shutdown()
     ray.init = lambda *_, **__: print("a new Ray was started")  # Ray's calls do so by themselves
     began = time.monotonic()

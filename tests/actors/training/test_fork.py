@@ -31,7 +31,7 @@ from tensorvine.actors.training.forks import fork, fork_many, fork_version
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext, TensorSpec
-from tensorvine.store.errors import ForkError, PeerLostError
+from tensorvine.store.errors import ForkError, OptionError, PeerLostError
 
 from tests.support.actors import pid_of
 from tests.support.waiting import eventually
@@ -321,12 +321,14 @@ class TestOrders:
             ({"trainers": []}, "trainers: expected at least one"),
             ({"count": 0}, r"count: expected clones from 1; found \[0\]"),
             ({"at_step": -1}, "at_step: expected a step from 0, or None; found -1"),
+            ({"at_step": "now"}, "at_step: expected a step from 0, or None; found 'now'"),
+            ({"at_step": 1.5}, "at_step: expected a step from 0, or None; found 1.5"),
             ({"transport": "mpi"}, "transport: expected one of auto, shared, gloo, nccl; found 'mpi'"),
             ({"steps": -1}, "steps: expected from 0; found -1"),
         ],
     )
     def test_wrong_arguments_are_refused_before_anybody_is_asked(self, arguments: dict[str, Any], match: str) -> None:
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(OptionError, match=match):
             fork(**{"trainers": ["a handle"], "at_step": None, **arguments})
 
     def test_options_and_names_are_one_for_each_group(self) -> None:

@@ -18,6 +18,7 @@ from tensorvine.actors.transport.tcp import TcpClient
 from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError
 
+from tests.support.forked import in_child, outcomes
 from tests.support.tcp import dial, impostor, is_ended, told
 from tests.support.tcp_store import BIG, Store, contents
 from tests.support.waiting import eventually
@@ -202,6 +203,19 @@ class TestForks:
         store.add((0, 0), b"abc")
         client = TcpClient(server.address, server.token)
         assert client.read({(0, 0): [0]}, 10, "a test")
+        client.close()
+
+    def test_a_child_may_not_read_by_its_parents_connections(self, store: Store, server: TcpServer) -> None:
+        store.add((0, 0), b"abc")
+        client = TcpClient(server.address, server.token)
+
+        def read() -> object:
+            return client.read({(0, 0): [0]}, 10, "a test")
+
+        assert read()
+        assert in_child(lambda: [outcomes({"read": read}), client.close()]) == [{"read": "ClosedError"}, None]
+        assert len(client._idle) == 1
+        assert read()
         client.close()
 
 

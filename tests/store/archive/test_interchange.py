@@ -13,9 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorvine.store.archive.interchange import format_of, read, write
+from tensorvine.store.archive.interchange import format_of, read, write, write_keras
 from tensorvine.store.arrays import Array, dtype_of
-from tensorvine.store.errors import CodecUnavailableError, CorruptDataError, StorageError, TensorMismatchError
+from tensorvine.store.errors import (
+    CodecUnavailableError,
+    CorruptDataError,
+    GraphError,
+    StorageError,
+    TensorMismatchError,
+)
 
 from tests.support.interchange import EXTENDED, PLAIN, TENSORS, assert_same, write_any
 
@@ -51,6 +57,13 @@ def full_disk(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_torch_module_is_not_written_as_keras_weights(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(GraphError, match=r"m\.weights\.h5: expected a Keras model; found Linear: write \.safetensors"):
+        write_keras(tmp_path / "m.weights.h5", torch.nn.Linear(3, 2))
+    assert not list(tmp_path.iterdir())
 
 
 class TestFormat:

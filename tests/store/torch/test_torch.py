@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from tensorvine.store.errors import TensorMismatchError, TensorNotFoundError
+from tensorvine.store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.torch import assign, graph_of, tensors_of
 from torch import nn
@@ -327,3 +327,16 @@ def test_assign_writes_nothing_if_anything_is_wrong(wrong, error, message) -> No
     with pytest.raises(error, match=message):
         assign(module, {"weight": np.ones((2, 3), "float32"), **wrong})
     assert torch.equal(module.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_result_of_torch_jit_trace_is_refused_by_name(inner: bool) -> None:
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), torch.zeros(1, 3))
+    module = nn.Sequential(nn.Linear(3, 3), traced) if inner else traced
+    name = "1" if inner else "TopLevelTracedModule"
+    with pytest.raises(
+        GraphError, match=f"module '{name}': .*torch.jit.trace: save the module that was traced"
+    ) as raised:
+        graph_of(module)
+    assert "\n" not in str(raised.value)
