@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
-from ....store.holders import Lease
+from ....store.holders import Lease, Query, Save
 from ....store.versions.handover import Bundle
 from ....store.waiting import Backoff, Deadline
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
@@ -167,6 +167,15 @@ class NameHandoff:
         return here == home and (former in self._finished or self._state.knows(name))
 
     # ---- leases ---------------------------------------------------------------------------------------
+
+    def leases_of(self, operation: Save | Query) -> list[Lease]:
+        """Return the pins of an operation that are here, on their way from here, or were handed over.
+
+        Call it with the lock held.
+        """
+        leaving = self._sending.leases if self._sending is not None else []
+        gone = [lease for lease in (*leaving, *self._onward) if lease.operation == operation]
+        return [*self._state.pinned_by(operation), *gone]
 
     async def unpin(self, leases: Sequence[Lease]) -> None:
         """Let pins go, also those that were handed over."""

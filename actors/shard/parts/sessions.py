@@ -11,8 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 
+from ....store.holders import Lease
 from ...engine.sockets.framing import SocketAddress
+from ...memory.process import ProcessId
 from ...rpc.calls import answers
 from ...rpc.lazy_server import LazyServer
 from ...rpc.messages import Hello
@@ -58,12 +61,12 @@ class Sessions:
         self._server = server
 
     @answers(SessionCalls.hello)
-    async def hello(self, client: str, node: str, pid: int) -> Hello:
+    async def hello(self, client: str, node: str, process: ProcessId) -> Hello:
         here = self._engine.this_node()
         with self._lock:
             self._state.open(client, time.monotonic())
             if node == here:
-                self._local.watch(client, pid)
+                self._local.watch(client, process)
                 self._segment_memory.page_care.came()
         memory, socket = self._segment_memory.memory, await self.socket_address(node)
         place = (os.getpid(), memory.fd, memory.file, memory.capacity)
@@ -84,9 +87,9 @@ class Sessions:
         await self._server.close()
 
     @answers(SessionCalls.renew)
-    async def renew(self, client: str) -> bool:
+    async def renew(self, client: str, leases: Sequence[Lease]) -> list[Lease] | None:
         with self._lock:
-            return self._state.renew(client, time.monotonic())
+            return self._state.renew(client, leases, time.monotonic())
 
     def end_lost(self) -> None:
         """End the sessions of clients that died or fell silent; the caller settles afterwards."""
