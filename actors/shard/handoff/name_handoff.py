@@ -178,7 +178,11 @@ class NameHandoff:
         return [*self._state.pinned_by(operation), *gone]
 
     async def unpin(self, leases: Sequence[Lease]) -> None:
-        """Let pins go, also those that were handed over."""
+        """Remove pins, also those that were handed over.
+
+        Raises:
+            TensorVineError: a shard that has some did not answer; asked again, this one asks it again.
+        """
         onward: dict[int, list[Lease]] = {}
         with self._lock:
             self._state.unpin(leases)
@@ -190,8 +194,15 @@ class NameHandoff:
                     onward.setdefault(shard, []).append(lease)
         alive = self._peers.topology.alive
         for shard, part in onward.items():
-            for successor in (shard,) if shard in alive else self._peers.others:  # who drained has handed them on
-                await self._peers.tell_gently(successor, ShardCalls.unpin(part))
+            try:
+                for successor in (
+                    (shard,) if shard in alive else self._peers.others
+                ):  # drained: others have them
+                    await self._peers.ask(successor, ShardCalls.unpin(part))
+            except TensorVineError:
+                with self._lock:
+                    self._onward |= dict.fromkeys(part, shard)
+                raise
 
     # ---- a change -------------------------------------------------------------------------------------
 

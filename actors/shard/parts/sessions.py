@@ -2,8 +2,9 @@
 
 Rules
 - A shard that is stopped answers no client any more, however long its process takes to end.
-- A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies. Only
-  a process that died has surely stopped filling memory: its parts are taken back at once.
+- A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies.
+- A process of this node may fill memory until it dies: its parts are taken back then. Parts of other clients are filled
+  by this shard alone, and go with the session.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Sessions:
             died = self._local.died()
         for client in {*ended, *died}:
             log.info("client %s is gone: its pins and unfinished saves are dropped", client)
-            self._end(client, parts_too=client in died)
+            self._end(client, parts_too=client in died or not self._local.watches(client))
 
     def _end(self, client: str, parts_too: bool = True) -> None:
         with self._lock:
