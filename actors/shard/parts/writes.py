@@ -183,7 +183,10 @@ class Writes:
     @answers(WriteCalls.allocate)
     async def allocate(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
         self._open(client)
-        return await self._admission.granted(save, sizes, timeout)
+        offsets = await self._admission.granted(save, sizes, timeout)
+        with self._lock:
+            self._segment_memory.expect_pieces(save, offsets)
+        return offsets
 
     @answers(WriteCalls.place)
     async def place(
