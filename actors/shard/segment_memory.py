@@ -91,8 +91,11 @@ class SegmentMemory:
 
     @property
     def serves_saves(self) -> bool:
-        """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
-        return self._arena.saving
+        """Whether a save that has begun fills memory here, or has filled some and was neither committed nor aborted.
+
+        Call it with the lock held.
+        """
+        return self._arena.saving or bool(self._state.saves())
 
     def publish(self) -> None:
         """Show the epoch on the version page. Call it with the lock held."""
@@ -274,11 +277,7 @@ class SegmentMemory:
                 self._written[offset] = Written()
 
     def takes_piece(self, part: Part, offset: int, shape: tuple[int, ...], box: Box) -> bool:
-        """Record a piece that is about to be written into a part; return False if it was recorded before.
-
-        Args:
-            part: that `filling` keeps in place.
-            offset, shape, box: see `Written.add`.
+        """Record a piece that is about to be written into a part, as `Written.add` does.
 
         Raises:
             ShardUnavailableError: the part is not filled piece by piece.
@@ -332,6 +331,10 @@ class SegmentMemory:
         """Take back a part that its owner did not come to use. Call it with the lock held."""
         if self._arena.owner_of(part.offset - HEADER_BYTES) == owner:
             self._free([part])
+
+    def check_under_way(self, save: Save) -> None:
+        """Raise OperationTimeoutError if a save has ended. Call it with the lock held."""
+        self._ended.check(save)
 
     def end_save(self, save: Save) -> None:
         """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""

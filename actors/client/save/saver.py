@@ -173,7 +173,7 @@ class Saver:
         except BaseException:
             for lease in leases:
                 self._session.drop(lease)
-            abandon(self._session, save, asked | (upload.at if upload is not None else set()))
+            self._abort(save, asked)
             raise
         self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
@@ -360,15 +360,20 @@ class Saver:
         return self._session.call(home, commit, left + grace)[0]
 
     def _tidy(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
-        """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
+        """Release what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
                 self._session.call(shard, ShardCalls.abort(save, []))
             self._session.unpin(leases)
         except TensorVineError as exc:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
+            self._abort(save, shards)
             for lease in leases:
                 self._session.drop(lease)
+
+    def _abort(self, save: Save, shards: set[int]) -> None:
+        """Abort a save at `shards` and at all others: a shard that drained has given them what the save brought."""
+        abandon(self._session, save, shards.union(self._session.topology.alive))
 
 
 def _key_of(architecture: Architecture) -> bytes:

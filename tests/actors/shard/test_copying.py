@@ -27,6 +27,7 @@ from tensorvine.store.errors import (
     CorruptDataError,
     ModelLostError,
     MovedError,
+    OperationTimeoutError,
     ShardUnavailableError,
     StoreFullError,
     TensorVineError,
@@ -342,6 +343,15 @@ def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, 
     successors.before_it_copies = given_up
     with pytest.raises(MovedError, match="was given up"):
         asyncio.run(drain(pair, successors).copy(AFTER))
+    assert pair.taken == 0
+
+
+def test_a_copy_that_comes_after_its_save_was_aborted_is_refused(pair: Pair, successors: Successors) -> None:
+    """Nothing would release it before the client ends."""
+    save = Save("c", 7)
+    pair.target.segment_memory.end_save(save)
+    with pytest.raises(OperationTimeoutError, match="save c/s7: expected to be under way; it has ended"):
+        asyncio.run(drain(pair, successors)._copy(SEGMENT, AFTER, save))
     assert pair.taken == 0
 
 
