@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from tensorvine.store.segments.arena import KEPT, Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.manifest import digest_of
 from tensorvine.store.versions.replica import Copy
 
 from tests.support.contexts import context_of, engine_at, with_memory
@@ -258,6 +260,38 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
 
     monkeypatch.setattr(TcpClient, "read", slow)
     asyncio.run(given_up())
+
+
+def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_other_bytes(pair: Pair) -> None:
+    """As a lossy codec gives them, where the segment leaves the memory while it is sent."""
+    with pair.source.lock:
+        for segment_id in (SEGMENT, SMALL):
+            pair.source.segment_memory.hashing.later(segment_id)
+    wait(pair.source.segment_memory.hashing.futures([SEGMENT, SMALL]))
+    server = BlockServer(pair.source)
+    try:
+        served, hashes = server._answer({SEGMENT: [0, 2], SMALL: [1]}, WAIT_S, True)
+        assert hashes is not None
+        with pair.source.lock:
+            state, memory = pair.source.state, pair.source.segment_memory
+            segment, kept = state.segment(SEGMENT), state.digests([SMALL])[SMALL]
+            assert segment is not None
+            length = layout(SIZES)[1]
+            (offset,) = memory.grant(Save("c", 2), [length])
+            again = Part(offset, length)
+            memory.memory.part(again)[:] = 7
+            assert state.residents.move(SEGMENT, segment.generation, again, segment.offsets, length)
+            memory.keep(again, SEGMENT)
+            memory.settle()
+            state.set_digests(SEGMENT, ["other"] * len(SIZES))
+        found = hashes()
+    finally:
+        server._server.close()
+    for slot, (start, nbytes) in served[SEGMENT].slots.items():
+        sent = served[SEGMENT].block[start : start + nbytes]
+        assert sent.tobytes() == pair.content[SEGMENT][slot]
+        assert found[SEGMENT][slot] == digest_of(sent)
+    assert found[SMALL] == kept
 
 
 class Successors:
