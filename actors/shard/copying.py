@@ -267,6 +267,8 @@ def put_together(
 ) -> None:
     """Bring pieces of a tensor to where they belong. Takes long: not for a loop.
 
+    A piece that was brought before is not written again.
+
     Args:
         part: of this shard's memory, which `owner` was granted.
         pieces: what to bring.
@@ -296,7 +298,9 @@ def put_together(
                     raise ShardUnavailableError("a piece: expected an address to fetch it from; found none")
                 if found.nbytes != place.nbytes:
                     raise CorruptDataError(f"{piece.start}: expected {place.nbytes} bytes; found {found.nbytes}")
-                np.copyto(place, found.reshape(place.shape))
+                box = tuple(zip(piece.start, piece.stop, strict=True))
+                if place.nbytes and segment_memory.takes_piece(part, piece.offset, piece.shape, box):
+                    np.copyto(place, found.reshape(place.shape))
     finally:
         if client is not None:
             client.close()

@@ -24,11 +24,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ...store.errors import ShardUnavailableError, StoreFullError
+from ...store.errors import ShardUnavailableError, StoreFullError, TensorMismatchError
 from ...store.holders import Filling, Owner, Save
 from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
 from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layout, pack, padded
+from ...store.segments.written import Box, Written
 from ...store.shard import ShardState
 from ...store.sizes import size
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
@@ -67,6 +68,8 @@ class SegmentMemory:
         """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
         self._filling: Counter[Part] = Counter()
         """Parts that this process fills -> in how many places."""
+        self._written: dict[int, Written] = {}
+        """Where a part starts that this process fills piece by piece -> the pieces that are written."""
         self._freed: list[Part] = []
         """Parts that are free but for who still reads them, or copies."""
         self.hashing = Hashing(state, lock, self.view)
@@ -87,8 +90,11 @@ class SegmentMemory:
 
     @property
     def serves_saves(self) -> bool:
-        """Whether a save fills memory here: one that has begun, not one that may come. Call it with the lock held."""
-        return self._arena.saving
+        """Whether a save that has begun fills memory here, or has filled some and was neither committed nor aborted.
+
+        Call it with the lock held.
+        """
+        return self._arena.saving or bool(self._state.saves())
 
     def publish(self) -> None:
         """Show the epoch on the version page. Call it with the lock held."""
@@ -239,6 +245,7 @@ class SegmentMemory:
         Raises:
             ShardUnavailableError: an earlier incarnation of this shard was filled.
             OperationTimeoutError: the save has ended.
+            TensorMismatchError: a part that is filled piece by piece is not complete.
         """
         self._state.ended.check(save)
         for segment, handle, sizes in blocks:
@@ -250,12 +257,35 @@ class SegmentMemory:
             self._check_granted(handle, save, incarnation)
             if handle in self._filling:  # by a process that was taken for dead, whose task another one did as well
                 raise ShardUnavailableError(f"save {save}: expected what fills {handle} to have ended; some has not")
+            written = self._written.get(handle.offset)
+            fault = written.fault(sizes) if written is not None else None
+            if fault is not None:
+                raise TensorMismatchError(f"save {save}: expected each byte of its tensors to be written once; {fault}")
+            self._written.pop(handle.offset, None)
             self._state.adopt(save, segment, handle, sizes)
             self.keep(handle, segment)
             self.hashing.later(segment)
         filled = sum(sum(sizes) for _, _, sizes in blocks)
         self.bytes_saved += filled
         self.page_care.filled(filled)
+
+    def expect_pieces(self, save: Save, offsets: Iterable[int]) -> None:
+        """Record from now on what is written into parts that a save was granted. Call it with the lock held."""
+        for offset in offsets:
+            if self._arena.owner_of(offset - HEADER_BYTES) == save:  # else the save has ended
+                self._written[offset] = Written()
+
+    def takes_piece(self, part: Part, offset: int, shape: tuple[int, ...], box: Box) -> bool:
+        """Record a piece that is about to be written into a part, as `Written.add` does.
+
+        Raises:
+            ShardUnavailableError: the part is not filled piece by piece.
+        """
+        with self._lock:
+            written = self._written.get(part.offset)
+            if written is None:
+                raise ShardUnavailableError(f"expected {part} to be filled piece by piece; its save has ended")
+            return written.add(offset, shape, box)
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
         """Copy a block into a part that `owner` was granted. Takes long: not for a loop.
@@ -300,6 +330,10 @@ class SegmentMemory:
         """Take back a part that its owner did not come to use. Call it with the lock held."""
         if self._arena.owner_of(part.offset - HEADER_BYTES) == owner:
             self._free([part])
+
+    def check_under_way(self, save: Save) -> None:
+        """Raise OperationTimeoutError if a save has ended. Call it with the lock held."""
+        self._state.ended.check(save)
 
     def end_save(self, save: Save) -> None:
         """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
@@ -358,6 +392,7 @@ class SegmentMemory:
         """Take parts back, as soon as nobody reads them or copies: their headers go first (see `memory`)."""
         for part in parts:
             self._arena.give(part.offset - HEADER_BYTES, KEPT)
+            self._written.pop(part.offset, None)
             self.memory.clear(part)
         self._freed += parts
         self._recycle()

@@ -32,13 +32,17 @@ class PlacedTensor:
     """A tensor that is being saved, of which tasks bring slices.
 
     Args:
+        where: names the tensor in errors.
         repository: where it is saved. A task in another process has its own connection.
         place: the tensor's.
         dtype: its own.
         timeout: seconds for each slice.
     """
 
-    def __init__(self, repository: Repository, place: Place, dtype: np.dtype[np.generic], timeout: float) -> None:
+    def __init__(
+        self, where: str, repository: Repository, place: Place, dtype: np.dtype[np.generic], timeout: float
+    ) -> None:
+        self._where = where
         self._repository: Repository | None = repository
         self._source = repository.name, start_of(repository)
         self._place, self._dtype, self._timeout = place, dtype, timeout
@@ -46,18 +50,22 @@ class PlacedTensor:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_repository": None}
 
-    def bring(self, start: tuple[int, ...], chunk: object) -> None:
-        """Have a chunk saved that starts there.
+    def bring(self, start: tuple[int, ...], shape: tuple[int, ...], chunk: object) -> None:
+        """Save the chunk that starts at `start` and has this shape.
 
         Raises:
-            TensorMismatchError: it is of another dtype, or does not lie within the tensor.
+            TensorMismatchError: it is of another dtype or shape.
             TensorVineError: see `Place.bring`.
         """
-        array = as_numpy(chunk, "a chunk")
+        array = as_numpy(chunk, f"{self._where}: a chunk")
         if array.dtype != self._dtype:
             raise TensorMismatchError(
-                f"save {self._place.save}: expected chunks of {dtype_name(self._dtype)}, as their array says; found "
+                f"{self._where}: expected chunks of {dtype_name(self._dtype)}, as their array says; found "
                 f"{dtype_name(array.dtype)}"
+            )
+        if array.shape != shape:
+            raise TensorMismatchError(
+                f"{self._where}: expected a chunk of shape {shape} at {start}, as its array says; found {array.shape}"
             )
         repository = self._repository or connected(*self._source)
         self._place.bring(repository._session, start, array, self._timeout)
@@ -89,7 +97,8 @@ def save_arrays(
         timeout: seconds for all of it, the computation included.
 
     Raises:
-        TensorMismatchError: the length of a chunk is not known, or chunks are of another dtype than their array.
+        TensorMismatchError: the length of a chunk is not known, or a chunk has another dtype or shape than its array
+            says.
         OperationTimeoutError: it took longer.
         EngineUnavailableError: `dask.array` is not installed.
         TensorVineError: see `Repository.save`.
@@ -115,7 +124,10 @@ def save_arrays(
 
     def bring(places: Mapping[str, Place], deadline: Deadline) -> None:
         left = deadline.left()
-        placed = {tensor: PlacedTensor(repository, place, like[tensor].dtype, left) for tensor, place in places.items()}
+        placed = {
+            tensor: PlacedTensor(f"{where}: tensor {tensor!r}", repository, place, like[tensor].dtype, left)
+            for tensor, place in places.items()
+        }
         compute.run([task for tensor, target in placed.items() for task in _tasks(sources[tensor], target)], deadline)
 
     pending = repository._submit(
@@ -182,8 +194,11 @@ def _tasks(source: Any, placed: PlacedTensor) -> Iterator[Any]:
     bring = _delayed(PlacedTensor.bring)
     starts: list[list[int]] = [list(accumulate(axis, initial=0)) for axis in source.chunks]
     chunks: np.ndarray = source.to_delayed(optimize_graph=False)
-    for number, chunk in np.ndenumerate(chunks):
-        yield bring(placed, tuple(at[n] for at, n in zip(starts, cast("tuple[int, ...]", number), strict=True)), chunk)
+    for where, chunk in np.ndenumerate(chunks):
+        number = cast("tuple[int, ...]", where)
+        start = tuple(at[n] for at, n in zip(starts, number, strict=True))
+        shape = tuple(int(lengths[n]) for lengths, n in zip(source.chunks, number, strict=True))
+        yield bring(placed, start, shape, chunk)
 
 
 def _delayed(function: Callable[..., Any]) -> Any:

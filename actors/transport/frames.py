@@ -49,8 +49,8 @@ Slots = Mapping[SegmentId, Sequence[int]]
 Asked = Mapping[SegmentId, Sequence[int] | Mapping[int, int]]
 """What a reader asks for: as `Slots`, or mapped to their bytes. What is announced is compared with these before memory
 is taken for it."""
-Digests = Mapping[SegmentId, Sequence[str]]
-"""Segment -> content hash of each of its slots."""
+Digests = Mapping[SegmentId, Sequence[str] | Mapping[int, str]]
+"""Segment -> content hash of each of its slots, or slot -> content hash."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -322,6 +322,10 @@ class SegmentTable:
         """List the drains under which copies came here."""
         return [holder for holder in self._held if isinstance(holder, Drain)]
 
+    def saves(self) -> list[Save]:
+        """List the saves that hold something here: they brought it, and were neither committed nor aborted."""
+        return [holder for holder in self._held if isinstance(holder, Save)]
+
     def moving(self, segment_id: SegmentId) -> MovedSegment:
         """Return all that is known of a segment, for another shard that takes it over."""
         segment = self._segments[segment_id]

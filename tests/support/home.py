@@ -149,7 +149,9 @@ class Home:
         )
         self.sessions = Sessions(context, self.settling, local=clients, senders=idle, server=idle)
         strays = Strays(context, lambda: True)
-        self.holders = Holders(context, self.settling, segment_handoff=segments, reconciliation=None, strays=strays)
+        self.holders = Holders(
+            context, self.settling, history=None, segment_handoff=segments, reconciliation=None, strays=strays
+        )
 
     def save(self, leases: list[Lease], holds: dict[tuple[int, int], list[int]] | None = None) -> ModelRef:
         return asyncio.run(self.commit(leases, holds))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
@@ -291,7 +291,9 @@ def _listed(places: Asked) -> dict[SegmentId, list[int]]:
     return {segment: list(slots) for segment, slots in places.items()}
 
 
-def _received(block: Block, slots: Collection[int], array: np.ndarray, hashes: Sequence[str] | None = None) -> Received:
+def _received(
+    block: Block, slots: Collection[int], array: np.ndarray, hashes: Sequence[str] | Mapping[int, str] | None = None
+) -> Received:
     offsets = {slot: at for slot in slots if isinstance(at := block.offsets[slot], int)}
     if len(offsets) < len(set(slots)):
         gone = sorted(set(slots) - offsets.keys())

@@ -4,11 +4,12 @@ Rules
 - By layers: the tensors that the caller names are the parent's, whatever their bytes.
 - By content: tensors whose bytes equal the parent's tensor of the same name or, where it has none of that name, any of
   its tensors of the same shape and dtype (an adapter renames what it is put around). They are compared with the
-  parent's bytes where those are mapped here, else by their content hashes.
+  parent's bytes where those are mapped here, else by their content hashes. If these cannot be read, all is written.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +17,14 @@ from itertools import chain
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import ModelNotFoundError, MovedError, TensorMismatchError, TensorNotFoundError
+from ....store.errors import (
+    CorruptDataError,
+    ModelNotFoundError,
+    MovedError,
+    StorageError,
+    TensorMismatchError,
+    TensorNotFoundError,
+)
 from ....store.graphs.graph import ModelGraph
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, digest_of
@@ -27,6 +35,8 @@ from ..catalog import Catalog
 from ..reader import Reader
 from ..session import Session
 from .request import SaveRequest, in_order, inherit_layers, same_bytes
+
+log = logging.getLogger(__name__)
 
 ENDS_BYTES = 64
 _Kind = tuple[tuple[int, ...], str]
@@ -67,7 +77,13 @@ class Inheritance:
         graph = request.graph if request.graph is not None else self._same_graph(request, parent)
         inherited: dict[str, TensorEntry] = {}
         if request.inherit == "auto":
-            inherited = self._unchanged(request, table, begun, deadline)
+            try:
+                inherited = self._unchanged(request, table, begun, deadline)
+            except (CorruptDataError, StorageError) as exc:
+                parent_ref = parent.ref if parent is not None else None
+                log.warning(
+                    "save of %r: all tensors are written, none is shared: %s: %s", request.name, parent_ref, exc
+                )
         elif request.inherit:
             if parent is None:
                 raise ModelNotFoundError(

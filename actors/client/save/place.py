@@ -1,9 +1,10 @@
 """Where a tensor of a save is put together, of which each process of a cluster has a part.
 
 Rules
-- Whoever has a slice offers it, and the shard fetches it: nobody but the shard writes into its memory.
+- A process that has a slice offers it, and the shard fetches it: nobody but the shard writes into its memory.
 - The same slice may be brought twice, also by two processes at once: a task of a process that was taken for dead is
-  done again by another. The save's commit fails while any is still on its way.
+  run again by another. The first to arrive is written. The save's commit fails while any is still being fetched.
+- The shard records which slices it has written. The commit fails unless they cover the tensor exactly once.
 """
 
 from __future__ import annotations

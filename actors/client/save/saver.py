@@ -351,7 +351,7 @@ class Saver:
         return self._session.call(home, commit, left + grace)[0]
 
     def _tidy(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
-        """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
+        """Release what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
                 self._session.call(shard, ShardCalls.abort(save))

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import StoreFullError
+from ....store.errors import StoreFullError, TensorMismatchError
 from ....store.holders import Save
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
@@ -235,6 +235,10 @@ class Upload:
             if not granted:
                 granted = self._grant([b.length for b in blocks[position:]])
             part = Part(granted.pop(0), block.length)
+            if (found := [array.nbytes for array in arrays]) != block.sizes:
+                raise TensorMismatchError(
+                    f"{self._what}: expected tensors of {block.sizes} bytes, for which memory is granted; found {found}"
+                )
             copy_into(view.part(part, self._helper), arrays, self._helper)
             self.blocks.append((block.id, part, block.sizes))
 

@@ -112,5 +112,5 @@ class ChangeCalls:
 
     @remote("ctl")
     def is_needed(self) -> bool:
-        """Tell whether a save that has begun fills memory here or is being committed, or others are being told."""
+        """Tell whether a save that began here was neither committed nor aborted, or others are being notified."""
         ...

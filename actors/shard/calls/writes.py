@@ -118,6 +118,9 @@ class WriteCalls:
         needs.
 
         A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
+
+        Raises:
+            CorruptDataError: it inherits a tensor that is on disk only, in a damaged file.
         """
         ...
 

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ....store.errors import (
     TensorVineError,
 )
 from ....store.refs import ModelRef
-from ....store.segments.segment import SegmentId, Stored
+from ....store.segments.segment import Holds, SegmentId, Stored
 from ....store.versions.manifest import Header, decode_body
 from ....store.versions.version import Draft
 from ....store.waiting import Backoff, Deadline
@@ -193,6 +194,19 @@ class History:
             for name in expected.keys() | found.keys()
             if expected.get(name) != found.get(name)
         ]
+
+    async def check_files(self, holds: Holds) -> None:
+        """Check the files of what a new version names of this shard's segments and is on disk only.
+
+        Raises:
+            CorruptDataError: a file is damaged: the version could not be read.
+        """
+        with self._lock:
+            known = [segment for segment_id in holds if (segment := self._state.segment(segment_id)) is not None]
+            cold = [s.id for s in known if not set(holds[s.id]).isdisjoint(s.absent(s.live_slots))]
+        for segment_id in cold:
+            with contextlib.suppress(StorageError):  # it cannot be read now, and may be whole
+                await self._workers.run(self._tiers.digests, segment_id)
 
     # ---- for other shards, and by them ----------------------------------------------------------------
 

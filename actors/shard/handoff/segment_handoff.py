@@ -177,6 +177,7 @@ class SegmentHandoff:
 
         Raises:
             MovedError: the drain was given up meanwhile.
+            OperationTimeoutError: the save has ended: nothing would release the copy.
         """
         with self._lock:
             if isinstance(holder, Drain) and holder not in self._taken:
@@ -184,6 +185,7 @@ class SegmentHandoff:
             if holder in self._taken or self._state.segment(moved.id) is not None:
                 return  # told twice
             if isinstance(holder, Save):
+                self._segment_memory.check_under_way(holder)
                 self._state.open(holder.client, time.monotonic())
             self._state.receive(moved, copy.handle, holder)
             self._segment_memory.hashing.later(moved.id)

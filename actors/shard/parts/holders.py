@@ -20,6 +20,7 @@ from ..calls import ShardCalls
 from ..calls.holders import HolderCalls
 from ..context import ShardContext
 from ..disk.care import named_here
+from ..disk.history import History
 from ..handoff.reconciliation import Reconciliation, claims_on
 from ..handoff.segment_handoff import SegmentHandoff
 from ..handoff.strays import Strays, unknown_here
@@ -34,6 +35,7 @@ class Holders:
     Args:
         context: the shard's.
         settling: carries out what follows.
+        history: the shard's disk, if there is one.
         segment_handoff: the shard's segments, which may be elsewhere by now.
         reconciliation: what other homes name here, where they must still be asked.
         strays: holders that may be no version's.
@@ -44,6 +46,7 @@ class Holders:
         context: ShardContext,
         settling: Settling,
         *,
+        history: History | None,
         segment_handoff: SegmentHandoff,
         reconciliation: Reconciliation | None,
         strays: Strays,
@@ -53,6 +56,7 @@ class Holders:
         self._lock = context.lock
         self._peers = context.peers
         self._settling = settling
+        self._history = history
         self._segment_handoff = segment_handoff
         self._reconciliation = reconciliation
         self._strays = strays
@@ -62,6 +66,8 @@ class Holders:
 
     @answers(HolderCalls.hold)
     async def hold(self, ref: ModelRef, holds: Holds) -> None:
+        if self._history is not None:
+            await self._history.check_files(holds)
         with self._lock:
             self._overtaken.check(ref)
             self._strays.held(ref)

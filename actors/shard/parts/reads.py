@@ -1,7 +1,8 @@
 """What readers of tensors ask of a shard: where blocks are, or the bytes.
 
 Rules
-- All that is asked for is in memory at one time when it is answered, and stays until the reader had time to lock it.
+- All that is asked for is in memory at one time when it is answered. What was read from the disk for it stays until the
+  reader has locked it, for `LOCK_S` at most.
 - What is on disk only is read into the memory first.
 """
 
@@ -14,8 +15,10 @@ import numpy as np
 
 from ....store.errors import ModelLostError
 from ....store.refs import ModelRef
+from ....store.segments.arena import Part
 from ....store.segments.segment import Block, SegmentId
 from ....store.versions.version import Record
+from ....store.waiting import Deadline
 from ...collective.rendezvous import Endpoint, Endpoints, LocalRendezvous
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched
@@ -30,7 +33,8 @@ from ..segment_memory import READ_ROUNDS
 from ..serving.exports import Exports
 from ..serving.senders import Senders
 
-LOCK_S = 0.25
+LOOK_S, LOCK_S = 0.25, 5.0
+"""How often the shard looks whether a reader has locked what was read from the disk for it, and how long it waits."""
 
 _Found = tuple[dict[SegmentId, Block], int, dict[SegmentId, np.ndarray]]
 """(blocks, the epoch at which this was answered, what keeps them in place)."""
@@ -144,8 +148,10 @@ class Reads:
             with self._lock:
                 wanted = places()
                 if not self._state.absent(wanted):
-                    _let_go_soon(kept)
-                    return self._found(wanted, local)
+                    found = self._found(wanted, local)
+                    if kept:
+                        self._release_when_locked(kept, found[0], Deadline.after(LOCK_S))
+                    return found
             kept = []  # a load that waits for room must keep nothing; it takes it up again
             try:
                 loading = required(self._history, self._context.index).loading
@@ -164,8 +170,14 @@ class Reads:
         blocks = self._state.blocks(wanted)
         return blocks, self._segment_memory.epoch, {} if local else self._segment_memory.views(blocks)
 
+    def _release_when_locked(self, kept: list[np.ndarray], blocks: dict[SegmentId, Block], deadline: Deadline) -> None:
+        """Drop what keeps blocks in the memory as soon as the reader has locked them, or the deadline has passed."""
+        parts = [block.handle for block in blocks.values() if isinstance(block.handle, Part)]
 
-def _let_go_soon(kept: list[np.ndarray]) -> None:
-    """Drop what keeps segments in the memory, once the reader had the time to lock them."""
-    if kept:
-        asyncio.get_running_loop().call_later(LOCK_S, kept.clear)
+        def look() -> None:
+            if deadline.passed or all(map(self._segment_memory.memory.is_read_by_others, parts)):
+                kept.clear()
+            else:
+                asyncio.get_running_loop().call_later(LOOK_S, look)
+
+        asyncio.get_running_loop().call_later(LOOK_S, look)

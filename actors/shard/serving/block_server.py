@@ -3,18 +3,20 @@
 Rules
 - An answer is a view on the shard's memory, kept in place until it is sent: no copy is made for it.
 - What is on disk only is read first, as for every other reader: the shard is asked to, in a message to itself.
-- Content hashes are those that the shard keeps; ones that it has not computed yet it computes while the bytes go out.
+- Content hashes are those that the shard keeps of the block that is sent, computed while the bytes go out if need be. A
+  segment that was read again from its file meanwhile may have other bytes (a lossy codec): what is sent is hashed then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 
 import numpy as np
 
 from ....store.errors import ModelLostError, OperationTimeoutError
 from ....store.segments.segment import GONE, Segment, SegmentId
+from ....store.versions.manifest import digest_of
 from ....store.waiting import Deadline
 from ...rpc.redis_keys import Address
 from ...transport.frames import Digests, Served, Slots
@@ -71,18 +73,25 @@ class BlockServer:
         if not hashed:
             return served, None
         hashing = self._segment_memory.hashing.futures(segments)
-        return served, lambda: self._digests(hashing, segments, deadline)
+        return served, lambda: self._digests(hashing, served, deadline)
 
-    def _digests(self, hashing: Sequence[Future[None]], segments: Sequence[SegmentId], deadline: Deadline) -> Digests:
+    def _digests(
+        self, hashing: Sequence[Future[None]], served: Mapping[SegmentId, Served], deadline: Deadline
+    ) -> Digests:
         _, late = wait(hashing, deadline.left())
         if late:
-            raise OperationTimeoutError(f"segments {segments}: expected their hashes in time; {len(late)} are missing")
+            raise OperationTimeoutError(
+                f"segments {list(served)}: expected their hashes in time; {len(late)} are missing"
+            )
         with self._lock:
-            known = self._state.digests(segments)
-        unknown = [segment for segment in segments if segment not in known]  # such as: a part of it is on disk only
-        if not unknown:
-            return known
-        return known | self._peers.call(self._index, ShardCalls.digests(unknown), deadline.left())
+            known = self._state.digests(segment for segment, sent in served.items() if self._lies_at(segment, sent))
+        return {segment: known.get(segment) or _hashed(sent) for segment, sent in served.items()}
+
+    def _lies_at(self, segment_id: SegmentId, sent: Served) -> bool:
+        """Tell whether a segment is still in the block that is sent, which nothing else replaces as long as it is."""
+        segment = self._state.segment(segment_id)
+        view = self._segment_memory.view(segment) if segment is not None else None
+        return view is not None and view.ctypes.data == sent.block.ctypes.data
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place, and count it; None when some is on disk only. Call it with the lock held."""
@@ -97,6 +106,10 @@ class BlockServer:
             found[segment.id] = Served(view if view is not None else np.empty(0, np.uint8), places)
             self._context.bytes_sent += sum(nbytes for _, nbytes in places.values())
         return found
+
+
+def _hashed(sent: Served) -> dict[int, str]:
+    return {slot: digest_of(sent.block[at : at + nbytes]) for slot, (at, nbytes) in sent.slots.items()}
 
 
 def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import count
+from math import prod
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,9 +25,11 @@ from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import CorruptDataError, ShardUnavailableError, TensorMismatchError
 from tensorvine.store.holders import Save
 from tensorvine.store.segments.arena import Part
+from tensorvine.store.segments.segment import layout
 from tensorvine.store.shard import ShardState
 
 SAVE, LENGTH, OFFSET = Save("client", 1), 1 << 18, 128
+SERIALS = count(100)
 WAIT_S = 60.0
 
 
@@ -41,8 +45,9 @@ class Near:
         self.fetched = 0
         """Pieces that no message brought."""
 
-    def granted(self) -> Part:
-        (offset,) = self.memory.grant(SAVE, [LENGTH])
+    def granted(self, save: Save = SAVE) -> Part:
+        (offset,) = self.memory.grant(save, [LENGTH])
+        self.memory.expect_pieces(save, [offset])
         return Part(offset, LENGTH)
 
     def connection(self, *_: object) -> object:
@@ -103,6 +108,77 @@ def test_slices_in_any_order_make_the_tensor(near: Near, cut: Any, few: bool, fo
     assert (block[:OFFSET] == 255).all()
     assert (block[end:] == 255).all()
     near.memory.give_back(part, SAVE)
+
+
+SHAPE, ITEM = (6, 8), 4
+SIZES = (prod(SHAPE) * ITEM, 0, 3)
+"""Bytes of the tensors of a part: one that is cut, one without elements, one that a single piece brings."""
+
+
+def bring(near: Near, save: Save, part: Part, *regions: tuple[slice, slice]) -> None:
+    """Bring slices of the first tensor, and all of the third."""
+    place = Place(0, save, part, 0, SHAPE, ITEM)
+    for rows, columns in regions:
+        chunk = np.zeros(SHAPE, "f4")[rows, columns]
+        place.bring(cast(Session, near), (rows.start, columns.start), chunk, WAIT_S)
+    Place(0, save, part, layout(SIZES)[0][2], (3,), 1).bring(cast(Session, near), (0,), np.zeros(3, "u1"), WAIT_S)
+
+
+ALL, LEFT, RIGHT = slice(0, 6), slice(0, 5), slice(5, 8)
+
+
+@pytest.mark.parametrize(
+    ("regions", "fault"),
+    [
+        ([], "tensor 0 is written by no chunk"),
+        ([(ALL, LEFT)], "tensor 0: 0 to 6 of axis 0, 5 to 8 of axis 1, written by no chunk"),
+        ([(ALL, LEFT), (slice(0, 4), RIGHT)], "4 to 6 of axis 0, 5 to 8 of axis 1, written by no chunk"),
+        ([(ALL, LEFT), (ALL, slice(4, 8))], "0 to 6 of axis 0, 4 to 5 of axis 1, .* written by 2 different chunks"),
+        ([(slice(0, 4), slice(0, 8)), (slice(3, 6), slice(0, 8))], "3 to 4 of axis 0, .* by 2 different chunks"),
+    ],
+)
+def test_no_segment_is_made_of_a_part_with_a_gap_or_an_overlap(
+    near: Near, regions: list[tuple[slice, slice]], fault: str
+) -> None:
+    save = Save("client", next(SERIALS))
+    part = near.granted(save)
+    bring(near, save, part, *regions)
+    with pytest.raises(TensorMismatchError, match=f"expected each byte of its tensors to be written once; .*{fault}"):
+        near.memory.adopt(save, os.getpid(), [((0, 7), part, SIZES)])
+    near.memory.end_save(save)
+    assert near.memory.bytes_filling == 0
+
+
+def test_a_tensor_that_no_segment_has_is_refused(near: Near) -> None:
+    save = Save("client", next(SERIALS))
+    part = near.granted(save)
+    bring(near, save, part, (ALL, LEFT), (ALL, RIGHT))
+    for sizes in ((SIZES[0],), (SIZES[0] - 8, *SIZES[1:])):
+        with pytest.raises(TensorMismatchError, match=r"a chunk is written to a tensor of .* where none starts"):
+            near.memory.adopt(save, os.getpid(), [((0, 7), part, sizes)])
+    near.memory.end_save(save)
+
+
+def test_a_chunk_that_is_computed_twice_is_written_once(near: Near) -> None:
+    save, serial = Save("client", next(SERIALS)), 1000 + next(SERIALS)
+    part = near.granted(save)
+    bring(near, save, part, (ALL, LEFT), (ALL, RIGHT), (ALL, LEFT))
+    again = Place(0, save, part, 0, SHAPE, ITEM)
+    again.bring(cast(Session, near), (0, 0), np.ones((6, 5), "f4"), WAIT_S)
+    near.memory.adopt(save, os.getpid(), [((0, serial), part, SIZES)])
+    assert not near.memory.memory.part(part)[: SIZES[0]].any()
+
+
+def test_memory_that_is_granted_again_remembers_no_chunk(near: Near) -> None:
+    for _ in range(2):
+        save = Save("client", next(SERIALS))
+        part = near.granted(save)
+        bring(near, save, part, (ALL, LEFT))
+        near.memory.end_save(save)
+    save = Save("client", next(SERIALS))
+    (offset,) = near.memory.grant(save, [LENGTH])
+    near.memory.expect_pieces(Save("client", next(SERIALS)), [offset])  # has ended before
+    near.memory.adopt(save, os.getpid(), [((0, 2000 + next(SERIALS)), Part(offset, LENGTH), SIZES)])
 
 
 def test_many_bytes_are_fetched_and_few_are_brought(near: Near, part: Part) -> None:

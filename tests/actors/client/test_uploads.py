@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +21,15 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.save import offer as module
 from tensorvine.actors.client.save.offer import Offer
-from tensorvine.actors.client.save.upload import Upload
+from tensorvine.actors.client.save.upload import Upload, _Block
+from tensorvine.actors.client.session import Session
+from tensorvine.actors.memory.memory import MemoryView
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Gathered, Row
 from tensorvine.actors.transport.tcp_server import TcpServer
-from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError
+from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError, TensorMismatchError
 from tensorvine.store.holders import Save
+from tensorvine.store.waiting import NEVER
 
 from tests.support.far import connect_from_afar
 from tests.support.waiting import eventually
@@ -152,6 +156,21 @@ def by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
             self.address = ("127.0.0.1", port, self.address[2])
 
         monkeypatch.setattr(Offer, "__init__", elsewhere)
+
+
+@pytest.mark.parametrize("length", [0, 15, 17, 1 << 20])
+def test_a_tensor_of_another_length_than_granted_is_not_copied(length: int) -> None:
+    """The shard cannot see what is written into memory that is mapped here."""
+    memory = np.zeros(1 << 16, np.uint8)
+    with ThreadPoolExecutor(1) as helper:
+        nobody = cast("Session", None)
+        upload = Upload(
+            nobody, 0, save=Save("c", 1), deadline=NEVER, what="save of 'm'", helper=helper, granted=[128], granter=1
+        )
+        view = cast("MemoryView", SimpleNamespace(part=lambda part, _: memory[part.offset :][: part.length]))
+        with pytest.raises(TensorMismatchError, match=rf"tensors of \[16\] bytes, .* granted; found \[{length}\]"):
+            upload._fill_parts([_Block((0, 1), [16])], [[np.ones(length, np.uint8)]], view)
+    assert not memory.any()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,8 +16,9 @@ import ray
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save.pending import PendingSave
 from tensorvine.actors.client.save.upload import Upload
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters import LocalCluster
-from tensorvine.store.errors import ModelNotFoundError, MovedError
+from tensorvine.store.errors import ModelNotFoundError, MovedError, StoreFullError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
@@ -295,6 +296,78 @@ def test_a_save_whose_shard_drains_while_it_is_copied_is_staged_anew(
     monkeypatch.setattr(Upload, "copies", drained)
     saved = four.save_async("m", {"w": whole + 1}).committed(60)
     assert (four.load(saved.ref)["w"] == whole + 1).all()
+
+
+class Drained:
+    """Saves whose shard drains between staging and commit, and calls `adopted` once it has taken what they staged."""
+
+    def __init__(self, repo: Repository, monkeypatch: pytest.MonkeyPatch, adopted: Callable[[int], None]) -> None:
+        self.repo, self.shard = repo, max(repo.shards)
+        self.name = next(name for i in count() if repo._session.home(name := f"m{i}") == self.shard)
+        self.tensors = {"w": np.arange(1 << 17)}
+        self._pool = ThreadPoolExecutor(1)
+        write, taken = Upload.write, Upload.taken
+
+        def written(upload: Upload, *arguments: Any) -> None:
+            write(upload, *arguments)
+            self.change = self._pool.submit(repo.scale, len(repo.shards) - 1)
+            eventually(self._has_left, "the shard has left the topology")
+
+        def adopts(upload: Upload, shard: int, blocks: Any) -> None:
+            taken(upload, shard, blocks)
+            assert shard == self.shard
+            adopted(shard)
+
+        monkeypatch.setattr(Upload, "write", written)
+        monkeypatch.setattr(Upload, "taken", adopts)
+
+    def _has_left(self) -> bool:
+        self.repo._session.refresh()
+        return self.shard not in self.repo.shards
+
+    def ended(self) -> bool:
+        """Wait until the shard has ended; tell whether nothing of the save is left."""
+        self.change.result(60)
+        self._pool.shutdown()
+        return not any(s.bytes_staged or s.bytes_allocated or s.tensors for s in self.repo.stats().shards)
+
+
+def test_a_shard_that_drains_stays_until_the_save_that_it_adopted_is_committed(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[bool] = []
+    drained = Drained(
+        repo, monkeypatch, lambda shard: needed.append(repo._session.call(shard, ShardCalls.is_needed(), 10.0))
+    )
+    saved = repo.save(drained.name, drained.tensors)
+    assert needed == [True]
+    assert np.array_equal(repo.load(saved.ref)["w"], drained.tensors["w"])
+    assert not drained.ended()
+    repo.retire(saved.ref)
+    eventually(drained.ended, "nothing of it is left")
+
+
+def test_a_save_that_fails_is_aborted_at_every_shard_that_may_hold_something_of_it(
+    four: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard has given the successors what it adopted."""
+    aborted: set[int] = set()
+    send = four._session.send
+
+    def sent(shard: int, request: Any) -> Any:
+        if request.remote is ShardCalls.abort:
+            aborted.add(shard)
+        return send(shard, request)
+
+    def fails(_: int) -> NoReturn:
+        raise StoreFullError("as told")
+
+    drained = Drained(four, monkeypatch, fails)
+    monkeypatch.setattr(four._session, "send", sent)
+    with pytest.raises(StoreFullError, match="as told"):
+        four.save(drained.name, drained.tensors)
+    assert aborted == {0, 1, 2, 3}
+    eventually(drained.ended, "nothing of it is left")
 
 
 def test_a_pin_outlives_the_shard_that_gave_it(four: Repository) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from tensorvine.store.errors import (
     CorruptDataError,
     ModelLostError,
     MovedError,
+    OperationTimeoutError,
     ShardUnavailableError,
     StoreFullError,
     TensorVineError,
@@ -37,6 +39,7 @@ from tensorvine.store.segments.arena import KEPT, Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.manifest import digest_of
 from tensorvine.store.versions.replica import Copy
 
 from tests.support.contexts import context_of, engine_at, with_memory
@@ -259,6 +262,38 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
     asyncio.run(given_up())
 
 
+def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_other_bytes(pair: Pair) -> None:
+    """As a lossy codec gives them, where the segment leaves the memory while it is sent."""
+    with pair.source.lock:
+        for segment_id in (SEGMENT, SMALL):
+            pair.source.segment_memory.hashing.later(segment_id)
+    wait(pair.source.segment_memory.hashing.futures([SEGMENT, SMALL]))
+    server = BlockServer(pair.source)
+    try:
+        served, hashes = server._answer({SEGMENT: [0, 2], SMALL: [1]}, WAIT_S, True)
+        assert hashes is not None
+        with pair.source.lock:
+            state, memory = pair.source.state, pair.source.segment_memory
+            segment, kept = state.segment(SEGMENT), state.digests([SMALL])[SMALL]
+            assert segment is not None
+            length = layout(SIZES)[1]
+            (offset,) = memory.grant(Save("c", 2), [length])
+            again = Part(offset, length)
+            memory.memory.part(again)[:] = 7
+            assert state.residents.move(SEGMENT, segment.generation, again, segment.offsets, length)
+            memory.keep(again, SEGMENT)
+            memory.settle()
+            state.set_digests(SEGMENT, ["other"] * len(SIZES))
+        found = hashes()
+    finally:
+        server._server.close()
+    for slot, (start, nbytes) in served[SEGMENT].slots.items():
+        sent = served[SEGMENT].block[start : start + nbytes]
+        assert sent.tobytes() == pair.content[SEGMENT][slot]
+        assert found[SEGMENT][slot] == digest_of(sent)
+    assert found[SMALL] == kept
+
+
 class Successors:
     """The other shards, as one that drains sees them: the successor does what it is told."""
 
@@ -342,6 +377,15 @@ def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, 
     successors.before_it_copies = given_up
     with pytest.raises(MovedError, match="was given up"):
         asyncio.run(drain(pair, successors).copy(AFTER))
+    assert pair.taken == 0
+
+
+def test_a_copy_that_comes_after_its_save_was_aborted_is_refused(pair: Pair, successors: Successors) -> None:
+    """Nothing would release it before the client ends."""
+    save = Save("c", 7)
+    pair.target.segment_memory.end_save(save)
+    with pytest.raises(OperationTimeoutError, match="save c/s7: expected to be under way; it has ended"):
+        asyncio.run(drain(pair, successors)._copy(SEGMENT, AFTER, save))
     assert pair.taken == 0
 
 

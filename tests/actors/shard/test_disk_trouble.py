@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
-from tensorvine.store import Zstd
+from tensorvine.store import Layer, ModelGraph, Zstd
 from tensorvine.store.errors import (
     CodecUnavailableError,
     CorruptDataError,
@@ -197,6 +197,35 @@ class TestDamagedFiles:
         assert [str(p.ref) for p in repo.verify("cut")] == ["cut@1"] * len(repo.verify("cut"))
         assert repo.save("cut", tensors(7), inherit=None, durability="disk").ref.version == 2
         assert same(repo.load("cut"), tensors(7))
+
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_a_save_with_such_a_parent_writes_all_its_tensors(
+        self, cluster: object, path: Path, shards: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Only what it takes from the damaged file by name is an error. With two shards, homes hold parts elsewhere."""
+        graph = ModelGraph([Layer(name, {"class": "Dense"}, tensors=[name]) for name in "ab"])
+        names = [f"m{number}" for number in range(8)]
+        with start(path) as repo:
+            for name in names:
+                repo.save(name, tensors(1), graph=graph, durability="disk")
+        for number, file in enumerate(segments(path)):
+            if number % 2:
+                os.truncate(file, file.stat().st_size - 1)
+            else:
+                file.write_bytes(file.read_bytes()[:-64] + bytes(64))
+        with start(path, shards=shards) as repo:
+            homes = {repo._session.home(name): name for name in names}
+            assert len(homes) == shards
+            for name in homes.values():
+                with pytest.raises(CorruptDataError, match=f"{path}/segments/"):
+                    repo.save(name, {"b": tensors(2)["b"]}, graph=graph, inherit={"a": "a"})
+                assert repo.save(name, tensors(2), graph=graph).bytes_inherited == 0
+                assert caplog.text.count(f"save of '{name}': all tensors are written, none is shared: {name}@1: ") == 1
+                assert same(repo.load(name), tensors(2))
+                saved = repo.save(name, tensors(2), graph=graph, inherit={}, parent=f"{name}@1")
+                assert repo.save(name, {"b": tensors(3)["b"]}, graph=graph, inherit={"a": "a"}).bytes_inherited
+                assert same(repo.load(saved.ref), tensors(2))
+            eventually(lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards), "nothing is staged")
 
     def test_a_file_that_is_cut_while_it_is_open(self, cluster: object, path: Path) -> None:
         with start(path) as repo:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorvine.clusters.words import size
-from tensorvine.store.sizes import bytes_of
+from tensorvine.store.sizes import bytes_of, size
 
 
 @given(st.integers(0, 10**18))
