@@ -86,8 +86,9 @@ class Filler:
 
     def _checked(self, own: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Tell a torch module's own tensors, which were checked, from what goes through `load_state_dict`."""
-        weights = {name: array for name, array in own.items() if name in self._expected}
-        return checked(weights, self._expected), {name: a for name, a in own.items() if name not in weights}
+        weights = checked({name: array for name, array in own.items() if name in self._expected}, self._expected)
+        self._adapter.check_tied(self._memory.tied, weights)
+        return weights, {name: a for name, a in own.items() if name not in weights}
 
     def _named(self, own: dict[str, np.ndarray], graph: ModelGraph) -> dict[str, np.ndarray]:
         """Return a version's tensors under the model's names."""
@@ -117,13 +118,19 @@ def _keras_memory(model: keras.Model) -> WeightMemory:
 
 
 class _TorchMemory:
-    """The memory of a torch module's own tensors; those on a GPU have none that NumPy could write to."""
+    """The memory of a torch module's own tensors; those on a GPU have none that NumPy could write to.
+
+    A module that runs code of its own when it is loaded has no `weights` here: its `load_state_dict` sets them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        from ...store.torch import State
+        from ...store.torch import State, loads_itself, tied
 
         state = State(module)
-        self.weights = {name: tensor for name, tensor in state.tensors.items() if state.is_own(name)}
+        own = {} if loads_itself(module) else state.tensors
+        self.weights = {name: tensor for name, tensor in own.items() if state.is_own(name)}
+        self.tied = tied(self.weights)
+        """Names of tensors that are the same memory."""
 
     def in_place(self, name: str) -> np.ndarray | None:
         tensor = self.weights[name]
