@@ -138,9 +138,14 @@ class _TorchMemory:
 
 
 def _unlike(graph: ModelGraph, mine: ModelGraph) -> str:
-    """Say where an architecture leaves ours."""
-    same = mine.common_prefix(graph)
-    other = next((layer for layer in graph.layers if layer.name not in same.values()), None)
-    if other is None:
+    """Say where an architecture differs from the model's."""
+    same = mine.common_prefix(graph).values()
+    others = [layer for layer in graph.layers if layer.name not in same]
+    if any(layer.config.get("class") == "constant" and "content" in layer.config.get("value", ()) for layer in others):
+        return (
+            "a graph that an earlier version of TensorVine stored, of which the values of tensors that are not stored "
+            "are part: save the model again"
+        )
+    if not others:
         return f"one of {len(graph.layers)} layers, where the model has {len(mine.layers)}"
-    return f"layer {other.name!r} {dict(other.config)}, which the model has not"
+    return f"layer {others[0].name!r} {dict(others[0].config)}, which the model has not"
