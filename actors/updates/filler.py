@@ -141,7 +141,8 @@ def _unlike(graph: ModelGraph, mine: ModelGraph) -> str:
     """Say where an architecture differs from the model's."""
     same = mine.common_prefix(graph).values()
     others = [layer for layer in graph.layers if layer.name not in same]
-    if any(layer.config.get("class") == "constant" and "content" in layer.config.get("value", ()) for layer in others):
+    constants = [layer.config.get("value") for layer in others if layer.config.get("class") == "constant"]
+    if any(isinstance(value, Mapping) and "content" in value for value in constants):
         return (
             "a graph that an earlier version of TensorVine stored, of which the values of tensors that are not stored "
             "are part: save the model again"

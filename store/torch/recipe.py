@@ -23,7 +23,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import nn
@@ -57,6 +57,8 @@ class _Content(TypedDict):
     frozen: Sequence[str]
     hooks: Mapping[str, int]
     unsaved: Mapping[str, str]
+    whole: NotRequired[bool]
+    """Digests are of whole tensors; earlier versions have no such entry, and digests of samples."""
 
 
 def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
@@ -99,6 +101,7 @@ def _made_of(module: nn.Module) -> str:
     made = {
         "model": _Writer(packages_of(type(module))).module(module, type(module).__qualname__),
         "contents": contents_of(module),
+        "whole": True,
         "dtypes": {name: str(item.dtype) for name, item in tensors},
     }
     return json.dumps(made, separators=(",", ":"))[1:-1]
@@ -227,9 +230,9 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
             module = builder.value(content["model"])
         if not isinstance(module, nn.Module):
             raise TypeError(type(module).__name__)
-        _compare(module, content["contents"], content["hooks"])
+        _compare(module, content)
         _finish(module, content)
-        _compare_buffers(module, content["unsaved"])
+        _compare_buffers(module, content)
     except GraphError:
         raise
     except (CorruptDataError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
@@ -307,12 +310,14 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.M
         raise GraphError(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built; {exc!r}") from exc
 
 
-def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str, int]) -> None:
+def _compare(module: nn.Module, content: _Content) -> None:
     """Refuse what is not what was saved."""
-    stored = {path: (digest, hooks.get(path, 0)) for path, digest in contents.items()}
+    hooks = content["hooks"]
+    stored = {path: (digest, hooks.get(path, 0)) for path, digest in content["contents"].items()}
     modules = dict(module.named_modules())
     counts = _hooks_of(modules.items())
-    built = {path: (digest, counts.get(path, 0)) for path, digest in contents_of(module).items()}
+    digests = contents_of(module, sampled=not content.get("whole"))
+    built = {path: (digest, counts.get(path, 0)) for path, digest in digests.items()}
     differ = [path for path in {**stored, **built} if stored.get(path) != built.get(path)]
     if differ:
         path = max(differ, key=lambda path: path.count(".") + bool(path))  # the innermost: others hold it
@@ -324,8 +329,8 @@ def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str,
         )
 
 
-def _compare_buffers(module: nn.Module, unsaved: Mapping[str, str]) -> None:
-    built = unsaved_of(module)
+def _compare_buffers(module: nn.Module, content: _Content) -> None:
+    unsaved, built = content["unsaved"], unsaved_of(module, sampled=not content.get("whole"))
     differ = [path for path in {**unsaved, **built} if unsaved.get(path) != built.get(path)]
     if differ:
         raise GraphError(
