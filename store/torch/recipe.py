@@ -29,13 +29,13 @@ import torch
 from torch import nn
 
 from ..bounds import jsontext
-from ..errors import CorruptDataError, GraphError, TensorMismatchError
+from ..errors import GraphError, TensorMismatchError
 from ..facts import Json
-from ..recipes import TORCH
+from ..recipes import TORCH, building
 from ..values import decode, encode
 from .constructors import arguments_of, is_container
 from .contents import contents_of, unsaved_of
-from .importable import check, name_of, named, packages_of
+from .importable import allowed_name, name_of, named, packages_of
 from .inference import to_inference
 from .signature import Known, signature
 from .state import bare
@@ -204,12 +204,10 @@ class _Writer:
         return None
 
     def _name(self, value: object, where: str) -> str:
-        name = name_of(value)
         try:
-            check(name, self._allowed)
+            return allowed_name(value, self._allowed)
         except GraphError as exc:
             raise GraphError(f"{where}: {exc}") from exc
-        return name
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
@@ -223,7 +221,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
         GraphError: the text is no recipe, a class is not found here, a constructor raises, or what it builds is not
             what was saved; names the module.
     """
-    try:
+    with building("recipe: expected what recipe_of writes"):
         content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])
         builder = _Builder(custom_objects or {})
         with torch.device("cpu"):
@@ -233,11 +231,7 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
         _compare(module, content)
         _finish(module, content)
         _compare_buffers(module, content)
-    except GraphError:
-        raise
-    except (CorruptDataError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-        raise GraphError(f"recipe: expected what recipe_of writes; found {exc!r:.300}") from exc
-    return module
+        return module
 
 
 class _Builder:
@@ -276,12 +270,10 @@ class _Builder:
         given = self.value(written)
         if kind == "member":
             return cast("type[Enum]", of)[cast(str, given)]
-        try:
+        with building(f"{name}: expected it to be built"):
             if kind == "configuration":
                 return cast("Any", of).from_dict(given)
             return cast("Callable[..., object]", of)(**cast("Mapping[str, object]", given))
-        except Exception as exc:  # of the class's own code
-            raise GraphError(f"{name}: expected it to be built; {exc!r:.300}") from exc
 
     def _module(self, content: Mapping[str, object]) -> nn.Module:
         kind = cast("type[nn.Module]", named(cast(str, content["class"]), None, self._custom))
@@ -304,10 +296,8 @@ def _is_of_kind(found: type, kind: str) -> bool:
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:
-    try:
+    with building(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built"):
         return kind(**arguments)
-    except Exception as exc:  # of the constructor's own code
-        raise GraphError(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built; {exc!r}") from exc
 
 
 def _compare(module: nn.Module, content: _Content) -> None:
