@@ -82,6 +82,8 @@ class Filler:
             self._adapter.assign(self._model, {**weights, **kept})
         else:
             copy_all(pairs, self._helper)
+            if self._state is None:
+                self._memory.count_writes()
         return self._state is not None and self._restore(self._state, weights, kept)
 
     def _checked(self, own: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -131,6 +133,13 @@ class _TorchMemory:
         self.weights = {name: tensor for name, tensor in own.items() if state.is_own(name)}
         self.tied = tied(self.weights)
         """Names of tensors that are the same memory."""
+
+    def count_writes(self) -> None:
+        """Update the tensors' version counters, by which a module may know that a cached value is stale."""
+        from torch.autograd.graph import increment_version
+
+        for tensor in self.weights.values():
+            increment_version(tensor)
 
     def in_place(self, name: str) -> np.ndarray | None:
         tensor = self.weights[name]

@@ -117,3 +117,21 @@ def test_a_graph_that_had_the_values_of_such_tensors_is_refused_with_the_reason(
             config["value"]["content"] = "0" * 32  # as it was stored
     with pytest.raises(GraphError, match=r"an earlier version of TensorVine stored.*save the model again"):
         Filler(net, helper).fill(tensors_of(net), ModelGraph.from_json(json.dumps(rows)))
+
+
+def test_a_value_that_is_cached_until_a_weight_changes_is_of_each_version(helper: Executor) -> None:
+    class Caching(nn.Module):
+        def __init__(self, value: float = 1.0) -> None:
+            super().__init__()
+            self.weight, self.version = nn.Parameter(torch.full((2,), value)), -1
+
+        def forward(self, x: Any) -> Any:
+            if self.version != self.weight._version:
+                self.version, self.doubled = self.weight._version, self.weight.detach() * 2
+            return x * self.doubled
+
+    net = Caching()
+    filler = Filler(net, helper)
+    for value in (3.0, 4.0):
+        filler.fill(tensors_of(Caching(value)), NONE)
+        assert net(torch.ones(2)).tolist() == [2 * value] * 2
