@@ -4,11 +4,16 @@ Rules
 - It is JSON text. A recipe is read by the adapter of the framework that wrote it; which one that is, the text says, so
   that the other framework is not imported.
 - A model that no recipe can be written of has a note in its place.
+- Anyone who can write to the path can write a recipe. Names in it are checked before a framework reads it: a recipe may
+  name parts of models and functions of tensors. The code of these may raise anything, and all of it is a GraphError.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Literal
 
 from .bounds import jsontext
@@ -56,3 +61,34 @@ def framework_of(recipe: str) -> Literal["keras", "torch"]:
     if _NOTE in entries:
         raise GraphError(f"expected a model that can be built again; it was saved without a recipe, {entries[_NOTE]}")
     return "torch" if TORCH in entries else "keras"
+
+
+def check_module(name: str) -> None:
+    """Refuse a module that is a program, which would run when it is imported; the running one is imported already.
+
+    Raises:
+        GraphError: it is one.
+
+    >>> check_module("torch.nn")
+    >>> check_module("json.__main__")
+    Traceback (most recent call last):
+    tensorvine.store.errors.GraphError: recipe: expected modules that can be imported; found the program 'json.__main__'
+    """
+    if "__main__" in name.split(".") and name not in sys.modules:
+        raise GraphError(f"recipe: expected modules that can be imported; found the program {name!r}")
+
+
+@contextmanager
+def building(expected: str, found: Callable[[BaseException], str] = repr) -> Generator[None]:
+    """Turn all that the code of a recipe raises into a GraphError, SystemExit too. Ctrl-C stays KeyboardInterrupt.
+
+    Args:
+        expected: begins the message.
+        found: describes what was raised.
+    """
+    try:
+        yield
+    except (GraphError, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
+        raise GraphError(f"{expected}; found {found(exc):.600}") from exc

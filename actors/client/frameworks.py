@@ -16,6 +16,7 @@ import numpy as np
 
 from ...store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from ...store.graphs.graph import ModelGraph
+from ...store.graphs.renaming import by_own_names
 from ...store.recipes import framework_of, note_of
 from ...store.values import base_of
 
@@ -333,7 +334,11 @@ def _unwrapped(tensors: Mapping[str, np.ndarray], target: ModelGraph) -> dict[st
 
 
 def renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelGraph) -> dict[str, np.ndarray] | None:
-    """Return the tensors under the names that `target` has for them; None unless the architectures are equal."""
+    """Return the tensors under the names that `target` has for them; None unless the architectures are equal.
+
+    Raises:
+        TensorMismatchError: two different tensors go to one of `target`, which uses a layer twice.
+    """
     if graph.fingerprint != target.fingerprint:
         return None
     pairs = [(target.by_name[mine], graph.by_name[theirs]) for mine, theirs in target.common_prefix(graph).items()]
@@ -341,4 +346,5 @@ def renamed(tensors: Mapping[str, np.ndarray], graph: ModelGraph, target: ModelG
         return None
     if not all(name in tensors for _, source in pairs for name in source.tensors):  # some by another name only
         return None
-    return {m: tensors[t] for layer, source in pairs for m, t in zip(layer.tensors, source.tensors, strict=True)}
+    names = (both for layer, source in pairs for both in zip(layer.tensors, source.tensors, strict=True))
+    return by_own_names((own, stored, tensors[stored]) for own, stored in names)

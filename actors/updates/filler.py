@@ -82,12 +82,15 @@ class Filler:
             self._adapter.assign(self._model, {**weights, **kept})
         else:
             copy_all(pairs, self._helper)
+            if self._state is None:
+                self._memory.count_writes()
         return self._state is not None and self._restore(self._state, weights, kept)
 
     def _checked(self, own: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Tell a torch module's own tensors, which were checked, from what goes through `load_state_dict`."""
-        weights = {name: array for name, array in own.items() if name in self._expected}
-        return checked(weights, self._expected), {name: a for name, a in own.items() if name not in weights}
+        weights = checked({name: array for name, array in own.items() if name in self._expected}, self._expected)
+        self._adapter.check_tied(self._memory.tied, weights)
+        return weights, {name: a for name, a in own.items() if name not in weights}
 
     def _named(self, own: dict[str, np.ndarray], graph: ModelGraph) -> dict[str, np.ndarray]:
         """Return a version's tensors under the model's names."""
@@ -117,13 +120,26 @@ def _keras_memory(model: keras.Model) -> WeightMemory:
 
 
 class _TorchMemory:
-    """The memory of a torch module's own tensors; those on a GPU have none that NumPy could write to."""
+    """The memory of a torch module's own tensors; those on a GPU have none that NumPy could write to.
+
+    A module that runs code of its own when it is loaded has no `weights` here: its `load_state_dict` sets them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        from ...store.torch import State
+        from ...store.torch import State, loads_itself, tied
 
         state = State(module)
-        self.weights = {name: tensor for name, tensor in state.tensors.items() if state.is_own(name)}
+        own = {} if loads_itself(module) else state.tensors
+        self.weights = {name: tensor for name, tensor in own.items() if state.is_own(name)}
+        self.tied = tied(self.weights)
+        """Names of tensors that are the same memory."""
+
+    def count_writes(self) -> None:
+        """Update the tensors' version counters, by which a module may know that a cached value is stale."""
+        from torch.autograd.graph import increment_version
+
+        for tensor in self.weights.values():
+            increment_version(tensor)
 
     def in_place(self, name: str) -> np.ndarray | None:
         tensor = self.weights[name]
@@ -131,9 +147,15 @@ class _TorchMemory:
 
 
 def _unlike(graph: ModelGraph, mine: ModelGraph) -> str:
-    """Say where an architecture leaves ours."""
-    same = mine.common_prefix(graph)
-    other = next((layer for layer in graph.layers if layer.name not in same.values()), None)
-    if other is None:
+    """Say where an architecture differs from the model's."""
+    same = mine.common_prefix(graph).values()
+    others = [layer for layer in graph.layers if layer.name not in same]
+    constants = [layer.config.get("value") for layer in others if layer.config.get("class") == "constant"]
+    if any(isinstance(value, Mapping) and "content" in value for value in constants):
+        return (
+            "a graph that an earlier version of TensorVine stored, of which the values of tensors that are not stored "
+            "are part: save the model again"
+        )
+    if not others:
         return f"one of {len(graph.layers)} layers, where the model has {len(mine.layers)}"
-    return f"layer {other.name!r} {dict(other.config)}, which the model has not"
+    return f"layer {others[0].name!r} {dict(others[0].config)}, which the model has not"

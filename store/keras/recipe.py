@@ -3,6 +3,9 @@
 Rules
 - It is what a `.keras` file holds beside the weights: configs, built shapes, and how the model was compiled.
 - Code inside a recipe is refused, unless the process allowed it.
+- Keras calls the public function of Keras that a recipe names, with arguments of the recipe, and some of them write
+  files, use the network or change the process. So a recipe is walked before Keras reads it: it may name Keras' classes,
+  its functions of tensors, and what is registered or given by `custom_objects`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,17 +20,18 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import keras
+from keras.src.api_export import get_symbol_from_name
 from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from ..bounds import jsontext
-from ..errors import CorruptDataError, GraphError
+from ..errors import GraphError
+from ..recipes import building, check_module
 
-_BUILDING = (
-    *(ArithmeticError, AttributeError, ImportError, LookupError),
-    *(MemoryError, RecursionError, TypeError, ValueError),
-)
-"""What Keras raises when it builds what no model is of."""
+_WITH_FUNCTIONS = ("activations", "losses", "metrics", "ops", "quantizers", "random", "utils.bounding_boxes")
+"""Packages of Keras of which functions are allowed."""
+_BY_NAME = ("deserialize", "get", "serialize")
+"""Functions in each of these that are not of tensors."""
 
 
 def recipe_of(model: keras.Model) -> str:
@@ -61,12 +65,17 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, co
         compiled: False: it is not compiled, whether it was or not.
 
     Raises:
-        GraphError: the text is no recipe, or a class in it is not known here.
+        GraphError: the text is no recipe, a class in it is not known here, or it names a function that is not of
+            tensors.
     """
-    try:
+    expected = (
+        "recipe: expected what recipe_of writes, of classes that can be imported, or are given by custom_objects="
+    )
+    with building(expected, _cause):
         entries = jsontext.mapping(recipe, "recipe")
         flags, how = entries.pop("trainable_flags"), entries.pop("compile_config", None)
         with ObjectSharingScope(), knowing(custom_objects):
+            _check({**entries, "compile_config": how})
             model = keras.saving.deserialize_keras_object(entries)
             layers = all_layers(model)
             if len(layers) != len(flags):
@@ -78,17 +87,53 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, co
                     layer.trainable = flag
             if how and compiled:  # after the flags, which say what the optimizer holds
                 model.compile_from_config(how)
-    except GraphError:
-        raise
-    except (*_BUILDING, CorruptDataError) as exc:
-        expected = "expected what recipe_of writes, of classes that can be imported, or are given by custom_objects="
-        raise GraphError(f"recipe: {expected}; found {_cause(exc)}") from exc
-    if not isinstance(model, keras.Model):
-        raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
-    return model
+        if not isinstance(model, keras.Model):
+            raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
+        return model
 
 
-def _cause(exc: Exception) -> str:
+def _check(entries: object) -> None:
+    """Refuse a recipe that names a function of Keras which is not of tensors, or a program."""
+    left = [entries]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += cast("list[object]", value)
+        elif isinstance(value, dict):
+            entry = cast("dict[str, object]", value)
+            left += entry.values()
+            module, kind = entry.get("module"), entry.get("class_name")
+            if isinstance(module, str) and isinstance(kind, str):
+                _check_entry(entry, module, kind)
+
+
+def _check_entry(entry: Mapping[str, object], module: str, kind: str) -> None:
+    """Refuse the name of a class or function that Keras would look for in a module; what is registered goes before."""
+    if kind == "function":
+        names = [entry.get("config"), entry.get("registered_name")]
+        names = [name for name in names if keras.saving.get_registered_object(name) is None]
+    elif keras.saving.get_registered_object(entry.get("registered_name", kind)) is None:
+        names = [kind, entry.get("spec_name")]
+    else:
+        return
+    check_module(module)
+    package, _, within = module.partition(".")
+    for name in [name for name in names if package == "keras" and isinstance(name, str)]:
+        found = get_symbol_from_name(f"{module}.{name}")
+        if not (found is None or isinstance(found, type) or _is_of_tensors(within, name)):
+            raise GraphError(
+                "recipe: expected classes and functions of tensors of Keras, or what custom_objects= gives; "
+                f"found {module}.{name}"
+            )
+
+
+def _is_of_tensors(package: str, name: str) -> bool:
+    if package.startswith("applications."):
+        return name == "preprocess_input"
+    return name not in _BY_NAME and f"{package}.".startswith(tuple(f"{allowed}." for allowed in _WITH_FUNCTIONS))
+
+
+def _cause(exc: BaseException) -> str:
     """Return what Keras says went wrong, without what it says of all that is around it, and whole configs."""
     inner = str(exc).rpartition("Exception encountered:")[2].partition("Full object config:")[0]
     return f"{' '.join(inner.split()):.600}" or type(exc).__name__

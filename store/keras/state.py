@@ -25,6 +25,7 @@ import keras
 from ..arrays import Array, as_bytes, as_numpy, checked, dtype_name, read_only
 from ..errors import TensorNotFoundError, TensorVineError
 from ..graphs.graph import ModelGraph
+from ..graphs.renaming import by_own_names
 from .kept import Keeper
 from .vertices import Flattened
 
@@ -92,30 +93,31 @@ class ModelState:
         Args:
             tensors: the version's, those of its optimizer left out.
             graph: the version's.
+
+        Raises:
+            TensorMismatchError: two different tensors go to one weight of a layer that this model uses twice.
         """
         mine = self.architecture
         if graph.fingerprint != mine.fingerprint:
             return None
-        found: dict[str, Array] = {}
+        found: list[tuple[str, str, Array]] = []
         for layer, source in mine.common_prefix(graph).items():
             own, stored = mine.by_name[layer].tensors, graph.by_name[source].tensors
             if len(own) > len(stored):
                 return None
-            found.update(
-                {name: tensors[theirs] for name, theirs in zip(own, stored, strict=False) if theirs in tensors}
-            )
-            found.update(self._rehomed(layer, source, stored[len(own) :], tensors))
-        return found
+            names = [*zip(own, stored, strict=False), *self._rehomed(layer, source, stored[len(own) :])]
+            found += [(name, theirs, tensors[theirs]) for name, theirs in names if theirs in tensors]
+        return by_own_names(found)
 
-    def _rehomed(self, layer: str, source: str, names: Iterable[str], tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what a version's layer keeps under the names that it has here."""
+    def _rehomed(self, layer: str, source: str, names: Iterable[str]) -> list[tuple[str, str]]:
+        """Return names of what a version's layer keeps: those that it has here, and the stored ones."""
         homes = {keeper.vertex for keeper in self._flat.keepers_of.get(layer, ())}
-        found: dict[str, Array] = {}
+        found: list[tuple[str, str]] = []
         for name in names:
             for home in (source, re.sub(r"#\d+$", "", source)):  # a later use of a layer has the names of the first
-                if name.startswith(home + "/") and name in tensors and homes:
+                if name.startswith(home + "/") and homes:
                     place = layer if layer in homes else next(iter(homes))
-                    found[place + name[len(home) :]] = tensors[name]
+                    found.append((place + name[len(home) :], name))
                     break
         return found
 

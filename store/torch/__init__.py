@@ -5,9 +5,10 @@ From outside: the names below. It stands on the arrays, facts and graphs of `sto
 
 from .copies import is_compiled
 from .inference import keep_in_inference
+from .loading import assign, check_tied, loads_itself, tied
 from .optimizer import Restoring, optimizer_tensors_of, restoring
 from .recipe import build, recipe_of
-from .state import State, assign, lacking, live_tensors, tensors_of
+from .state import State, lacking, live_tensors, tensors_of
 from .tracing import tensors_in
 from .vertices import architecture_of, graph_of
 
@@ -17,14 +18,17 @@ __all__ = [
     "architecture_of",
     "assign",
     "build",
+    "check_tied",
     "graph_of",
     "is_compiled",
     "keep_in_inference",
     "lacking",
     "live_tensors",
+    "loads_itself",
     "optimizer_tensors_of",
     "recipe_of",
     "restoring",
     "tensors_in",
     "tensors_of",
+    "tied",
 ]

@@ -2,12 +2,13 @@
 
 Rules
 - What counts: its class's name, names and shapes of its tensors and which are the same, its children, its attributes.
-- Attributes count by what they hold: numbers, text, lists, mappings; tensors and arrays by their values; Enums,
+- Attributes count by what they hold: numbers, text, lists, mappings; tensors and arrays by all their values; Enums,
   partial applications; functions by their names, those within functions by their code and what they close over; objects
   that can be called, dataclasses, and objects of the package of the module's class by their attributes.
 - What does not: values of parameters and buffers, dtypes and devices, flags, hooks, and attributes that are None or
   other objects, such as the trainer that Lightning notes, or a configuration that has `to_dict` and `from_dict`.
 - Values of buffers that are not stored are digests of their own (`unsaved_of`), since a signature does not have them.
+- Recipes of earlier versions have digests of samples of large tensors; `sampled` gives these.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -38,6 +39,7 @@ from weakref import ReferenceType
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 from ..arrays import as_bytes, as_numpy
@@ -49,12 +51,16 @@ _TOLD = (bool, int, float, complex, str, bytes, slice, np.generic, np.ndarray, n
 _NAMED = (type, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
 _AS_TEXT = (torch.dtype, torch.layout, torch.memory_format, range)
 _NAMESPACES = (argparse.Namespace, SimpleNamespace)
-_MOST_COMPARED = 65_536
-"""Elements of a tensor or an array that count: of a larger one every second, third, ... does."""
+_SAMPLE = 65_536
+"""Elements of a tensor or an array that earlier versions compared: of a larger one every second, third, ..."""
 
 
-def contents_of(root: nn.Module) -> dict[str, str]:
+def contents_of(root: nn.Module, *, sampled: bool = False) -> dict[str, str]:
     """Return a digest of what each module holds, by its path; "" is the root's.
+
+    Args:
+        root: the module.
+        sampled: digest tensors as earlier versions did.
 
     Raises:
         GraphError: a module that is none of the tree, and has tensors, which are not stored then, is in an attribute.
@@ -62,17 +68,17 @@ def contents_of(root: nn.Module) -> dict[str, str]:
     >>> contents_of(nn.Linear(4, 2)) == contents_of(nn.Linear(4, 2)) != contents_of(nn.Linear(2, 4))
     True
     """
-    return _Contents(root).digests()
+    return _Contents(root, sampled).digests()
 
 
-def unsaved_of(root: nn.Module) -> dict[str, str]:
-    """Return digests of the values of buffers that are not stored, by their paths.
+def unsaved_of(root: nn.Module, *, sampled: bool = False) -> dict[str, str]:
+    """Return digests of the values of buffers that are not stored, by their paths; `sampled` as in `contents_of`.
 
     >>> unsaved_of(nn.BatchNorm1d(2))
     {}
     """
     return {
-        f"{path}.{name}" if path else name: _digest(_values(buffer))
+        f"{path}.{name}" if path else name: _digest(_values(buffer, sampled))
         for path, module in root.named_modules()
         for name, buffer in module._buffers.items()
         if name in module._non_persistent_buffers_set and buffer is not None
@@ -83,11 +89,13 @@ def _digest(found: Json) -> str:
     return blake2b(json.dumps(found, separators=(",", ":")).encode(), digest_size=6).hexdigest()
 
 
-def _values(tensor: torch.Tensor) -> Json:
+def _values(tensor: torch.Tensor, sampled: bool) -> Json:
     described: list[Json] = [list(tensor.shape), str(tensor.dtype)]
     if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
         return described
-    elements = tensor.detach().reshape(-1)[:: max(1, -(-tensor.numel() // _MOST_COMPARED))]
+    if not sampled:
+        return [*described, xxhash.xxh3_128_hexdigest(as_bytes(as_numpy(tensor, "a tensor")).data)]
+    elements = tensor.detach().reshape(-1)[:: max(1, -(-tensor.numel() // _SAMPLE))]
     content = as_bytes(as_numpy(elements, "a tensor")).data
     return [*described, blake2b(content, digest_size=8).hexdigest()]
 
@@ -95,7 +103,8 @@ def _values(tensor: torch.Tensor) -> Json:
 class _Contents:
     """What the modules of one tree hold."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, sampled: bool) -> None:
+        self._sampled = sampled
         self._modules = dict(root.named_modules())
         self._places = {id(module): place for place, module in enumerate(self._modules.values())}
         self._tensors: dict[int, int] = {}
@@ -118,7 +127,9 @@ class _Contents:
             "buffers": {name: self._named(item) for name, item in module._buffers.items()},
             "not stored": sorted(module._non_persistent_buffers_set),
             "modules": {n: item is not None and self._places[id(item)] for n, item in module._modules.items()},
-            "attributes": _Attributes(self._places, self._tensors, self._stored, type(module)).of(module),
+            "attributes": _Attributes(self._places, self._tensors, self._stored, type(module), self._sampled).of(
+                module
+            ),
         }
 
     def _named(self, item: torch.Tensor | None) -> Json:
@@ -129,8 +140,14 @@ class _Attributes:
     """What the attributes of one module hold."""
 
     def __init__(
-        self, places: Mapping[int, int], tensors: Mapping[int, int], stored: set[int], kind: type[nn.Module]
+        self,
+        places: Mapping[int, int],
+        tensors: Mapping[int, int],
+        stored: set[int],
+        kind: type[nn.Module],
+        sampled: bool,
     ) -> None:
+        self._sampled = sampled
         self._places, self._tensors, self._stored, self._kind = places, tensors, stored, kind
         self._package = kind.__module__.partition(".")[0]
         self._seen: dict[int, int] = {}
@@ -145,11 +162,12 @@ class _Attributes:
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._tensors[id(value)]} if id(value) in self._stored else _values(value)
+            stored = id(value) in self._stored
+            return {"tensor": self._tensors[id(value)]} if stored else _values(value, self._sampled)
         if isinstance(value, Enum):
             return f"{type(value).__qualname__}.{value.name}"
-        if isinstance(value, np.ndarray) and value.size > _MOST_COMPARED:
-            return [list(value.shape), fact(value.reshape(-1)[:: -(-value.size // _MOST_COMPARED)])]
+        if self._sampled and isinstance(value, np.ndarray) and value.size > _SAMPLE:
+            return [list(value.shape), fact(value.reshape(-1)[:: -(-value.size // _SAMPLE)])]
         if isinstance(value, _TOLD) or value is Ellipsis:
             return fact(value)
         if isinstance(value, _AS_TEXT):

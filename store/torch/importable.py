@@ -5,24 +5,36 @@ Rules
 - Some of PyTorch's functions do not know where they are: they are looked for in `torch` and `torch.nn.functional`.
 - A name is looked for only in packages that are allowed, unless it is one of a module's class; what is found must be
   defined in one of them, too, not only imported there.
+- Of PyTorch's functions, those are allowed that compute with tensors or make them, and norms of weights: others open
+  files, import code, or change the process.
 """
 
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (torch's types are partial)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from functools import cache
 from importlib import import_module
 from types import BuiltinFunctionType
 from typing import cast
 
 import torch
 from torch import nn
+from torch.overrides import get_testing_overrides
 
 from ..errors import GraphError
+from ..recipes import building, check_module
 
 _OF_TORCH = (torch, nn.functional)
+_MAKING = re.compile(
+    "arange|as_tensor|empty|eye|full|linspace|logspace|normal|ones|rand(int|n)?(_like)?|randperm|tensor|zeros"
+)
+"""Functions of PyTorch that make tensors from numbers."""
+_WITH_FUNCTIONS = re.compile(r"torch\.nn\.(functional|init|utils\.(parametrizations|spectral_norm|weight_norm))")
+"""Modules of PyTorch of which all functions are allowed."""
 
 
 def packages_of(kind: type) -> frozenset[str]:
@@ -75,19 +87,38 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
     if own in custom:
         return custom[own]
     check(name, allowed)
-    try:
+    check_module(place)
+    with building(f"{name}: expected a name that can be imported, or its class in custom_objects="):
         found = _found(place, path)
-    except Exception as exc:  # of the code that is imported
-        raise GraphError(
-            f"{name}: expected a name that can be imported, or its class in custom_objects=; found {exc!r}"
-        ) from exc
     is_module = isinstance(found, type) and issubclass(cast("type[object]", found), nn.Module)
-    of_torch = getattr(found, "__module__", None) == "torch" and not isinstance(found, BuiltinFunctionType)
-    if (allowed is None) is not is_module or of_torch:
+    if (allowed is None) is not is_module:
         raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {found!r:.80}")
     if allowed is not None:
-        check(name_of(found), allowed)
+        allowed_name(found, allowed)
     return found
+
+
+def allowed_name(value: object, allowed: Collection[str] | None) -> str:
+    """Return the name of a class or a function, if a recipe may have it; errors as of `name_of` and `check`."""
+    name = name_of(value)
+    check(name, allowed)
+    place, _, path = name.partition(":")
+    of_tensors = _WITH_FUNCTIONS.fullmatch(place) or _takes_tensors(value) or _MAKING.fullmatch(path)
+    if place.partition(".")[0] == "torch" and not isinstance(value, type) and not of_tensors:
+        raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {value!r:.80}")
+    return name
+
+
+@cache
+def _of_tensors() -> frozenset[object]:
+    """Return the functions of PyTorch that take tensors: those that a subclass of Tensor can override."""
+    return frozenset(get_testing_overrides())
+
+
+def _takes_tensors(value: object) -> bool:
+    name = getattr(value, "__name__", "")
+    own = getattr(torch, name[:-1], None) if name.endswith("_") else value  # relu_ works in place
+    return own in _of_tensors()
 
 
 def check(name: str, allowed: Collection[str] | None) -> None:

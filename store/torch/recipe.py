@@ -23,19 +23,19 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import nn
 
 from ..bounds import jsontext
-from ..errors import CorruptDataError, GraphError, TensorMismatchError
+from ..errors import GraphError, TensorMismatchError
 from ..facts import Json
-from ..recipes import TORCH
+from ..recipes import TORCH, building
 from ..values import decode, encode
 from .constructors import arguments_of, is_container
 from .contents import contents_of, unsaved_of
-from .importable import check, name_of, named, packages_of
+from .importable import allowed_name, name_of, named, packages_of
 from .inference import to_inference
 from .signature import Known, signature
 from .state import bare
@@ -57,6 +57,8 @@ class _Content(TypedDict):
     frozen: Sequence[str]
     hooks: Mapping[str, int]
     unsaved: Mapping[str, str]
+    whole: NotRequired[bool]
+    """Digests are of whole tensors; earlier versions have no such entry, and digests of samples."""
 
 
 def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
@@ -99,6 +101,7 @@ def _made_of(module: nn.Module) -> str:
     made = {
         "model": _Writer(packages_of(type(module))).module(module, type(module).__qualname__),
         "contents": contents_of(module),
+        "whole": True,
         "dtypes": {name: str(item.dtype) for name, item in tensors},
     }
     return json.dumps(made, separators=(",", ":"))[1:-1]
@@ -201,12 +204,10 @@ class _Writer:
         return None
 
     def _name(self, value: object, where: str) -> str:
-        name = name_of(value)
         try:
-            check(name, self._allowed)
+            return allowed_name(value, self._allowed)
         except GraphError as exc:
             raise GraphError(f"{where}: {exc}") from exc
-        return name
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
@@ -220,21 +221,17 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
         GraphError: the text is no recipe, a class is not found here, a constructor raises, or what it builds is not
             what was saved; names the module.
     """
-    try:
+    with building("recipe: expected what recipe_of writes"):
         content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])
         builder = _Builder(custom_objects or {})
         with torch.device("cpu"):
             module = builder.value(content["model"])
         if not isinstance(module, nn.Module):
             raise TypeError(type(module).__name__)
-        _compare(module, content["contents"], content["hooks"])
+        _compare(module, content)
         _finish(module, content)
-        _compare_buffers(module, content["unsaved"])
-    except GraphError:
-        raise
-    except (CorruptDataError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-        raise GraphError(f"recipe: expected what recipe_of writes; found {exc!r:.300}") from exc
-    return module
+        _compare_buffers(module, content)
+        return module
 
 
 class _Builder:
@@ -273,12 +270,10 @@ class _Builder:
         given = self.value(written)
         if kind == "member":
             return cast("type[Enum]", of)[cast(str, given)]
-        try:
+        with building(f"{name}: expected it to be built"):
             if kind == "configuration":
                 return cast("Any", of).from_dict(given)
             return cast("Callable[..., object]", of)(**cast("Mapping[str, object]", given))
-        except Exception as exc:  # of the class's own code
-            raise GraphError(f"{name}: expected it to be built; {exc!r:.300}") from exc
 
     def _module(self, content: Mapping[str, object]) -> nn.Module:
         kind = cast("type[nn.Module]", named(cast(str, content["class"]), None, self._custom))
@@ -301,18 +296,18 @@ def _is_of_kind(found: type, kind: str) -> bool:
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:
-    try:
+    with building(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built"):
         return kind(**arguments)
-    except Exception as exc:  # of the constructor's own code
-        raise GraphError(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built; {exc!r}") from exc
 
 
-def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str, int]) -> None:
+def _compare(module: nn.Module, content: _Content) -> None:
     """Refuse what is not what was saved."""
-    stored = {path: (digest, hooks.get(path, 0)) for path, digest in contents.items()}
+    hooks = content["hooks"]
+    stored = {path: (digest, hooks.get(path, 0)) for path, digest in content["contents"].items()}
     modules = dict(module.named_modules())
     counts = _hooks_of(modules.items())
-    built = {path: (digest, counts.get(path, 0)) for path, digest in contents_of(module).items()}
+    digests = contents_of(module, sampled=not content.get("whole"))
+    built = {path: (digest, counts.get(path, 0)) for path, digest in digests.items()}
     differ = [path for path in {**stored, **built} if stored.get(path) != built.get(path)]
     if differ:
         path = max(differ, key=lambda path: path.count(".") + bool(path))  # the innermost: others hold it
@@ -324,8 +319,8 @@ def _compare(module: nn.Module, contents: Mapping[str, str], hooks: Mapping[str,
         )
 
 
-def _compare_buffers(module: nn.Module, unsaved: Mapping[str, str]) -> None:
-    built = unsaved_of(module)
+def _compare_buffers(module: nn.Module, content: _Content) -> None:
+    unsaved, built = content["unsaved"], unsaved_of(module, sampled=not content.get("whole"))
     differ = [path for path in {**unsaved, **built} if unsaved.get(path) != built.get(path)]
     if differ:
         raise GraphError(

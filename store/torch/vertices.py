@@ -6,7 +6,10 @@ Rules
   same tensors; a parameter or buffer used directly is a vertex "parameter".
 - A module that cannot be traced is taken for a chain of its leaf modules in the order of registration.
 - A config holds the type's name, what the constructor set in public attributes, and the shapes of the
-  tensors, so that vertices which match have tensors which match. No names, no training flag, no dtype.
+  tensors, so that vertices which match have tensors which match. No names, no training flag, no dtype of a weight.
+- What a training may change is in no config. The elements of a tensor are not, stored or not: a tensor that is not
+  stored is a vertex "constant" of its dtype and shape. Numbers are, where a layer's constructor was given them, or a
+  call in `forward` has them as an argument.
 - What a state has beside plain tensors belongs to the vertex of its module; its length is in no config.
 - A graph is found once for each architecture (`signature`).
 """
@@ -17,11 +20,13 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -181,7 +186,7 @@ class _Flattened:
         names = [name for tensor in state.values() for name in self._names[id(tensor)]]
         self._placed.update(id(tensor) for tensor in state.values())
         names += self._values_of(module, path)
-        config = {**_facts(module), "tensors": {name: list(item.shape) for name, item in state.items()}}
+        config = {**_facts(module, state), "tensors": {name: list(item.shape) for name, item in state.items()}}
         return self._vertex(path, {**config, **(more or {})}, inputs, list(dict.fromkeys(names)))
 
     def _values_of(self, module: nn.Module, path: str) -> list[str]:
@@ -210,7 +215,7 @@ class _Flattened:
         self._placed.add(id(tensor))
         if names:
             return self._vertex(path, {"class": "parameter", "shape": list(tensor.shape)}, (), names)
-        value = fact(tensor) if not tensor.is_meta else f"{tensor.dtype} {list(tensor.shape)}"
+        value = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         return self._vertex(path, {"class": "constant", "value": value})
 
     def _vertex(
@@ -282,23 +287,51 @@ def _leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(child, f"{path}.{name}" if path else name)
 
 
-def _facts(module: nn.Module) -> dict[str, Json]:
-    """Type and constructor facts of a module: simple public attributes, and what it says of itself."""
+def _facts(module: nn.Module, state: Collection[str]) -> dict[str, Json]:
+    """Type and constructor facts of a module: simple public attributes, and its `extra_repr`.
+
+    Args:
+        module: of which a vertex is made.
+        state: names in its state, as quantised modules have their scales, which are attributes too.
+    """
     declared: list[str] = list(getattr(module, "__constants__", ()))
     public = [name for name in vars(module) if not name.startswith("_") and name != "training"]
     config: dict[str, Json] = {"class": type(module).__name__}
+    given = _constructor_facts(type(module)).difference(state)
     for name in dict.fromkeys([*public, *declared]):
         value = getattr(module, name, None)
-        if _is_simple(value):
+        if _is_simple(value) and (name in given or not _has_numbers(value)):
             config[name] = fact(value)
-    described = module.extra_repr()
+    described = "" if type(module).__module__.startswith("torch.ao.") else module.extra_repr()  # it has scales
     return {**config, "described": described} if described else config
+
+
+@cache
+def _constructor_facts(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the names of attributes whose numbers say what a layer is.
+
+    They are what its class declares as constants, parameters of its constructors, and what PyTorch's constructors set.
+    """
+    found: set[str] = set(getattr(kind, "__constants__", ()))
+    for base in kind.__mro__:
+        constructor = vars(base).get("__init__")
+        if isinstance(constructor, FunctionType):
+            code = inspect.unwrap(constructor).__code__
+            found.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+            found.update(code.co_names if base.__module__.startswith("torch.") else ())
+    return frozenset(found)
 
 
 def _is_simple(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(_is_simple(item) for item in cast("list[object]", value))
     return value is None or isinstance(value, (bool, int, float, str)) or callable(value)
+
+
+def _has_numbers(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_numbers, cast("list[object]", value)))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _named(function: Callable[..., object]) -> str:

@@ -273,3 +273,21 @@ def test_a_version_from_before_vocabularies_were_stored_loads_and_says_so(caplog
         old = {name: array for name, array in tensors_of(model).items() if "/assets/" not in name}
         fill(again, old, graph_of(model), {})
     assert [record.message for record in caplog.records if "Known keeps more than weights" in record.message]
+
+
+@pytest.mark.parametrize("cell", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_states_of_stateful_recurrent_layers_are_not_stored_and_stay_as_they_are(cell: type[layers.RNN]) -> None:
+    def made() -> keras.Model:
+        return keras.Sequential([keras.Input(batch_shape=(2, 3, 4)), cell(5, stateful=True, name="cell")])
+
+    def states_of(model: keras.Model) -> list[np.ndarray]:
+        return [np.array(state.numpy()) for state in model.layers[0].states]
+
+    one, other = made(), made()
+    one(np.ones((2, 3, 4), "float32"))
+    assert all(state.any() for state in states_of(one))
+    assert len(tensors_of(one)) == len(one.weights)
+    assert not any(state.any() for state in states_of(build(recipe_of(one))))
+    before = states_of(one)
+    assign(one, tensors_of(other))
+    np.testing.assert_equal(states_of(one), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,11 +55,18 @@ def unbound(scale: float) -> Callable[[], object]:
     return inner
 
 
+def one_of(elements: Any, value: float) -> Any:
+    elements[7] = value
+    return elements
+
+
 MADE: dict[str, Callable[[Any], Any]] = {
     "tensor": lambda scale: torch.tensor([scale]),
     "tensors": lambda scale: {"all": [torch.tensor(scale)]},
     "array": lambda scale: np.full(2, scale),
     "large array": lambda scale: np.full((70_000, 2), scale),
+    "one of a large array": lambda scale: one_of(np.ones((70_000, 2)), scale),
+    "one of a large tensor": lambda scale: one_of(torch.ones(200_000), scale),
     "Enum": lambda scale: Mode.UP if scale > 1 else Mode.DOWN,
     "dtype": lambda scale: torch.float16 if scale > 1 else torch.float32,
     "range": lambda scale: range(int(scale)),
@@ -173,6 +181,31 @@ def test_values_of_buffers_that_are_not_stored_count() -> None:
     for net in (Rotary(500.0), changed):
         with pytest.raises(GraphError, match=r"its buffer 'rates', which is not stored, has other values"):
             build(recipe_of(net))
+
+
+class Masked(nn.Module):
+    """Has more than 65,536 elements in a buffer that is not stored, and in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(200_000), persistent=False)
+        self.table = torch.ones(200_000)
+
+
+def test_each_element_of_a_large_buffer_counts() -> None:
+    net = Masked()
+    build(recipe_of(net))
+    net.mask[7] = 5
+    with pytest.raises(GraphError, match="its buffer 'mask', which is not stored, has other values"):
+        build(recipe_of(net))
+
+
+def test_a_recipe_that_has_digests_of_samples_is_still_built() -> None:
+    net = Masked()
+    recipe = json.loads(recipe_of(net))
+    recipe["torch"].update(contents={"": "13c95a31f87b"}, unsaved={"mask": "c5988ecf38cd"})  # as it was written
+    del recipe["torch"]["whole"]
+    build(json.dumps(recipe))
 
 
 def test_a_dtype_that_is_kept_is_told() -> None:

@@ -362,7 +362,7 @@ def test_a_class_that_is_not_here_is_named_and_can_be_given() -> None:
 
 def test_a_constructor_that_raises_is_named() -> None:
     recipe = recipe_of(Picky(3)).replace('"width":3', '"width":4')
-    with pytest.raises(GraphError, match=r"Picky\(width\): expected it to be built; RuntimeError\('too wide'\)"):
+    with pytest.raises(GraphError, match=r"Picky\(width\): expected it to be built; found RuntimeError\('too wide'\)"):
         build(recipe)
 
 
@@ -417,5 +417,5 @@ def test_what_another_module_imported_is_neither_called_nor_given(
 
 def test_a_configuration_that_raises_is_named() -> None:
     recipe = recipe_of(Configured(Settings(5))).replace('["width",5]', '["height",5]')
-    with pytest.raises(GraphError, match=r"Settings: expected it to be built; TypeError"):
+    with pytest.raises(GraphError, match=r"Settings: expected it to be built; found TypeError"):
         build(recipe)
