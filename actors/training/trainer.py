@@ -108,6 +108,7 @@ class TrainerActor(Forkable):
             )
             self._specs, self._forward = tuple(training.specs()), tuple(training.forward_order())
         except BaseException:
+            log.exception("%s: its training could not be built", self._where)
             if self._group is not None:
                 self._group.close()
             raise
@@ -183,6 +184,7 @@ class TrainerActor(Forkable):
 
     def _failed(self, error: BaseException) -> None:
         """Leave the peers, which would wait for what does not come."""
+        log.error("%s: its training failed", self._where, exc_info=error)
         if self._group is not None:
             self._broken = f"{type(error).__name__}: {error}"
             self._group.close()
