@@ -94,8 +94,6 @@ class EdgeConsumer:
         self._closing = threading.Event()
         self._told: str | None = None
         """Start of the repository from which `wait_newer` gave a version last."""
-        self.refused: dict[ModelRef, str] = {}
-        """Versions that did not fit the model, and why."""
         try:
             self._redis.run([("PING",)])
             self._serving = Serving(build, name) if build is not None else None
@@ -186,6 +184,11 @@ class EdgeConsumer:
         """The version that answers; None before the first."""
         return self._serving.ref if self._serving is not None else None
 
+    @property
+    def refused(self) -> dict[ModelRef, str]:
+        """Versions that did not fit the model, and why; the newest 64."""
+        return self._serving.refused if self._serving is not None else {}
+
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version that has arrived.
 
@@ -262,7 +265,8 @@ class EdgeConsumer:
                 last = newest
                 pauses.reset()
             except _UNFIT as exc:
-                last, self.refused[ref] = newest, str(exc)
+                last = newest
+                serving.refuse(ref, str(exc))
                 log.warning("%s is refused, %s goes on answering: %s", ref, serving.ref, exc)
             except TensorVineError as exc:
                 if ref != failed:
@@ -270,7 +274,8 @@ class EdgeConsumer:
                 failed = ref
                 pauses.wait()
             except Exception as exc:  # a user's model may raise anything
-                last, self.refused[ref] = newest, repr(exc)
+                last = newest
+                serving.refuse(ref, repr(exc))
                 log.exception("%s is refused, %s goes on answering", ref, serving.ref)
 
     def _newest_of(self, name: str) -> int:

@@ -100,6 +100,8 @@ class _Kept:
     """How many of its losses were told."""
     now: int = 0
     """The last iteration that was told of."""
+    updated: int = 0
+    """The iteration of the last update that was counted."""
     commits_s: list[float] = field(default_factory=list[float])
 
 
@@ -127,6 +129,9 @@ class Streams:
         for seconds in told.iterations_s:
             kept.stream.iteration_took(max(seconds, LEAST_S))
         for iteration, stall_s, commit_s in told.updates:
+            if iteration <= kept.updated:
+                continue  # it was sent before: its answer was lost
+            kept.updated = iteration
             kept.stream.published(iteration)
             kept.stream.stalled(stall_s)
             kept.commits_s = [*kept.commits_s[1 - RECENT :], commit_s]

@@ -2,7 +2,9 @@
 
 Rules
 - A trial names its version in a user attribute, so that whatever storage the study has keeps it.
-- Who is among the best is asked of the study each time: nothing is to be restored when a study is taken up again.
+- The study is asked for its best trials each time: a study that is resumed needs no other state.
+- Several trials may name one version: a trial that attached it again, or Optuna's retry of a failed one. It is retired
+  when no trial names it that is among the best, waits or runs.
 - `optuna` is an extra; this file alone imports it.
 """
 
@@ -54,11 +56,11 @@ class Retirement:
             raise ValueError(f"Retirement: best: expected a positive number; found {best!r}")
         self.best = best
         self._repository = repository
-        self._gone: set[int] = set()
-        """Numbers of trials whose version was retired."""
+        self._gone: set[ModelRef] = set()
+        """Versions that were retired."""
 
     def __call__(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Retire what a finished trial displaces, or itself.
+        """Retire the versions that no trial needs any longer.
 
         Raises:
             ValueError: the study has several objectives.
@@ -66,14 +68,14 @@ class Retirement:
         if len(study.directions) != 1:
             raise ValueError(f"Retirement: expected a study of one objective; found {len(study.directions)}")
         sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
-        over = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
-        complete = [other for other in over if other.state == TrialState.COMPLETE]
+        trials = study.get_trials(deepcopy=False)
+        complete = [other for other in trials if other.state == TrialState.COMPLETE]
         ranked = sorted(complete, key=lambda other: (sign * _value(other), other.number))
-        stay = {other.number for other in ranked[: self.best]} | self._gone
-        for other in over:
-            ref = ref_of(other)
-            if ref is not None and other.number not in stay and retire(self._repository, ref):
-                self._gone.add(other.number)
+        unfinished = [other for other in trials if not other.state.is_finished()]
+        stay = {ref_of(other) for other in [*ranked[: self.best], *unfinished]} | self._gone
+        for ref in dict.fromkeys(ref_of(other) for other in trials):
+            if ref is not None and ref not in stay and retire(self._repository, ref):
+                self._gone.add(ref)
 
 
 def _value(trial: FrozenTrial) -> float:

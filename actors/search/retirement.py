@@ -3,6 +3,7 @@
 Rules
 - Aged evolution removes the oldest, not the worst (EvoStore, section 4.3): the population is a queue.
 - Only what was added is retired: other searches in the same repository are left alone.
+- A version that is several times in the queue is retired when its last entry leaves.
 - A version that is gone already is no error: it is what was wanted. A shard that does not answer, such as one that is
   restarting, ends no search: what it should have retired is tried again with the next candidate.
 """
@@ -43,7 +44,7 @@ class Population:
         self._repository = repository
         self._queue: deque[ModelRef] = deque()
         self._leaving: dict[ModelRef, None] = {}
-        """Who is to be retired still."""
+        """Versions whose retirement is retried."""
 
     @property
     def refs(self) -> tuple[ModelRef, ...]:
@@ -51,10 +52,10 @@ class Population:
         return tuple(self._queue)
 
     def add(self, ref: ModelRef) -> ModelRef | None:
-        """Append a candidate; the oldest is retired when there are more than `size`.
+        """Append a candidate; the oldest entry is removed when there are more than `size`, and its version retired.
 
         Returns:
-            Who fell out; None while there is room.
+            The entry that was removed; None while there is room.
         """
         self._queue.append(ref)
         gone = self._queue.popleft() if len(self._queue) > self.size else None
@@ -62,9 +63,8 @@ class Population:
         return gone
 
     def drop(self, ref: ModelRef) -> None:
-        """Retire a candidate out of turn, such as one that failed after it was saved; it need not have been added."""
-        if ref in self._queue:
-            self._queue.remove(ref)
+        """Remove all entries of a version, such as one whose candidate failed, and retire it, added or not."""
+        self._queue = deque(entry for entry in self._queue if entry != ref)
         self._leave([ref])
 
     def drop_versions(self, name: str, but: ModelRef | None = None) -> None:
@@ -86,7 +86,8 @@ class Population:
 
     def _leave(self, refs: Iterable[ModelRef]) -> None:
         self._leaving.update(dict.fromkeys(refs))
-        self._leaving = {ref: None for ref in self._leaving if not retire(self._repository, ref)}
+        leaving = [ref for ref in self._leaving if ref not in self._queue]
+        self._leaving = {ref: None for ref in leaving if not retire(self._repository, ref)}
 
 
 def retire(repository: Repository, ref: ModelRef) -> bool:

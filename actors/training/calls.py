@@ -20,8 +20,12 @@ class RankCalls(ForkCalls):
         ...
 
     @remote("ctl", repeatable=True)
-    def recipe(self) -> Recipe | None:
-        """Return what another rank like this one is made of; None: that is not known."""
+    def recipe(self, options: Sequence[str]) -> Recipe | None:
+        """Return what a rank's training is made of, or None if it is not one of ours.
+
+        Raises:
+            ForkError: one of `options` was not given to the training, nor does it or its `build` know it.
+        """
         ...
 
 

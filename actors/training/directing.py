@@ -69,18 +69,33 @@ class ForkDirector:
     """One fork, from the order to the clones."""
 
     def __init__(
-        self, trainers: Sequence[Actor], at_step: int | None, transport: str, build: Build | None, timeout: float
+        self,
+        trainers: Sequence[Actor],
+        at_step: int | None,
+        transport: str,
+        build: Build | None,
+        repository: str | None,
+        timeout: float,
     ) -> None:
         self._engine: Engine = trainers.engine if isinstance(trainers, Trainers) else engine_for()
         self._trainers = list(trainers)
         self._at_step = at_step
         self._transport = transport
         self._build = build
+        self._repository = repository
+        """Name of the repository that the clones save to; None: the ranks'."""
         self._deadline = Deadline.after(timeout)
         self._timeout = timeout
         self._id = uuid.uuid4().hex[:8]
         self._groups: list[Trainers] = []
-        self._reports = self._described()
+        self._descends = True
+        """The version that the ranks saved last is in the clones' repository."""
+        try:
+            self._reports = self._described()
+        except TensorVineError as exc:
+            if isinstance(exc, ForkError):
+                raise
+            raise ForkError(f"fork: expected an answer of all ranks; {exc}") from exc
         self._run = self._reports[0].run
 
     def run(
@@ -196,14 +211,24 @@ class ForkDirector:
     def _start(
         self, counts: Sequence[int], options: Sequence[Mapping[str, object]], names: Sequence[str | None]
     ) -> None:
-        """Start the clones, all groups at once."""
+        """Start the clones, all groups at once.
+
+        Raises:
+            ForkError: the ranks' training does not have an option, or a clone's refuses its value.
+        """
+        where = f"fork of {self._run!r}"
         recipe: Recipe | None = None
         if self._build is None:
-            recipe = self._channel(self._trainers[0], "a rank").call(RankCalls.recipe(), ANSWER_S)
+            changes = sorted(set[str]().union(*options))
+            recipe = self._channel(self._trainers[0], "a rank").call(RankCalls.recipe(changes), ANSWER_S)
             if recipe is None:
-                raise ForkError(f"fork of {self._run!r}: expected build=, as its ranks are not ours; found None")
+                raise ForkError(f"{where}: expected build=, as its ranks are not ours; found None")
         else:
             recipe = Recipe(self._build)
+        if self._repository is None:
+            self._repository = recipe.repository
+        elif self._repository != recipe.repository:
+            self._descends = False
         with ThreadPoolExecutor(len(counts)) as pool:
             starting = [
                 pool.submit(
@@ -213,7 +238,7 @@ class ForkDirector:
                     name=name or f"{self._run}-{self._id[:4]}{f'-{place}' if len(counts) > 1 else ''}",
                     options={**recipe.options, **changed},
                     backend=recipe.backend,
-                    repository=recipe.repository,
+                    repository=self._repository,
                     cpus=recipe.cpus,
                     gpus=recipe.gpus,
                     timeout=self._deadline.left(),
@@ -223,7 +248,10 @@ class ForkDirector:
             ]
             wait_all(starting)
         self._groups = [started.result() for started in starting if started.exception() is None]
-        for started in starting:
+        for started, changed in zip(starting, options, strict=True):
+            error = started.exception()
+            if changed and isinstance(error, ValueError):
+                raise ForkError(f"{where}: {error}") from error
             started.result()
 
     @property
@@ -292,7 +320,7 @@ class ForkDirector:
             max(ready - captured, 0.0),
         )
         origin = {"fork": order.id, "run": order.run, "step": step}
-        self._all(self._clones, ForkCalls.descend(sent[0].saved, origin))
+        self._all(self._clones, ForkCalls.descend(sent[0].saved if self._descends else None, origin))
         for group in self._groups:
             group.report = report
 

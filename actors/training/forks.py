@@ -15,7 +15,7 @@ from ...store.refs import Model
 from ..client.repository import Repository
 from ..engine.engine import Actor
 from .directing import ForkDirector
-from .start import BACKENDS, start_trainers
+from .start import BACKENDS, repository_name, start_trainers
 from .trainers import Trainers
 from .training import Build
 
@@ -29,6 +29,7 @@ def fork(
     build: Build | None = None,
     options: Mapping[str, object] | None = None,
     name: str | None = None,
+    repository: Repository | str | None = None,
     steps: int = 0,
     timeout: float = 120.0,
 ) -> Trainers:
@@ -41,8 +42,11 @@ def fork(
             step that ended will do only if the training stands still.
         transport: by which back end the state goes: "auto", "shared", "gloo" or "nccl".
         build: makes a clone's training; None: what made the ranks'. It must be given for ranks that are not ours.
-        options: what the clones change of the ranks' options, such as the learning rate.
+        options: what the clones change of the ranks' options, such as the learning rate. Without `build`, an option
+            must be one that the ranks were started with, that their `build` reads, or that `configure` takes.
         name: of the clones' run; None: made from the run's.
+        repository: a repository, or its name, that the clones save to; None: the ranks'. Ranks that are not ours have
+            none.
         steps: the clones train so many steps at once, the first of them while their state is still being gathered;
             `Trainers.results` gives the losses.
         timeout: seconds until the clones must be whole.
@@ -51,7 +55,8 @@ def fork(
         The clones, each with the training's state, which go on when they are told to. `.report` tells how it went.
 
     Raises:
-        ForkError: somebody failed, or the step is past, or another fork is under way; names who. No clone is left.
+        ForkError: a rank or clone failed or died, the step is past, another fork is under way, or the training does
+            not have an option; names which. No clone is left.
         ValueError: an argument is wrong.
 
     >>> clones = fork(trainers, at_step=100, options={"learning_rate": 0.1})     # doctest: +SKIP
@@ -65,6 +70,7 @@ def fork(
         build=build,
         options=[options or {}],
         names=[name],
+        repository=repository,
         steps=steps,
         timeout=timeout,
     )[0]
@@ -79,13 +85,14 @@ def fork_many(
     build: Build | None = None,
     options: Sequence[Mapping[str, object]] | None = None,
     names: Sequence[str | None] | None = None,
+    repository: Repository | str | None = None,
     steps: int = 0,
     timeout: float = 120.0,
 ) -> list[Trainers]:
     """Fork a training into several groups of clones from one step; its ranks send no more than for one.
 
     Args:
-        trainers, at_step, transport, build, steps, timeout: as in `fork`.
+        trainers, at_step, transport, build, repository, steps, timeout: as in `fork`.
         counts: ranks of each group.
         options: what each group changes of the ranks' options; None: nothing.
         names: of the groups' runs; None: made from the run's.
@@ -96,7 +103,8 @@ def fork_many(
     options = [dict[str, Any]()] * len(counts) if options is None else options
     names = [None] * len(counts) if names is None else names
     _check(trainers, counts, at_step, transport, options, names, steps)
-    return ForkDirector(trainers, at_step, transport, build, timeout).run(counts, options, names, steps)
+    saves_to = repository_name(repository, "fork")
+    return ForkDirector(trainers, at_step, transport, build, saves_to, timeout).run(counts, options, names, steps)
 
 
 def fork_version(

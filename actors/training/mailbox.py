@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Self, cast
@@ -183,7 +183,7 @@ class RankMailbox:
         return cast(ForkState, await self._ask("fork_state", fork, timeout, timeout=timeout + ANSWER_S))
 
     @answers(RankCalls.recipe)
-    async def recipe(self) -> None:
+    async def recipe(self, options: Sequence[str]) -> None:
         """Return None: what another rank like this one is made of is not known."""
 
 

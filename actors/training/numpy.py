@@ -187,7 +187,9 @@ class NumpyTraining:
         }
         self.views = {name: read_only(array) for name, array in self.state.items()}
         """What steps read."""
-        self.options: dict[str, Any] = {**options, **context.options}
+        self.options: dict[str, Any] = dict(options)
+        self._check_kinds({name: value for name, value in context.options.items() if name in options})
+        self.options.update(context.options)
         self._told = set(context.options)
         """Options that the user set."""
         self.random = random
@@ -254,16 +256,24 @@ class NumpyTraining:
         Raises:
             ValueError: an option that it does not have, or a value of another kind.
         """
+        unknown = sorted(options.keys() - self.options.keys())
+        if unknown:
+            raise ValueError(f"{self.where}: options: expected some of {sorted(self.options)}; found {unknown}")
+        self._check_kinds(options)
+        self.options.update(options)
+        self._told.update(options)
+
+    def _check_kinds(self, options: Mapping[str, object]) -> None:
         for name, value in options.items():
-            if name not in self.options:
-                raise ValueError(f"{self.where}: options: expected some of {sorted(self.options)}; found {name!r}")
             old = self.options[name]
             if old is not None and _kind(value) != _kind(old):
                 raise ValueError(
                     f"{self.where}: option {name!r}: expected {_kind(old)} such as {old!r}; found {value!r}"
                 )
-        self.options.update(options)
-        self._told.update(options)
+
+    def knows(self, option: str) -> bool:
+        """Return whether `configure` takes an option of this name."""
+        return option in self.options
 
     def specs(self) -> Sequence[TensorSpec]:
         """List the tensors, in the order in which a step changes them."""

@@ -32,6 +32,27 @@ class Recipe:
     """GPUs of each rank."""
 
 
+class Options(dict[str, Any]):
+    """Options that a training is built with; records which names were looked up, given or not."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an option, or the default."""
+        self.read.add(name)
+        return super().get(name, default)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank of a training, as it was when it was asked; a rank that trains answers at once, too."""

@@ -66,7 +66,7 @@ def start_trainers(
     where = "start_trainers"
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"{where}: options: expected a mapping; found {type(options).__name__}")
-    recipe = Recipe(build, dict(options or {}), backend, _repository_name(repository, where), cpus, gpus)
+    recipe = Recipe(build, dict(options or {}), backend, repository_name(repository, where), cpus, gpus)
     _check(recipe, count, nodes, placement_group, timeout, where)
     run = check_name(name if name is not None else f"run-{uuid.uuid4().hex[:8]}")
     if engine is None and isinstance(repository, Repository):
@@ -102,7 +102,8 @@ def _places(
     return [(nodes[rank % len(nodes)], None) for rank in range(count)]
 
 
-def _repository_name(repository: object, where: str) -> str | None:
+def repository_name(repository: object, where: str) -> str | None:
+    """Return the name of a repository that may be given as one, or None."""
     if repository is None or isinstance(repository, str):
         return repository
     if isinstance(repository, Repository):

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ...store.errors import OperationTimeoutError, PeerLostError
+from ...store.errors import ForkError, OperationTimeoutError, PeerLostError
 from ...store.refs import ModelRef
 from ..client.save.request import Saved
 from ..collective.connect import connect
@@ -32,7 +32,7 @@ from ..rpc.calls import answers
 from .calls import TrainerCalls
 from .fork.forkable import Forkable
 from .loop import TrainingLoop
-from .report import RankReport, Recipe
+from .report import Options, RankReport, Recipe
 from .training import RankContext, TensorSpec, Training
 from .versions import FACTS, Versions
 
@@ -75,6 +75,7 @@ class TrainerActor(Forkable):
         self._run, self._rank, self._size = run, rank, size
         self._group_name, self._timeout = group, timeout
         self._where = f"rank {rank} of {run!r}"
+        self._told = Options(recipe.options)
         self._rendezvous = ActorRendezvous(engine)
         self._group: Group | None = None
         self._broken: str | None = None
@@ -103,11 +104,10 @@ class TrainerActor(Forkable):
                 rendezvous=self._rendezvous,
             )
         try:
-            training = self._recipe.build(
-                RankContext(self._run, self._rank, self._size, self._group, dict(self._recipe.options))
-            )
+            training = self._recipe.build(RankContext(self._run, self._rank, self._size, self._group, self._told))
             self._specs, self._forward = tuple(training.specs()), tuple(training.forward_order())
         except BaseException:
+            log.exception("%s: its training could not be built", self._where)
             if self._group is not None:
                 self._group.close()
             raise
@@ -153,7 +153,12 @@ class TrainerActor(Forkable):
         )
 
     @answers(TrainerCalls.recipe)
-    async def recipe(self) -> Recipe:
+    async def recipe(self, options: Sequence[str]) -> Recipe:
+        knows: Callable[[str], bool] | None = getattr(self._training(), "knows", None)
+        told = self._recipe.options.keys() | self._told.read
+        unknown = [name for name in options if name not in told and knows is not None and not knows(name)]
+        if unknown:
+            raise ForkError(f"{self._where}: options: expected some that it has; found {unknown}")
         return self._recipe
 
     # ---- training ---------------------------------------------------------------------------------------
@@ -183,6 +188,7 @@ class TrainerActor(Forkable):
 
     def _failed(self, error: BaseException) -> None:
         """Leave the peers, which would wait for what does not come."""
+        log.error("%s: its training failed", self._where, exc_info=error)
         if self._group is not None:
             self._broken = f"{type(error).__name__}: {error}"
             self._group.close()

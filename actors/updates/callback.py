@@ -13,8 +13,9 @@ from .trigger import ScheduleLike
 class CheckpointCallback(FitCallback):
     """Publishes a model's versions during `model.fit`.
 
-    Keras reports the mean loss since the epoch began; what the plan needs, the loss of each batch, is worked out from
-    it. With `steps_per_execution` above 1 it is the mean of the batches of one execution.
+    The plan needs the loss of each batch, where Keras reports the mean since the epoch began: the callback sums up the
+    losses that Keras' loss tracker receives. With `steps_per_execution` above 1 a loss is the mean over one execution,
+    and an update that is due within an execution is made at its end.
 
     Args:
         repo: the repository.

@@ -3,14 +3,17 @@
 Rules
 - Answers run in threads of their own, beside the one that takes versions: see `follower`.
 - A consumer that dies is started again and takes the newest version. It ends with the process that started it.
+- An error of its start, such as one that `build` raises, is raised by each call: an engine would report a dead actor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from ...store.errors import without_frames
 from ...store.refs import ModelRef, check_name
 from ...store.waiting import seconds_of
 from ..client.repository import Repository
@@ -20,6 +23,8 @@ from ..rpc.messages import check_transport
 from .follower import ConsumerStatus, Follower
 from .remote import Remote, RemoteCalls
 from .serving import Inference
+
+log = logging.getLogger(__name__)
 
 ANSWERING = 2
 """Threads that answer."""
@@ -48,8 +53,19 @@ class ConsumerActor:
     """The consumer's process."""
 
     def __init__(self, repository: str, name: str, build: Callable[[], object], transport: str) -> None:
-        self._follower = Follower(Repository.connect(repository), name, build, transport)
+        self._made: Follower | Exception
+        try:
+            self._made = Follower(Repository.connect(repository), name, build, transport)
+        except Exception as exc:
+            log.exception("consumer of %r: it could not start", name)
+            self._made = without_frames(exc)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
+
+    @property
+    def _follower(self) -> Follower:
+        if isinstance(self._made, Exception):
+            raise self._made
+        return self._made
 
     @answers(ConsumerCalls.infer)
     async def infer(self, batch: object, timeout: float) -> Inference:
@@ -105,6 +121,7 @@ class Consumer(Remote):
         Raises:
             ValueError, InvalidNameError: an argument is wrong.
             OperationTimeoutError: the actor did not start in time: no node has these resources.
+            Exception: whatever `build` raises.
         """
         check_name(name)
         where = f"Consumer.start of {name!r}"

@@ -1,12 +1,28 @@
-"""From Keras' batches to a publisher's steps: the callback behind `Publisher.callback` and `CheckpointCallback`."""
+"""From Keras' batches to a publisher's steps: the callback behind `Publisher.callback` and `CheckpointCallback`.
+
+Rules
+- Keras reports the mean loss since the epoch began, in float32, and the place of an execution's last batch as if each
+  execution were full. So the model's loss tracker also adds to sums of our own, which are reset before each execution:
+  they give its loss and the number of its batches.
+- The sums stay with the loss tracker until the model is compiled again, so that later fits share them. A train step
+  that was traced without them is traced again, once.
+- A `train_step` that does not use Keras' loss tracker adds nothing to the sums. Then what it reports as `loss` is taken
+  as the batch's loss, and batches are counted by their place.
+"""
+
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
 import keras
+
+log = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
@@ -14,7 +30,7 @@ class Steps(Protocol):
 
     @property
     def iteration(self) -> int:
-        """Steps of the training that it was told of."""
+        """The last iteration."""
         ...
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
@@ -41,27 +57,94 @@ class FitCallback(keras.callbacks.Callback):
         super().__init__()
         self._steps = steps
         self._batches = 0
-        self._mean = 0.0
+        self._sums: _Sums | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Attach sums to the model's loss tracker, if it has none."""
+        super().set_model(model)
+        self._sums = _sums_of(model)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Learn how long the training will be."""
+        """Pass on how long the training and its epochs are."""
         params = cast("dict[str, Any] | None", self.params) or {}
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps and epochs:
             self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Begin a new mean."""
-        self._batches, self._mean = 0, 0.0
+        """Count batches from 0."""
+        self._batches = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Reset the sums: validation may have added to them."""
+        if self._sums is not None:
+            self._sums.reset_state()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Take the loss of a batch, and publish if it is time."""
-        mean, batches = float((logs or {}).get("loss", math.nan)), batch + 1
-        done = max(batches - self._batches, 1)
-        loss = (mean * batches - self._mean * self._batches) / done
-        self._batches, self._mean = batches, mean
-        self._steps.step(loss, self.model, self._steps.iteration + done)
+        total, weight, counted = self._sums.read() if self._sums is not None else [0.0] * 3
+        loss, batches = total / weight if weight else math.nan, round(counted)
+        if not batches:
+            if self._sums is not None:
+                log.info(
+                    "fit of %r: its train_step does not update Keras' loss tracker; "
+                    "the loss that it reports is taken as the batch's",
+                    cast("Any", self.model).name,
+                )
+                self._sums = None
+            loss, batches = float((logs or {}).get("loss", math.nan)), max(batch + 1 - self._batches, 1)
+        self._batches += batches
+        self._steps.step(loss, self.model, self._steps.iteration + batches)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
         """Wait until the last update exists."""
         self._steps.finish()
+
+
+class _Sums(keras.metrics.Metric):
+    """Sums over the batches of one execution.
+
+    Args:
+        update: the `update_state` of the model's loss tracker.
+        replicas: over which a batch is distributed.
+    """
+
+    def __init__(self, update: Callable[..., object], replicas: int) -> None:
+        super().__init__(name="execution")
+        self._update = update
+        self._replicas = replicas
+        self._totals = self.add_variable((3,), "zeros", dtype="float32", name="totals")
+        """Of losses times weights, of weights, and of batches."""
+        self._zeros = cast("Any", keras.ops).zeros((3,), "float32")
+
+    def update_state(self, values: object, sample_weight: object = None) -> None:
+        """Update the loss tracker, then add to the sums."""
+        self._update(values, sample_weight=sample_weight)
+        ops = cast("Any", keras.ops)
+        weight = ops.cast(1 if sample_weight is None else sample_weight, "float32")
+        loss = ops.cast(ops.mean(values), "float32")
+        self._totals.assign_add(ops.stack([loss * weight, weight, 1 / self._replicas]))
+
+    def reset_state(self) -> None:
+        """Set the sums to 0."""
+        self._totals.assign(self._zeros)
+
+    def read(self) -> list[float]:
+        """Return the three sums."""
+        return cast("list[float]", self._totals.numpy().tolist())
+
+
+def _sums_of(model: keras.Model) -> _Sums | None:
+    """Return the sums that the model's loss tracker adds to; None if the model has no loss tracker."""
+    tracker = cast("Any", getattr(model, "_loss_tracker", None))
+    if tracker is None:
+        return None
+    attached = getattr(tracker.update_state, "__self__", None)
+    if isinstance(attached, _Sums):
+        return attached
+    strategy = cast("Any", getattr(model, "distribute_strategy", None))  # of TensorFlow
+    with strategy.scope() if strategy is not None else nullcontext():
+        sums = _Sums(tracker.update_state, strategy.num_replicas_in_sync if strategy is not None else 1)
+    tracker.update_state = sums.update_state
+    model.train_function = None
+    return sums

@@ -71,7 +71,7 @@ class ConsumerStatus:
     skipped: int
     """Versions that a newer one overtook."""
     refused: dict[ModelRef, str]
-    """Versions that were not taken, and why."""
+    """Versions that were not taken, and why; the newest 64."""
 
 
 class Follower:
@@ -96,7 +96,6 @@ class Follower:
         self._answers_s: deque[float] = deque(maxlen=64)
         self._answered = 0
         self._skipped = 0
-        self._refused: dict[ModelRef, str] = {}
         self._advice: Answer[str] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="tensorvine-update", daemon=True)
@@ -119,7 +118,7 @@ class Follower:
     def status(self) -> ConsumerStatus:
         """Tell how it does."""
         with self._lock:
-            deliveries, refused = tuple(self._deliveries), dict(self._refused)
+            deliveries, refused = tuple(self._deliveries), self._serving.refused
             return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused)
 
     def close(self) -> None:
@@ -181,8 +180,7 @@ class Follower:
 
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
         log.error("%s is refused, %s goes on answering: %s", ref, self._serving.ref, exc)
-        with self._lock:
-            self._refused[ref] = str(exc)
+        self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:
         """Tell the planner what the update took; by the next one it has answered which way is best."""

@@ -9,11 +9,12 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from ...store.errors import OperationTimeoutError
+from ...store.errors import OperationTimeoutError, without_frames
 from ...store.refs import check_name
 from ...store.waiting import seconds_of
 from ..client.repository import Repository
@@ -23,6 +24,8 @@ from ..rpc.messages import check_transport
 from .publisher import Publisher, PublishReport
 from .remote import Remote, RemoteCalls
 from .trigger import ScheduleLike, trigger_of
+
+log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
 """How much longer than the training the answer may take."""
@@ -49,19 +52,33 @@ class ProducerActor:
     """The training's process."""
 
     def __init__(self, repository: str, name: str, train: Train, options: dict[str, Any]) -> None:
-        self._repo = Repository.connect(repository)
-        self._publisher = Publisher(self._repo, name, **options)
         self._ended = threading.Event()
         self._result: object = None
         self._error: BaseException | None = None
+        self._name = name
+        self._made: Publisher | Exception
+        try:
+            self._repo = Repository.connect(repository)
+            self._made = Publisher(self._repo, name, **options)
+        except Exception as exc:
+            log.exception("producer of %r: it could not start", name)
+            self._made = without_frames(exc)
+            return
         self._thread = threading.Thread(target=self._train, args=(train,), name="tensorvine-train", daemon=True)
         self._thread.start()
+
+    @property
+    def _publisher(self) -> Publisher:
+        if isinstance(self._made, Exception):
+            raise self._made
+        return self._made
 
     def _train(self, train: Train) -> None:
         try:
             self._result = train(self._publisher)
             self._publisher.finish()
-        except BaseException as exc:  # noqa: BLE001  handed to the caller that asks for the result
+        except BaseException as exc:  # handed to the caller that asks for the result
+            log.exception("producer of %r: its training failed", self._name)
             self._error = exc
         finally:
             self._ended.set()

@@ -1,8 +1,8 @@
 """What a training published, and what the planner was told of it.
 
 Rules
-- What was published is told as values that do not change.
-- The planner is told only what it does not know. One that started again knows less than it was told: it is told all.
+- Reports are immutable values.
+- The planner is sent only what it does not know. A planner that restarted knows nothing: it is sent all that is kept.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class PublishReport:
     """What a training published, and why then."""
 
     updates: tuple[Update, ...]
+    """The newest 4,096."""
     failed: int
     """Updates that failed; the log says why."""
     losses: tuple[tuple[int, float], ...]
-    """(iteration, loss) of each step."""
+    """(iteration, loss) of each step, of the newest 65,536."""
     schedule: Schedule | None
     """The newest plan; None where nothing is planned."""
     curve: Fitted | None
@@ -57,17 +58,21 @@ class PublishReport:
 
 
 class Told:
-    """What the planner was told."""
+    """How much of a publisher's records the planner was sent."""
 
     def __init__(self) -> None:
         self.losses = 0
+        """Losses up to the last one sent, counted from the publisher's first."""
+        self.place = 0
+        """Losses that the planner knows. One that restarted has not those that were dropped before it was sent all."""
         self.updates = 0
         self._quiet = False
 
     def heard(self, known: int, told: Observed) -> None:
-        """Count what was taken; `known` may be less after the planner started again."""
+        """Record the planner's answer: it knows `known` losses. After a restart that is 0, and all is sent again."""
         took_it = known == told.place + len(told.losses)
-        self.losses = known
+        self.losses = max(self.losses + known - self.place, 0)
+        self.place = known
         self.updates = self.updates + len(told.updates) if took_it else 0
         self._quiet = False
 

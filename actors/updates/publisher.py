@@ -6,8 +6,10 @@ Rules
 - A step that publishes waits for one memory copy, unless it is synchronous; the commit goes on behind.
 - An update that is due while the one before is under way is made at a later step: nothing queues, and training waits
   for no consumer and no disk.
-- An update that fails is logged and counted, and training goes on: the next one may succeed.
-- What both threads change, they change with the lock held: when an update is due, what is owed, what there is to tell.
+- Each update that was begun ends either among the updates or as a failure, which is logged and counted. Training goes
+  on: the next update may succeed.
+- Both threads hold the lock while they change shared state: the trigger, the update under way, and all records.
+- Records of losses and updates are bounded; the newest are kept.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import threading
 import time
 import uuid
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ...store.errors import TensorVineError
+from ...store.errors import ModelLostError, ModelNotFoundError, TensorVineError
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
@@ -39,12 +43,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_Record = TypeVar("_Record")
+
 TELL_S = 0.2
 """How often the planner is told."""
 PLANNER_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 60.0
 KEPT_IN_MEMORY = 2
 """Versions that stay where the repository has no path to keep a history on."""
+KEPT_LOSSES = 1 << 16
+KEPT_UPDATES = 1 << 12
+"""Losses and updates that a report has, at most."""
 
 
 @dataclass(slots=True)
@@ -54,8 +63,9 @@ class _UnderWay:
     pending: PendingSave
     iteration: int
     loss: float | None
-    stall_s: float
-    staged_at: float
+    stall_s: float = 0.0
+    staged_at: float = 0.0
+    """When training went on; 0 while it is held up."""
     beside_s: float = 0.0
     """What the steps since then took, those that began before its end."""
     steps: int = 0
@@ -115,9 +125,13 @@ class Publisher:
         """Guards what both threads change. Held for moments only."""
         self._telling = threading.Lock()
         """Held while the planner is told: one thread at a time tells it what it does not know."""
-        self._updates: list[Update] = []
+        self._updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
+        self._updated = 0
+        """Updates since the publisher was made."""
         self._failed = 0
-        self._losses: list[tuple[int, float]] = []
+        self._losses: deque[tuple[int, float]] = deque(maxlen=KEPT_LOSSES)
+        self._stepped = 0
+        """Losses since the publisher was made."""
         self._steps_s: deque[float] = deque(maxlen=4096)
         """Of plain steps that the planner was not told of."""
         self._plain_s: deque[float] = deque(maxlen=64)
@@ -126,6 +140,8 @@ class Publisher:
         self._run = uuid.uuid4().hex[:16]
         self._advice = Advice(0)
         self._kept: deque[ModelRef] = deque()
+        self._unretired: ModelRef | None = None
+        """The version whose retirement failed last."""
         self._closing = threading.Event()
         self._now = threading.Event()
         self._thread: threading.Thread | None = None
@@ -144,12 +160,13 @@ class Publisher:
             self._trigger = self._trigger.told(stop, epoch)
 
     def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
-        """Tell of a training iteration that has just ended; publish if it is time.
+        """Record a training iteration that has just ended; publish if an update is due.
 
         Args:
             loss: of this iteration; a number. Reading it from a GPU waits for that, so give it every few steps there.
             model: Keras model, torch module, mapping of names to arrays, or a callable that gives one of these.
-            iteration: its number; None: one more than the last.
+            iteration: its number; None: one more than the last. It may advance by several: an update is due if one
+                was due at any iteration since the last step.
 
         Returns:
             Whether it published.
@@ -169,9 +186,10 @@ class Publisher:
             self._took((now - self._left_at) / (at - self._iteration), at - self._iteration)
         self._start()
         with self._lock:
+            due, self._owed = self._trigger.due(self._iteration, at) or self._owed, False
             self._iteration = at
             self._losses.append((at, float(loss)))
-            due, self._owed = self._trigger.at(at) or self._owed, False
+            self._stepped += 1
         busy = due and self._is_under_way()
         if busy:
             with self._lock:
@@ -188,16 +206,37 @@ class Publisher:
 
         Raises:
             ClosedError: as in `step`.
-            TensorVineError: as in `Repository.save_async`.
+            TensorVineError: as in `Repository.save_async`. The failure is counted, too.
         """
         self._opened.check()
         self._start()
         self._settle(wait=True)
         begun = time.perf_counter()
+        try:
+            update = _UnderWay(self._submit(model, loss), self._iteration, loss)
+        except TensorVineError as exc:
+            self._count_failure(self._iteration, exc)
+            raise
+        with self._lock:
+            self._under_way = update
+        try:
+            if self._synchronous:
+                update.pending.committed(COMMIT_TIMEOUT_S)
+            else:
+                update.pending.staged(COMMIT_TIMEOUT_S)
+        finally:
+            ended = time.perf_counter()
+            with self._lock:
+                update.stall_s, update.staged_at = ended - begun, ended
+            self._settle(wait=False)
+            self._now.set()
+        return update.pending
+
+    def _submit(self, model: object, loss: float | None) -> PendingSave:
         if self._source is None or not self._source.is_of(model):
             self._source = Source(model)
         tensors = self._source.tensors(model)
-        pending = self._repo._submit(
+        return self._repo._submit(
             self.name,
             tensors,
             self._source.graph,
@@ -208,15 +247,6 @@ class Publisher:
             timeout=COMMIT_TIMEOUT_S,
             copy=not self._synchronous,
         )
-        if self._synchronous:
-            pending.committed(COMMIT_TIMEOUT_S)
-        else:
-            pending.staged(COMMIT_TIMEOUT_S)
-        ended = time.perf_counter()
-        self._under_way = _UnderWay(pending, self._iteration, loss, ended - begun, ended)
-        self._settle(wait=False)
-        self._now.set()
-        return pending
 
     def report(self) -> PublishReport:
         """Return what was published so far; after `close`, all of it."""
@@ -240,16 +270,17 @@ class Publisher:
         return FitCallback(self)
 
     def finish(self) -> None:
-        """Wait until the last update exists, and tell the planner of it."""
+        """Wait until the last update exists; retire the versions that are not kept, and notify the planner."""
         self._opened.check()
         self._settle(wait=True)
+        self._retire()
         if self._thread is not None:
             self._tell()
 
     def close(self) -> None:
-        """End the thread, after the last update. Does nothing if it was closed, or in a forked child.
+        """Wait for the last update, end the thread, and retire the versions not kept.
 
-        `report` can be read after it.
+        Does nothing if it was closed, or in a forked child. `report` can be read after it.
         """
         if self._opened.closed:
             return
@@ -259,6 +290,7 @@ class Publisher:
         self._now.set()
         if self._thread is not None:
             self._thread.join(PLANNER_TIMEOUT_S)
+        self._retire()
 
     def __enter__(self) -> Publisher:
         return self
@@ -280,29 +312,27 @@ class Publisher:
         update.over = update.pending.done()
 
     def _publish_gently(self, model: object, loss: float) -> None:
-        try:
+        with suppress(TensorVineError):  # it was logged and counted
             self.publish(model, loss)
-        except TensorVineError as exc:
-            self._count_failure(self._iteration, exc)
 
     def _count_failure(self, iteration: int, exc: BaseException) -> None:
         with self._lock:
             self._failed += 1
-        log.warning("update of %r at iteration %d failed, training goes on: %s", self.name, iteration, exc)
+        log.warning("update of %r at iteration %d failed: %s", self.name, iteration, exc)
 
     def _is_under_way(self) -> bool:
         self._settle(wait=False)
         return self._under_way is not None
 
     def _settle(self, *, wait: bool) -> None:
-        """Take what became of the update under way."""
+        """Record how the update under way ended. Return at once if it goes on, unless `wait`."""
         with self._lock:
             update = self._under_way
-        if update is None or not (wait or update.pending.done()):
-            return
+            if update is None or not (wait or (update.staged_at and update.pending.done())):
+                return
         try:
             saved = update.pending.committed(COMMIT_TIMEOUT_S)
-        except TensorVineError as exc:
+        except Exception as exc:  # noqa: BLE001  a save hands over any error; it is counted
             if self._take(update):
                 self._count_failure(update.iteration, exc)
             return
@@ -316,13 +346,16 @@ class Publisher:
         made = Update(update.iteration, saved.ref, update.loss, *costs, saved.bytes_written, at)
         with self._lock:
             self._updates.append(made)
+            self._updated += 1
             self._kept.append(saved.ref)
 
     def _take(self, update: _UnderWay) -> bool:
-        """Be the one of two threads that settles an update."""
+        """Remove `update` from under way. Return False if the other thread did so before."""
         with self._lock:
-            mine, self._under_way = self._under_way is update, None
-            return mine
+            if self._under_way is not update:
+                return False
+            self._under_way = None
+            return True
 
     # ---- beside the training --------------------------------------------------------------------------
 
@@ -340,13 +373,23 @@ class Publisher:
             self._tell()
 
     def _retire(self) -> None:
-        """Let go of the versions that are not kept."""
-        while self._keep is not None and len(self._kept) > self._keep:
-            ref = self._kept.popleft()
+        """Retire the versions that are not kept. One whose shard does not answer stays queued for the next round."""
+        while self._keep is not None:
+            with self._lock:
+                if len(self._kept) <= self._keep:
+                    return
+                ref = self._kept.popleft()
             try:
                 self._repo.retire(ref)
+            except (ModelNotFoundError, ModelLostError) as exc:
+                log.info("version %s was gone before it was retired: %s", ref, exc)
             except TensorVineError as exc:
-                log.info("version %s could not be retired: %s", ref, exc)
+                with self._lock:
+                    self._kept.appendleft(ref)
+                    failed_before, self._unretired = self._unretired == ref, ref
+                if not failed_before:
+                    log.info("version %s could not be retired, it is tried again: %s", ref, exc)
+                return
 
     def _tell(self) -> None:
         """Tell the planner what it does not know, and take its plan; without it the schedule stands as it is."""
@@ -374,18 +417,24 @@ class Publisher:
 
     def _untold(self) -> Observed:
         with self._lock:
-            losses = self._losses[self._told.losses :]
-            updates = self._updates[self._told.updates :]
+            losses = _newest(self._losses, self._stepped - self._told.losses)
+            updates = _newest(self._updates, self._updated - self._told.updates)
+            self._told.losses = self._stepped - len(losses)
             request = self._trigger.request
         steps = [self._steps_s.popleft() for _ in range(len(self._steps_s))]
         return Observed(
             self._run,
             request,
-            self._told.losses,
-            tuple(losses),
+            self._told.place,
+            losses,
             (sum(steps) / len(steps),) if steps else (),
             tuple((u.iteration, max(u.stall_s + u.slowed_s, 0.0), u.commit_s) for u in updates),
         )
+
+
+def _newest(records: deque[_Record], count: int) -> tuple[_Record, ...]:
+    """Return the newest `count` records, or as many as are kept, oldest first."""
+    return tuple(islice(reversed(records), count))[::-1]
 
 
 def _plain(loss: float | None) -> float | None:

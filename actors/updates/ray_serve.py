@@ -39,10 +39,9 @@ class ModelReplica:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
 
     async def __call__(self, request: Request) -> dict[str, object]:
-        """Answer an HTTP request with the JSON body {"batch": nested lists}: {"outputs", "version"}."""
-        body: dict[str, Any] = await request.json()
-        answer = await self.infer(np.asarray(body["batch"], np.float32))
-        return {"outputs": np.asarray(answer.outputs).tolist(), "version": str(answer.ref)}
+        """Answer an HTTP request with the JSON body {"batch", "dtype"}: {"outputs", "version"}; see `batch_of`."""
+        answer = await self.infer(batch_of(await request.json()))
+        return {"outputs": _plain(answer.outputs), "version": str(answer.ref)}
 
     async def status(self) -> ConsumerStatus:
         """Tell how this replica does."""
@@ -52,6 +51,48 @@ class ModelReplica:
         """Let go of the repository: Ray Serve calls this when it ends a replica."""
         if hasattr(self, "_follower"):
             self._follower.close()
+
+
+def batch_of(body: object) -> object:
+    """Return the batch of a request's JSON body.
+
+    Args:
+        body: {"batch": nested lists, or an object of such by name; "dtype": the dtype of their arrays, or an object of
+            dtypes by name}. Without a dtype integers are int64, other numbers float32.
+
+    Raises:
+        ValueError: the body has no batch, lists are ragged, or a dtype is none.
+
+    >>> batch_of({"batch": {"ids": [[1, 2]], "mask": [[1.0, 0.5]]}, "dtype": {"ids": "int32"}})
+    {'ids': array([[1, 2]], dtype=int32), 'mask': array([[1. , 0.5]], dtype=float32)}
+    """
+    if not isinstance(body, dict) or "batch" not in body:
+        raise ValueError('request: expected a JSON object with "batch"; found none')
+    given = cast("dict[str, Any]", body)
+    return _arrays(given["batch"], given.get("dtype"))
+
+
+def _arrays(batch: Any, dtype: Any) -> object:
+    if isinstance(batch, dict):
+        dtypes = cast("dict[str, Any]", dtype) if isinstance(dtype, dict) else {}
+        parts = cast("dict[str, Any]", batch).items()
+        return {name: _arrays(part, dtypes.get(name) if isinstance(dtype, dict) else dtype) for name, part in parts}
+    try:
+        array = np.asarray(batch, dtype)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(
+            f"request: expected a batch of nested lists of one shape, and a dtype of NumPy; {exc}"
+        ) from exc
+    return array.astype(np.float32) if dtype is None and array.dtype == np.float64 else array
+
+
+def _plain(outputs: object) -> object:
+    """Return outputs as JSON has them."""
+    if isinstance(outputs, dict):
+        return {str(name): _plain(part) for name, part in cast("dict[object, object]", outputs).items()}
+    if isinstance(outputs, (list, tuple)):
+        return [_plain(part) for part in cast("list[object]", outputs)]
+    return np.asarray(outputs).tolist()
 
 
 def serve_application(

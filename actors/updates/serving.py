@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 QUIET_S = 60.0
 """How long an update waits for the answers that began two versions ago."""
+KEPT_REFUSED = 64
+"""Refused versions that are kept."""
 
 
 @runtime_checkable
@@ -90,6 +92,7 @@ class Serving:
         self._changed = threading.Condition()
         self._filling = threading.Lock()
         self._sample: object = None
+        self._refused: dict[ModelRef, str] = {}
 
     @property
     def ref(self) -> ModelRef | None:
@@ -125,11 +128,25 @@ class Serving:
                 self._active, self._other = copy, self._active
                 self._changed.notify_all()
 
+    @property
+    def refused(self) -> dict[ModelRef, str]:
+        """Versions that were refused, and why; the newest 64."""
+        with self._changed:
+            return dict(self._refused)
+
+    def refuse(self, ref: ModelRef, why: str) -> None:
+        """Record that a version does not fit the model: errors of calls that wait for a version say so."""
+        with self._changed:
+            self._refused[ref] = why
+            if len(self._refused) > KEPT_REFUSED:
+                del self._refused[next(iter(self._refused))]
+
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
         """Answer with the newest version.
 
         Args:
-            batch: what the model takes.
+            batch: what the model takes, as one argument. For a torch module: an array, a tensor, a list that NumPy
+                makes an array of, or a dict or tuple of these; all are moved to the module's device.
             timeout: seconds to wait for the first version; later ones are never waited for.
 
         Raises:
@@ -138,7 +155,7 @@ class Serving:
         with self._changed:
             if not self._changed.wait_for(lambda: self._active.ref is not None, timeout):
                 raise OperationTimeoutError(
-                    f"infer: expected a first version of {self._name!r} within {timeout} s; found none"
+                    f"infer: expected a first version of {self._name!r} within {timeout} s; found none{self._why()}"
                 )
             copy, ref = self._active, self._active.ref
             copy.answering += 1
@@ -164,9 +181,17 @@ class Serving:
             self._changed.wait_for(lambda: self.ref is not None and self.ref.version >= version, timeout)
             if self.ref is None or self.ref.version < version:
                 raise OperationTimeoutError(
-                    f"expected {self._name}@{version} or newer to answer within {timeout} s; found {self.ref}"
+                    f"expected {self._name}@{version} or newer to answer within {timeout} s; "
+                    f"found {self.ref}{self._why()}"
                 )
             return self.ref
+
+    def _why(self) -> str:
+        """Return the end of a message that no version came: the last one that was refused."""
+        if not self._refused:
+            return ""
+        ref, why = list(self._refused.items())[-1]
+        return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
         """End the helper thread."""
@@ -207,9 +232,18 @@ def _torch_answer(module: nn.Module) -> Callable[[object], object]:
             return type(several)(map(arrays, several))
         return outputs
 
+    def moved(batch: object, device: torch.device) -> object:
+        if isinstance(batch, dict):
+            return {name: moved(part, device) for name, part in cast("dict[object, object]", batch).items()}
+        if isinstance(batch, tuple):
+            return tuple(moved(part, device) for part in cast("tuple[object, ...]", batch))
+        if batch is None or isinstance(batch, str):
+            return batch
+        return (batch if isinstance(batch, torch.Tensor) else torch.as_tensor(np.asarray(batch))).to(device)
+
     def answer(batch: object) -> object:
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         with torch.inference_mode():
-            return arrays(module(torch.as_tensor(np.asarray(batch)).to(device)))
+            return arrays(module(moved(batch, device)))
 
     return answer

@@ -2,13 +2,15 @@
 
 Rules
 - Values: whatever changes one gives another. Who replaces it by what it was turned into holds a lock meanwhile.
-- Where it is planned, the first version is due when the warm-up ends: who answers needs one, and its stall is what
-  the plan is made with.
-- A plan comes a little after the iteration for which it was made: what it names before is due at once.
+- Where it is planned, the first version is due when the warm-up ends: consumers need one, and its stall is an input
+  of the plan.
+- A step may advance by several iterations. It is due if one of them is.
+- A plan arrives some iterations after the one it was made for. Planned iterations that have passed are due at once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -29,17 +31,17 @@ class Trigger:
     """An interval in iterations."""
     each_epoch: bool = False
     """At each epoch's end, once it is known how long an epoch is."""
-    chosen: frozenset[int] = frozenset()
-    """Iterations."""
+    chosen: tuple[int, ...] = ()
+    """Iterations, ascending."""
     schedule: Schedule | None = None
     """The plan, or the schedule that was given."""
 
-    def at(self, iteration: int) -> bool:
-        """Tell whether an update is due after an iteration."""
+    def due(self, last: int, now: int) -> bool:
+        """Return whether an update is due at an iteration after `last`, up to and including `now`."""
         if self.every is not None:
-            return iteration % self.every == 0
-        is_first = self.request is not None and iteration == self.request.warmup
-        return is_first or iteration in self.chosen
+            return now // self.every > last // self.every
+        is_first = self.request is not None and last < self.request.warmup <= now
+        return is_first or bisect_right(self.chosen, now) > bisect_right(self.chosen, last)
 
     def told(self, stop: int | None, epoch: int | None) -> Trigger:
         """Fill in what was left open."""
@@ -56,7 +58,7 @@ class Trigger:
         """Take a plan."""
         if self.request is None or schedule == self.schedule:
             return self
-        return replace(self, chosen=frozenset(schedule.iterations), schedule=schedule)
+        return replace(self, chosen=schedule.iterations, schedule=schedule)
 
 
 def trigger_of(schedule: ScheduleLike, where: str, warmup: int | None = None) -> Trigger:
@@ -70,8 +72,8 @@ def trigger_of(schedule: ScheduleLike, where: str, warmup: int | None = None) ->
     Raises:
         ValueError: it is nothing of what is possible.
 
-    >>> trigger_of(10, "doc").at(20), trigger_of([3, 5], "doc").at(4), trigger_of("greedy", "doc").request.method
-    (True, False, 'greedy')
+    >>> trigger_of(10, "doc").due(18, 22), trigger_of([3, 5], "doc").due(3, 4)
+    (True, False)
     """
     if schedule is None:
         schedule = PlanRequest()
@@ -82,13 +84,14 @@ def trigger_of(schedule: ScheduleLike, where: str, warmup: int | None = None) ->
     if isinstance(schedule, PlanRequest):
         return Trigger(schedule if warmup is None else replace(schedule, warmup=warmup))
     if isinstance(schedule, Schedule):
-        return Trigger(chosen=frozenset(schedule.iterations), schedule=schedule)
+        return Trigger(chosen=tuple(sorted(schedule.iterations)), schedule=schedule)
     if isinstance(schedule, int) and not isinstance(schedule, bool) and schedule >= 1:
         return Trigger(every=schedule)
     if isinstance(schedule, Iterable) and not isinstance(schedule, str):
         chosen = list(schedule)
         if chosen and all(isinstance(i, int) and i >= 1 for i in chosen):
-            return Trigger(chosen=frozenset(chosen), schedule=Schedule(tuple(sorted(set(chosen))), None, float("nan")))
+            iterations = tuple(sorted(set(chosen)))
+            return Trigger(chosen=iterations, schedule=Schedule(iterations, None, float("nan")))
     raise ValueError(
         f"{where}: schedule: expected None, one of {', '.join(METHODS)}, a PlanRequest, an interval of at least 1 "
         f"iteration, a Schedule or iterations from 1; found {schedule!r}"

@@ -3,7 +3,8 @@
 Rules
 - Pure: losses, times and the iteration come in; a schedule goes out. The caller that drives it asks `wants_plan` after
   each batch, and then `plan`.
-- Iterations count up. A loss that was told before is not counted again, so that a batch may be sent twice.
+- Iterations count up, and may be left out: a training may report every nth. A loss that was told before is not counted
+  again, so that a batch may be sent twice.
 - `plan` only names iterations after `now`. What it named up to `now` is taken as published.
 - It is time to plan: after the warm-up; once what a checkpoint costs is known; when the losses since the window began
   have doubled in number; when the plan's last iteration has passed; when a cost left the plan's by a factor of
@@ -118,7 +119,7 @@ class Stream:
         self._iterations = array("q")
         self._losses = array("d")
         self._count = 0
-        self._seen = 0
+        self._first: int | None = None
         self._took = {name: deque[float](maxlen=KEPT) for name in ("iteration", "stall", "delivery", "inference")}
         self._planned: _Planned | None = None
         self._drifted = False
@@ -144,7 +145,8 @@ class Stream:
         self._iterations.extend(range(begin, begin + len(new)))
         self._losses.extend(new)
         self._count += len(new)
-        self._seen += len(new)
+        if self._first is None and new:
+            self._first = begin
         if len(self._losses) > MOST_LOSSES:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
@@ -194,7 +196,9 @@ class Stream:
         Args:
             now: the last iteration that is over.
         """
-        if self._seen < self.request.warmup or (self.request.stop is not None and now >= self.request.stop):
+        if self._first is None or now - self._first + 1 < self.request.warmup:
+            return False
+        if self.request.stop is not None and now >= self.request.stop:
             return False
         planned, costs = self._planned, self.costs
         if planned is None:
@@ -267,7 +271,8 @@ class Stream:
 
     def _until(self, now: int) -> int:
         """The last iteration that a plan made now may name."""
-        ahead = FURTHEST if self.request.stop is not None else min(max(self._count, SPACING), FURTHEST)
+        reach = self._iterations[-1] - self._iterations[0] + 1
+        ahead = FURTHEST if self.request.stop is not None else min(max(reach, SPACING), FURTHEST)
         return now + ahead if self.request.stop is None else max(min(self.request.stop, now + ahead), now)
 
     def _scheduled(self, now: int, until: int, costs: UpdateCosts | None) -> Schedule:

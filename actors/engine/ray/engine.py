@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from functools import cache
@@ -44,6 +45,8 @@ from . import control_service
 from .group_loops import with_loops
 
 NAMESPACE = "tensorvine"
+
+log = logging.getLogger(__name__)
 
 _DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
 _FREED_S = 10
@@ -321,16 +324,24 @@ def _used() -> Opened:
 
 
 def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
-    """Raise what a Ray error means in the one tree."""
+    """Raise what a Ray error means in the one tree; what a method raised is raised as it was, and where, is logged."""
     if isinstance(exc, ray.exceptions.RayTaskError):
         cause = cast(object, exc.cause)
-        if isinstance(cause, TensorVineError):
-            raise cause from None
-        raise exc
+        if not isinstance(cause, Exception):
+            raise exc
+        if not isinstance(cause, TensorVineError):
+            log.info("%s: %s", who, exc)  # with the remote traceback
+        raise cause from None
     if isinstance(exc, (ray.exceptions.GetTimeoutError, TimeoutError)):
         raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
     if isinstance(exc, _LOST):
         raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
     if isinstance(exc, _DIED):
-        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({exc})") from exc
+        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({_gist(exc)})") from exc
     raise exc
+
+
+def _gist(exc: BaseException) -> str:
+    """Return one line of what Ray says of an actor's death, without its table of facts and the traceback."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[-1] if getattr(exc, "actor_init_failed", False) else " ".join(lines)

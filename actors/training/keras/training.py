@@ -147,6 +147,10 @@ class KerasTraining:
         if others and self._options is not None:
             self._options(others)
 
+    def knows(self, option: str) -> bool:
+        """Return whether `configure` takes an option of this name."""
+        return self._options is not None or option in self._known_options()
+
     def specs(self) -> Sequence[TensorSpec]:
         """List the tensors in the order in which a step updates them."""
         return self._state.specs()

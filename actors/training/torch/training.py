@@ -178,6 +178,10 @@ class TorchTraining:
         if others and self._options is not None:
             self._options(others)
 
+    def knows(self, option: str) -> bool:
+        """Return whether `configure` takes an option of this name."""
+        return self._options is not None or option in self._state.known_options()
+
     def specs(self) -> Sequence[TensorSpec]:
         """List the tensors, in the order of the backward pass as far as that of registration tells."""
         return self._state.specs()

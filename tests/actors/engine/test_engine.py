@@ -331,11 +331,31 @@ def test_an_error_of_the_tree_is_unwrapped():
     assert caught.value is cause
 
 
-def test_a_foreign_error_stays_as_ray_gives_it():
+def test_a_foreign_error_is_raised_in_its_own_class_without_the_remote_traceback():
     wrapped = task_error(ZeroDivisionError("by nought")).as_instanceof_cause()
     with pytest.raises(ZeroDivisionError) as caught:
         engine_ray._translate(wrapped, 1.0, "shard 3")
-    assert caught.value is wrapped
+    assert type(caught.value) is ZeroDivisionError
+    assert str(caught.value) == "by nought"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ray.exceptions.ActorDiedError(
+                ray.exceptions.RayTaskError("C.__init__", "Traceback:\n  x\nValueError: no GPU", ValueError())
+            ),
+            "(ValueError: no GPU)",
+        ),
+        (ray.exceptions.ActorDiedError(), "The actor died unexpectedly before finishing this task."),
+    ],
+)
+def test_the_death_of_an_actor_is_said_in_one_line(error, said):
+    with pytest.raises(ShardUnavailableError) as caught:
+        engine_ray._translate(error, 1.0, "shard 3")
+    assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_an_error_of_rays_that_means_nothing_here_stays_itself():

@@ -74,6 +74,33 @@ def test_a_study_that_is_taken_up_again_goes_on_retiring(repo: Repository, tmp_p
     assert repo.models() == best(one, 2)
 
 
+def test_a_version_that_a_best_trial_names_too_stays(repo: Repository) -> None:
+    saved: list[ModelRef] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.number < 2:
+            saved.append(repo.save(f"s/{trial.number}", {"w": np.full(4, trial.number)}).ref)
+        attach(trial, saved[trial.number % 2])
+        return (2.0, 1.0, 2.0)[trial.number]
+
+    study().optimize(objective, 3, callbacks=[Retirement(repo, best=1)])
+    assert repo.models() == [saved[0]]
+
+
+def test_a_version_that_a_waiting_or_running_trial_names_stays(repo: Repository) -> None:
+    one = study()
+    waits, runs, gone = (repo.save(f"s/{number}", {"w": np.zeros(4)}).ref for number in range(3))
+    for ref in (waits, runs, gone):
+        trial = one.ask()
+        attach(trial, ref)
+        one.tell(trial, state=optuna.trial.TrialState.FAIL)
+    attach(one.ask(), runs)
+    retried = one.trials[0].user_attrs  # as RetryFailedTrialCallback does
+    one.add_trial(optuna.create_trial(state=optuna.trial.TrialState.WAITING, user_attrs=retried))
+    Retirement(repo, best=1)(one, one.trials[0])
+    assert repo.models() == [waits, runs]
+
+
 def test_two_studies_in_one_repository_leave_each_other_alone(repo: Repository) -> None:
     one, two = study(), study()
     one.optimize(objective_of(repo, "one"), 3, callbacks=[Retirement(repo, best=2)])

@@ -83,6 +83,22 @@ def test_a_search_goes_on_with_its_population_after_it_was_stopped(repo: Reposit
     assert repo.models() == refs[2:]
 
 
+def test_a_version_that_is_twice_in_the_queue_stays_until_its_last_entry_leaves(repo: Repository) -> None:
+    population = Population(repo, 2)
+    a, b, c = (save(repo, name) for name in "abc")
+    population.add(a)
+    population.add(b)
+    assert population.add(a) == a
+    assert repo.models() == [a, b, c]
+    assert population.add(c) == b
+    assert repo.models() == [a, c]
+    population.add(a)
+    population.drop(a)
+    assert population.refs == (c,)
+    population.restore([a, c, c, b])
+    assert repo.models() == [c]
+
+
 def test_one_that_somebody_else_retired_is_no_error(repo: Repository) -> None:
     population = Population(repo, 1)
     first, second = save(repo, "p/1"), save(repo, "p/2")

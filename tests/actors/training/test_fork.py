@@ -302,6 +302,22 @@ class TestOrders:
         assert not living("other")
         standing.train(1)
 
+    def test_clones_of_ranks_without_a_repository_save_where_they_are_told_to(
+        self, standing: Trainers, repo: Repository
+    ) -> None:
+        with fork(standing, 1, at_step=None, name="saves", repository=repo) as clones:
+            saved = clones.save("saved-by-a-clone")
+        info = repo.info(saved.ref)
+        assert info.metadata["fork"]["step"] == done(standing)
+
+    def test_options_that_the_training_does_not_have(self, standing: Trainers) -> None:
+        with pytest.raises(ForkError, match=r"options: expected some that it has; found \['raet'\]"):
+            fork(standing, at_step=None, options={"raet": 50, "rate": 0.1}, name="other")
+        with pytest.raises(ForkError, match=r"option 'rate': expected .* such as 0.01; found 'fast'"):
+            fork(standing, at_step=None, options={"rate": "fast"}, name="other")
+        assert not living("other")
+        standing.train(1)
+
     def test_clones_that_cannot_be_built(self, standing: Trainers) -> None:
         def build(context: RankContext) -> NumpyTraining:
             raise KeyError("no data for a clone")
@@ -384,6 +400,13 @@ class TestDeaths:
         eventually(lambda: not living("gone"), "no clone is left")
         with pytest.raises(PeerLostError, match="rank 1"):
             run.train(5)
+
+    def test_a_rank_that_has_just_died_is_named(self, run: Trainers) -> None:
+        os.kill(run.describe()[1].pid, signal.SIGKILL)
+        for _ in range(3):  # Ray notices after some milliseconds
+            with pytest.raises(ForkError, match="rank 1") as caught:
+                fork(run, at_step=None, timeout=WAIT_S)
+            assert "\n" not in str(caught.value)
 
     def test_a_clone_dies_after_the_transfer(self, run: Trainers, unforked: list[list[float]]) -> None:
         run.train(5)

@@ -179,7 +179,7 @@ class TestMailboxServer:
             waiting = engine.call(handle, "fork_state", "f", 30.0)
             assert ask(handle, "describe").steps_done == 5
             assert ask(handle, "fork_state", "g", 0.0) == "g goes on"
-            assert ask(handle, "recipe") is None
+            assert ask(handle, "recipe", []) is None
             with pytest.raises(ForkError, match=r"^step 7 is past$"):
                 ask(handle, "arm", None, 7)
             with pytest.raises(ForkError, match=r"^fork f is not known$"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors import CheckpointCallback, Publisher, Repository
+from tensorvine.actors.updates.fitting import FitCallback
 from tensorvine.planner import PlanRequest
 from tensorvine.store.errors import InvalidNameError
 
@@ -117,12 +118,85 @@ def test_a_fit_that_failed_is_ended_by_its_block(repo, name):
     assert [update.iteration for update in callback.report().updates] == [4]
 
 
-def test_several_batches_in_one_execution_count_as_many(repo, name):
-    callback = CheckpointCallback(repo, name, schedule=1000)
+def test_executions_of_several_batches_publish_as_often_as_the_schedule_says(repo, name):
     model = net()
-    model.compile(optimizer="sgd", loss="mse", steps_per_execution=3)
-    model.fit(np.ones((ROWS, 4)), np.ones((ROWS, 1)), batch_size=BATCH, epochs=1, verbose=0, callbacks=[callback])
-    assert [iteration for iteration, _ in callback.report().losses] == [3, 6]
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=4)
+    data = {"x": np.ones((ROWS, 4)), "y": np.ones((ROWS, 1)), "batch_size": BATCH, "epochs": 4, "verbose": 0}
+    for schedule, wanted in [("epoch", [6, 12, 18, 24]), (5, [6, 10, 16, 22]), ([1, 3, 11, 20], [4, 12, 22])]:
+        callback = CheckpointCallback(repo, name, schedule, synchronous=True, keep=9)
+        model.fit(**data, callbacks=[callback])
+        assert [update.iteration for update in callback.report().updates] == wanted
+
+
+class Steps:
+    """Records what a publisher is told."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self.losses: list[tuple[int, float]] = []
+
+    def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None: ...
+
+    def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
+        self.iteration = iteration or self.iteration + 1
+        self.losses.append((self.iteration, loss))
+        return False
+
+    def finish(self) -> None: ...
+
+
+def batches(count: int = 10) -> Iterator[tuple[Any, Any]]:
+    """Yield batches, of which the first is far off."""
+    for place in range(count):
+        yield np.ones((2, 4), np.float32), np.full((2, 1), 0.0 if place else 1e4, np.float32)
+
+
+@pytest.mark.parametrize("execution", [1, 4])
+def test_a_large_loss_before_it_takes_no_digits_of_a_loss(execution):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse", steps_per_execution=execution)
+    x, y = (np.concatenate(part) for part in zip(*batches(), strict=True))
+    for _ in range(2):  # a second fit finds the model's step traced
+        steps = Steps()
+        model.fit(x, y, batch_size=2, verbose=0, shuffle=False, validation_data=(x, y), callbacks=[FitCallback(steps)])
+        wanted = [1] * 9 if execution == 1 else [4, 2]
+        assert [loss for _, loss in steps.losses[1:]] == pytest.approx([16.0] * len(wanted), rel=1e-6)
+        assert [iteration for iteration, _ in steps.losses] == (list(range(1, 11)) if execution == 1 else [4, 8, 10])
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_batches_of_data_of_unknown_length_are_counted_as_they_come():
+    tf = pytest.importorskip("tensorflow")
+    specs = (tf.TensorSpec((2, 4)), tf.TensorSpec((2, 1)))
+    model, steps = net(), Steps()
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=4)
+    data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[FitCallback(steps)])
+    assert [iteration for iteration, _ in steps.losses] == [4, 8, 10, 14, 18, 20]
+    assert int(model.optimizer.iterations) == 20
+
+
+def test_a_fit_after_one_without_the_callback_counts_its_batches():
+    model, steps = net(), Steps()
+    x, y = np.ones((20, 4), np.float32), np.arange(20, dtype=np.float32)[:, None]
+    model.fit(x, y, batch_size=2, verbose=0)
+    history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[FitCallback(steps)])
+    assert steps.iteration == 10
+    assert list(history.history) == ["loss"]
+    assert history.history["loss"] == pytest.approx([np.mean([loss for _, loss in steps.losses])], rel=1e-4)
+
+
+def test_a_train_step_without_the_loss_tracker_is_taken_at_its_word():
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            self.optimizer.iterations.assign_add(1)
+            return {"loss": keras.ops.sum(data[1])}
+
+    model, steps = Own([keras.Input((4,)), keras.layers.Dense(1)]), Steps()
+    model.compile(optimizer="sgd")
+    x, y = (np.concatenate(part) for part in zip(*batches(), strict=True))
+    model.fit(x, y, batch_size=2, verbose=0, shuffle=False, callbacks=[FitCallback(steps)])
+    assert steps.losses == [(1, 2e4), *((iteration, 0.0) for iteration in range(2, 11))]
 
 
 def test_a_wrong_name_or_schedule_is_refused_before_the_training(repo):

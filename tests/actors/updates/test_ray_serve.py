@@ -16,6 +16,8 @@ from tensorvine.actors import Repository
 from tensorvine.clusters.head import free_port
 
 serve = pytest.importorskip("ray.serve")
+from tensorvine.actors.updates.ray_serve import batch_of  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # Serve's own
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -40,6 +42,29 @@ def repo(cluster: object) -> Iterator[Repository]:
     with Repository.start("served", shards=1, preallocate_bytes=0) as repository:
         yield repository
         serve.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"batch": [[1, 2], [3, 4]]}, np.int64([[1, 2], [3, 4]])),
+        ({"batch": [[1, 2.5]]}, np.float32([[1, 2.5]])),
+        ({"batch": [True, False]}, np.array([True, False])),
+        ({"batch": [1, 2], "dtype": "float16"}, np.float16([1, 2])),
+    ],
+)
+def test_integers_of_a_request_stay_integers_and_a_dtype_may_be_stated(body: Any, wanted: Any) -> None:
+    found = batch_of(body)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "body", [3, {}, {"batch": [[1], [2, 3]]}, {"batch": [1], "dtype": "many"}, {"batch": {"a": [[1], [2, 3]]}}]
+)
+def test_a_request_that_makes_no_batch_is_refused(body: Any) -> None:
+    with pytest.raises(ValueError, match=r"^request: expected"):
+        batch_of(body)
 
 
 @pytest.mark.timeout(180)

@@ -167,6 +167,23 @@ class TestSwap:
         assert serving.infer(None).outputs == {3.0}
 
 
+class TestRefused:
+    def test_a_wait_for_the_first_version_says_which_was_refused_and_why(self, serve):
+        serving = serve(Tagged)
+        serving.refuse(ModelRef("m", 1), "its layer 'a' has 3 units, where the model's has 4")
+        said = "m@1 was refused: its layer 'a' has 3 units"
+        with pytest.raises(OperationTimeoutError, match=said):
+            serving.infer(None, timeout=0.01)
+        with pytest.raises(OperationTimeoutError, match=said):
+            serving.wait_for(1, timeout=0.01)
+
+    def test_only_the_newest_are_kept(self, serve):
+        serving = serve(Tagged)
+        for number in range(1, 101):
+            serving.refuse(ModelRef("m", number), "no")
+        assert list(serving.refused) == [ModelRef("m", number) for number in range(37, 101)]
+
+
 class TestTorch:
     @staticmethod
     def net(width: int = 8) -> Any:
@@ -232,6 +249,27 @@ class TestTorch:
         outputs = serving.infer(np.ones((5, 4), np.float32)).outputs
         assert outputs["a"].shape == (5, 2)
         assert [head.shape for head in outputs["both"]] == [(5, 2), (5, 3)]
+
+    def test_batches_are_arrays_dicts_or_tuples_and_keep_their_dtypes(self, serve):
+        torch = pytest.importorskip("torch")
+
+        class Tokens(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embed = torch.nn.Embedding(9, 2)
+
+            def forward(self, batch: Any) -> Any:
+                ids, weights = (batch["ids"], batch["weights"]) if isinstance(batch, dict) else batch
+                return (self.embed(ids) * weights[..., None]).sum(-2)
+
+        ids, weights, net = np.int64([[1, 2, 8]]), np.float32([[1.0, 0.5, 0.0]]), Tokens()
+        wanted = net({"ids": torch.from_numpy(ids), "weights": torch.from_numpy(weights)}).detach().numpy()
+        serving = serve(Tokens)
+        serving.take(*self.of(net, 1))
+        for batch in ({"ids": ids, "weights": weights}, (ids, weights), {"ids": ids.tolist(), "weights": weights}):
+            np.testing.assert_array_equal(serving.infer(batch).outputs, wanted)
+        tensors = {"ids": torch.from_numpy(ids), "weights": torch.from_numpy(weights)}
+        np.testing.assert_array_equal(serving.infer(tensors).outputs, wanted)
 
     def test_state_that_is_no_tensor_is_swapped_too(self, serve):
         torch = pytest.importorskip("torch")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from tensorvine.actors.updates.trigger import trigger_of
 from tensorvine.planner.schedules.schedule import Schedule
@@ -9,7 +11,7 @@ from tensorvine.planner.schedules.stream import PlanRequest
 
 
 def dates(trigger: object, until: int = 30) -> list[int]:
-    return [i for i in range(1, until + 1) if trigger.at(i)]
+    return [i for i in range(1, until + 1) if trigger.due(i - 1, i)]
 
 
 def test_an_interval():
@@ -19,6 +21,15 @@ def test_an_interval():
 @pytest.mark.parametrize("given", [[7, 3], {3, 7}, Schedule((3, 7), None, 1.0), iter((3, 7))])
 def test_given_iterations(given):
     assert dates(trigger_of(given, "t")) == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "due"), [(10, [10, 22]), ([2, 4, 18], [3, 4, 22]), (PlanRequest(warmup=12), [16])], ids=str
+)
+def test_a_step_of_several_iterations_is_due_if_one_of_them_is(schedule, due):
+    trigger = trigger_of(schedule, "t")
+    steps = [0, 3, 4, 9, 10, 16, 17, 22]
+    assert [now for last, now in pairwise(steps) if trigger.due(last, now)] == due
 
 
 def test_a_plan_is_due_when_it_comes_and_a_new_one_replaces_it():
