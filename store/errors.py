@@ -40,6 +40,15 @@ import typing
 _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
+def shown(text: str) -> str:
+    """Return a foreign text for a message or a log, with characters that are not printable escaped.
+
+    >>> shown("a name"), shown("a\\nline\\x1b[2J")
+    ('a name', 'a\\\\nline\\\\x1b[2J')
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 class TensorVineError(Exception):
     """Base of all errors that TensorVine raises on purpose."""
 

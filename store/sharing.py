@@ -16,18 +16,23 @@ import stat
 from pathlib import Path
 
 
-def open_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file, and give one that is made here its rights; fits `open(..., opener=)`.
+def open_file(name: str, flags: int, folder: int) -> int:
+    """Open a file, and give one that is made here its rights.
+
+    Args:
+        name: the file's, in the folder.
+        flags: as of `os.open`.
+        folder: descriptor of its folder.
 
     Raises:
         OSError: as of `os.open`.
     """
     if not flags & os.O_EXCL:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags & ~os.O_CREAT)
-    descriptor = os.open(path, flags, 0o600)
+            return os.open(name, flags & ~os.O_CREAT, dir_fd=folder)
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        asked = _asked(os.path.dirname(path)) & 0o060
+        asked = _asked(folder) & 0o060
         if asked and os.fstat(descriptor).st_uid == os.geteuid():  # another one of the group may have made it just now
             os.fchmod(descriptor, 0o600 | asked)
     except BaseException:
@@ -36,24 +41,30 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path | str, folder: int | None = None) -> None:
     """Make a folder with its rights; one that is there stays as it is.
+
+    Args:
+        path: of the new folder; its name if `folder` is given.
+        folder: descriptor of the folder in which to make it.
 
     Raises:
         OSError: as of `os.mkdir`.
     """
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, 0o700, dir_fd=folder)
     except FileExistsError:
-        if not path.is_dir():
-            raise
         return
-    asked = _asked(path.parent)
+    asked = _asked(folder if folder is not None else os.path.dirname(path) or ".")
     if asked:
-        os.chmod(path, stat.S_ISGID | 0o700 | asked)
+        made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            os.fchmod(made, stat.S_ISGID | 0o700 | asked)
+        finally:
+            os.close(made)
 
 
-def _asked(folder: str | os.PathLike[str]) -> int:
+def _asked(folder: int | str) -> int:
     """Return what a folder gives its group, if it is shared."""
     mode = os.stat(folder).st_mode
     return mode & 0o070 if mode & stat.S_ISGID else 0

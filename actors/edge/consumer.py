@@ -22,6 +22,7 @@ from ...store.errors import (
     GraphError,
     ModelLostError,
     ModelNotFoundError,
+    RepositoryNotFoundError,
     ShardUnavailableError,
     TensorMismatchError,
     TensorNotFoundError,
@@ -149,14 +150,21 @@ class EdgeConsumer:
         deadline = Deadline.after(timeout if timeout is not None else self._timeout)
         pauses = Backoff(*RETRY_S, closing=self._closing)
         tries = LOST_TRIES
+        failure: TensorVineError
+        ref = ModelRef(name, version or 1)
         while True:
-            ref = ModelRef(name, version if version is not None else self._newest_of(name))
             try:
+                ref = ModelRef(name, version if version is not None else self._newest_of(name))
                 return self._fetch(ref, deadline)[0]
+            except RepositoryNotFoundError as exc:  # Redis may have lost its data: the shards will post it again
+                if not self._reader.is_known:
+                    raise
+                failure = exc
             except ShardUnavailableError as exc:  # it may be starting again, and will then be elsewhere
-                failure: TensorVineError = exc
+                failure = exc
             except (ModelLostError, ModelNotFoundError) as exc:  # retired just now, maybe, and Redis may not know yet
                 if not tries or (version is not None and isinstance(exc, ModelNotFoundError)):
+                    self._reader.ask()
                     raise
                 failure, tries = exc, tries - 1
             if not pauses.wait(deadline):

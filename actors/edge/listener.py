@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ...store.errors import RepositoryNotFoundError, StorageError
+from ...store.errors import CorruptDataError, RepositoryNotFoundError, StorageError
 from ...store.waiting import Backoff, Deadline
 from ..engine.warned import Failures
 from .reader import Newest, RedisReader
@@ -77,7 +77,7 @@ class Listener:
                         if updates.heard(HEAR_S) or due.passed:
                             self._compare()
                             due = Deadline.after(COMPARE_S)
-            except StorageError as exc:
+            except (CorruptDataError, StorageError) as exc:
                 if not away:
                     log.warning("updates of %r: %s; what is known goes on counting", self._name, exc)
                 away = True

@@ -7,18 +7,21 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ...planner.placement import holder_of
-from ...store.errors import CorruptDataError, ModelNotFoundError, RepositoryNotFoundError
+from ...store.errors import CorruptDataError, ModelNotFoundError, RepositoryNotFoundError, StorageError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ..rpc.redis_connection import Command, RedisConnection, Subscription
 from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_gone, read_manifest
 
+ASKED_S = 3600
+"""How long a question stands in Redis."""
 GRAPHS = 16
 """Architectures that are kept."""
 
@@ -108,6 +111,16 @@ class RedisReader:
             graph = self._graphs[key] = ModelGraph.from_json(text)
         return graph
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the repository was found at least once."""
+        return bool(self._start)
+
+    def ask(self) -> None:
+        """Ask all shards to compare what they posted; for one that may only read, it does nothing."""
+        with contextlib.suppress(StorageError):
+            self._redis.run([("INCR", self._keys.question), ("EXPIRE", self._keys.question, ASKED_S)])
+
     def updates(self, name: str) -> Subscription:
         """Hear of new versions of `name`; errors as of `RedisConnection.subscribe`."""
         return self._redis.subscribe(self._keys.updates(name))
@@ -121,7 +134,7 @@ class RedisReader:
                 raise RepositoryNotFoundError(
                     f"Redis at {self._redis.where}: expected a repository named {self._keys.repository!r}; found none"
                 )
-            start = found.decode("utf-8", "replace")
+            start = cast(str, self._redis.start_of(self._keys, found))
             if start == guess:
                 return guess, answers
             self._start = guess = start

@@ -3,7 +3,8 @@
 Rules
 - A client that was cut off connects again by itself at its next command. What was written before may be gone then, so
   the connections are counted: whoever writes looks at `connected`.
-- Nothing is tried twice here. What goes wrong leaves as `StorageError` and names the server.
+- Nothing is tried twice here. What goes wrong leaves as `StorageError` and names the server. A value that TensorVine
+  did not write is a `CorruptDataError` that names the key.
 - A URL may hold a password: messages show the server only.
 - The package `redis` is an extra, imported when a connection is made.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ...store.errors import CodecUnavailableError, StorageError
+from ...store.errors import CodecUnavailableError, CorruptDataError, StorageError, shown
 from ...store.lazy import to_install
 from .redis_keys import Address, Keys
 
@@ -31,6 +32,8 @@ SCANNED = 2000
 """Keys of the database that are looked at in one message."""
 
 Command = tuple[str | bytes | int, ...]
+_START = re.compile(rb"[\w.-]{1,200}", re.ASCII)
+"""The id of a start."""
 
 
 class RedisConnection:
@@ -71,6 +74,7 @@ class RedisConnection:
 
         Raises:
             StorageError: the server does not answer, or refuses a command.
+            CorruptDataError: a key has a value of another type.
         """
         try:
             with self._client.pipeline(transaction=True) as transaction:
@@ -78,15 +82,40 @@ class RedisConnection:
                     transaction.execute_command(*command)
                 return transaction.execute()
         except self._errors as exc:
-            raise self.trouble(exc) from exc
+            reason = str(exc).rpartition(" of pipeline caused error: ")[
+                2
+            ]  # before it stands the command, with its values
+            if reason.startswith("WRONGTYPE"):
+                number = re.match(r"Command # (\d+) ", str(exc))
+                key = commands[int(number[1]) - 1][1] if number is not None else "one of its keys"
+                raise self.corrupt(key, "a value of another type") from None
+            raise self.trouble(reason) from None
 
     def subscribe(self, channel: str) -> Subscription:
         """Hear what is published on a channel; errors as in `run`."""
         return Subscription(self, self._client.pubsub(ignore_subscribe_messages=False), channel, self._errors)
 
-    def trouble(self, exc: BaseException) -> StorageError:
+    def trouble(self, reason: object) -> StorageError:
         """Make the error that says what went wrong with the server."""
-        return StorageError(f"Redis at {self.where}: expected an answer; {exc}")
+        return StorageError(f"Redis at {self.where}: expected an answer; {shown(str(reason))}")
+
+    def corrupt(self, key: object, found: str) -> CorruptDataError:
+        """Make the error for a value that TensorVine did not write."""
+        return CorruptDataError(
+            f"Redis at {self.where}: {shown(str(key))}: expected a value of TensorVine; found {found}: delete the key"
+        )
+
+    def start_of(self, keys: Keys, found: bytes | None) -> str | None:
+        """Return the id of a start that was read, or None if there is none.
+
+        Raises:
+            CorruptDataError: it is no id.
+        """
+        if found is None:
+            return None
+        if not _START.fullmatch(found):
+            raise self.corrupt(keys.start, f"{found!r:.60}")
+        return found.decode()
 
     def close(self) -> None:
         """Disconnect."""
@@ -167,13 +196,16 @@ def enter_start(url: str, repository: str, start: str) -> None:
     Raises:
         ValueError, CodecUnavailableError: as of `RedisConnection`.
         StorageError: the server does not answer, or takes nothing.
+        CorruptDataError: the id of a start is none; nothing is changed.
     """
     keys = Keys(repository)
     with RedisConnection(url, "Repository.start") as connection:
-        before, _ = connection.run([("GET", keys.start), ("SET", keys.start, start)])
-        if before is None or before.decode() == start:
+        connection.start_of(keys, *connection.run([("GET", keys.start)]))  # else nothing is changed
+        found, _ = connection.run([("GET", keys.start), ("SET", keys.start, start)])
+        before = connection.start_of(keys, found)
+        if before is None or before == start:
             return
-        left = re.sub(r"([\\*?\[\]])", r"\\\1", keys.of(before.decode()).prefix) + ":*"
+        left = f"{keys.of(before).prefix}:*"
         cursor = -1
         while cursor:
             ((cursor, doomed),) = connection.run([("SCAN", max(cursor, 0), "MATCH", left, "COUNT", SCANNED)])
@@ -184,8 +216,7 @@ def enter_start(url: str, repository: str, start: str) -> None:
 def present_start(url: str, repository: str) -> str | None:
     """Return the id of the start that Redis knows of a repository; errors as of `enter_start`."""
     with RedisConnection(url, "Repository.start") as connection:
-        (found,) = connection.run([("GET", Keys(repository).start)])
-    return found.decode() if found is not None else None
+        return connection.start_of(Keys(repository), *connection.run([("GET", Keys(repository).start)]))
 
 
 def posted_shards(url: str, repository: str) -> list[Address]:
@@ -196,8 +227,8 @@ def posted_shards(url: str, repository: str) -> list[Address]:
     """
     keys = Keys(repository)
     with RedisConnection(url, "Repository.start") as connection:
-        (start,) = connection.run([("GET", keys.start)])
+        start = connection.start_of(keys, *connection.run([("GET", keys.start)]))
         if start is None:
             return []
-        (found,) = connection.run([("HVALS", keys.of(start.decode()).shards)])
+        (found,) = connection.run([("HVALS", keys.of(start).shards)])
     return [Address.from_json(text) for text in found]

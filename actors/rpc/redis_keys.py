@@ -41,6 +41,11 @@ class Keys:
         """Key of the id of the repository's present start."""
         return f"tensorvine:{self.repository}:start"
 
+    @property
+    def question(self) -> str:
+        """Key of a number that a consumer increments when it misses something: shards compare all again then."""
+        return f"tensorvine:{self.repository}:question"
+
     def updates(self, name: str) -> str:
         """Channel on which new versions of `name` are told."""
         return f"tensorvine:{self.repository}:updates:{name}"

@@ -5,7 +5,8 @@ Rules
   deleted.
 - Who writes a file has it locked: the kernel says which half-written ones are nobody's.
 - What is read is a regular file (`open_regular`): no link, which may lead anywhere, nothing that blocks or has no end.
-  Links to folders are not followed either. The directory itself may be one.
+- Each folder below the directory is opened without following links, and files are opened, renamed and deleted within
+  the open folder. The directory itself may be a link.
 - Reads copy (`preadv`): who reads a file that is cut meanwhile gets an error, where a mapping would end the process.
 """
 
@@ -19,7 +20,7 @@ import os
 import stat
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,9 +42,11 @@ _SHORT = 128 << 10
 """Bytes that it reads at once unasked."""
 _AT_ONCE = 1 << 30
 """Bytes of one read; the kernel gives less than 2 GiB at a time."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LONGEST_NAME = 1024
 """Characters of a folder's name, from the directory on; the store's own are shorter."""
 _KINDS = {
+    stat.S_IFREG: "a file",
     stat.S_IFDIR: FOLDER,
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -65,39 +68,42 @@ class LocalDirectory(Directory):
     def __init__(self, path: Path, create: bool = True, private: bool = True) -> None:
         self.uri = str(path)
         self._path = path
-        self._opener = open_file if private else None
+        self._private = private
         with naming(path, "find a directory at"):
             if create:
-                self._make_folder(path)
-            os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+                _make_path(path)
+            os.close(os.open(path, _FOLDER_FLAGS))
 
     def write(self, name: str, fill: Fill) -> int:
         """Write to a temporary name, sync, rename, sync the folder."""
         path = self._path / name
-        temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
-        with naming(path, "write"):
-            self._make_folder(path.parent, self._path)
+        temporary = f".{uuid.uuid4().hex}{TEMPORARY}"
+        with naming(path, "write"), self._folder_of(name, make=True) as folder:
+
+            def opener(_: str, flags: int) -> int:
+                if self._private:
+                    return open_file(temporary, flags, folder)
+                return os.open(temporary, flags, 0o666, dir_fd=folder)
+
             try:
-                with open(temporary, "xb", buffering=0, opener=self._opener) as file:
+                with open(path.with_name(temporary), "xb", buffering=0, opener=opener) as file:
                     with contextlib.suppress(OSError):  # a file system without locks
                         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
                     fill(_Whole(file))
                     os.fsync(file.fileno())
                     nbytes = file.tell()
-                os.rename(temporary, path)
+                os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                    os.unlink(temporary, dir_fd=folder)
                 raise
-            _sync_folder(path.parent)
+            os.fsync(folder)
         return nbytes
 
     def append(self, name: str, data: bytes) -> bool:
         """Open, write, close: nothing is kept open that could be a deleted file's."""
-        path = self._path / name
-        with naming(path, "append to"):
-            self._make_folder(path.parent, self._path)
-            descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with naming(self._path / name, "append to"):
+            descriptor = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 written = os.write(descriptor, data)
             finally:
@@ -110,7 +116,7 @@ class LocalDirectory(Directory):
         """Read a file."""
         path = self._path / name
         with naming(path, "read"):
-            descriptor = open_regular(path)
+            descriptor = self._open(name)
             try:
                 return pa.py_buffer(_whole(path, descriptor))
             finally:
@@ -119,7 +125,7 @@ class LocalDirectory(Directory):
     def open(self, name: str) -> OpenFile:
         """Open a file."""
         with naming(self._path / name, "open"):
-            return _Opened(self._path / name)
+            return _Opened(self._path / name, self._open(name))
 
     def list(self, folder: str) -> dict[str, int]:
         """Walk a folder."""
@@ -144,17 +150,25 @@ class LocalDirectory(Directory):
     def delete(self, *names: str) -> None:
         """Unlink files, then sync each folder once: also for one that is missing, the sync may be what failed."""
         for name in names:
-            with naming(self._path / name, "delete"), contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path / name)
-        for folder in dict.fromkeys((self._path / name).parent for name in names):
-            with naming(folder, "sync"), contextlib.suppress(FileNotFoundError):
-                _sync_folder(folder)
+            with (
+                naming(self._path / name, "delete"),
+                contextlib.suppress(FileNotFoundError),
+                self._folder_of(name) as folder,
+            ):
+                os.unlink(name.rpartition("/")[2], dir_fd=folder)
+        for name in {name.rpartition("/")[0]: name for name in names}.values():
+            with (
+                naming((self._path / name).parent, "sync"),
+                contextlib.suppress(FileNotFoundError),
+                self._folder_of(name) as folder,
+            ):
+                os.fsync(folder)
 
     def claim(self, name: str) -> int | None:
         """Lock a file; the kernel lets go of it when this process ends, however that is."""
         path = self._path / name
         with naming(path, "lock"):
-            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+            descriptor = self._open(name, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
@@ -174,7 +188,7 @@ class LocalDirectory(Directory):
 
     def _is_abandoned(self, name: str) -> bool:
         try:
-            descriptor = open_regular(self._path / name, os.O_RDWR)
+            descriptor = self._open(name, os.O_RDWR)
         except OSError:
             return False  # it is written by now, or no file of ours; or it cannot be told
         try:
@@ -191,8 +205,8 @@ class LocalDirectory(Directory):
         while waiting:
             top = waiting.pop()
             try:
-                own = os.O_NOFOLLOW if top else 0
-                descriptor = os.open(self._path / top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | own)
+                with self._folder_of(f"{top}/" if top else "") as opened:
+                    descriptor = os.dup(opened)
             except (FileNotFoundError, NotADirectoryError) as exc:
                 if top == folder and not isinstance(exc, FileNotFoundError):
                     raise
@@ -207,18 +221,61 @@ class LocalDirectory(Directory):
             finally:
                 os.close(descriptor)
 
-    def _make_folder(self, folder: Path, below: Path | None = None) -> None:
-        """Make a folder and sync the ones that got a new entry: else a crash could take the folder away.
+    def _open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a regular file; its folder is made if the file may be."""
+        with self._folder_of(name, make=bool(flags & os.O_CREAT)) as folder:
+            return open_regular(self._path / name, flags, folder)
+
+    @contextlib.contextmanager
+    def _folder_of(self, name: str, make: bool = False) -> Generator[int]:
+        """Open the folder of a file, and yield its descriptor.
 
         Args:
-            folder: which.
-            below: what must be there: a directory that went away is not made anew, for the files would be elsewhere.
+            name: the file's, from the directory on.
+            make: make missing folders, and sync those that get one: else a crash could take it away. The directory
+                itself is not made: the file would be elsewhere than the others.
+
+        Raises:
+            NotADirectoryError: a link or something else stands in a folder's place; says what.
+            OSError: a folder cannot be opened or made.
         """
-        parts = (folder, *folder.parents)
-        missing = [part for part in parts[: parts.index(below) if below else None] if not part.exists()]
-        for part in reversed(missing):
-            make_folder(part)
-            _sync_folder(part.parent)
+        descriptor = os.open(self._path, _FOLDER_FLAGS)
+        try:
+            for number, part in enumerate(parts := name.split("/")[:-1]):
+                try:
+                    inner = self._inner(descriptor, part, make)
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
+                        raise
+                    path = self._path.joinpath(*parts[: number + 1])
+                    found = _kind(os.lstat(part, dir_fd=descriptor).st_mode)
+                    raise NotADirectoryError(f"Not a directory: {path} is {found}") from exc
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _inner(self, folder: int, part: str, make: bool) -> int:
+        try:
+            return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            if not make:
+                raise
+        make_folder(part, folder)
+        os.fsync(folder)
+        return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+
+
+def _make_path(path: Path) -> None:
+    """Make the directory and those above it, and sync the ones that got a new entry."""
+    for part in reversed([part for part in (path, *path.parents) if not part.exists()]):
+        make_folder(part)
+        descriptor = os.open(part.parent, _FOLDER_FLAGS)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class _Whole:
@@ -250,9 +307,9 @@ class _Opened(OpenFile):
     It is closed with the last reference to it, at the latest.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
-        self._descriptor = open_regular(path)
+        self._descriptor = descriptor
         self._closes = weakref.finalize(self, os.close, self._descriptor)
         self._closes.atexit = False
         self.nbytes = os.fstat(self._descriptor).st_size
@@ -288,21 +345,26 @@ class _Opened(OpenFile):
             os.posix_fadvise(self._descriptor, offset, nbytes, advice)
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: Path, flags: int, folder: int) -> int:
     """Open a regular file, and nothing else; one that is made has the rights that `sharing` says.
 
     Opening anything else could block, or lead to a file of elsewhere; reading it may have no end.
+
+    Args:
+        path: names it in errors.
+        flags: as of `os.open`.
+        folder: descriptor of its folder.
 
     Raises:
         CorruptDataError: something else stands there; says what.
         OSError: it cannot be opened.
     """
     try:
-        descriptor = open_file(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = open_file(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, folder)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             with contextlib.suppress(FileNotFoundError):
-                _check_regular(path, os.lstat(path).st_mode)
+                _check_regular(path, os.lstat(path.name, dir_fd=folder).st_mode)
         raise
     try:
         _check_regular(path, os.fstat(descriptor).st_mode)
@@ -346,11 +408,3 @@ def _fill(path: Path, descriptor: int, target: Bytes, offset: int) -> None:
                 f"{path}: expected {target.nbytes} bytes at {offset}; found {done}: the file was cut meanwhile"
             )
         done += count
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

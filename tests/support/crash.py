@@ -108,9 +108,11 @@ def scripted(folder: Path, call: str | None, number: int, event: int) -> Iterato
 
     def on_path(call: str) -> Callable[..., object]:
         def run(path: Any, *rest: Any, **named: Any) -> object:
-            kind = "open folder" if call == "open" and os.path.isdir(path) else call
+            folder = named.get("dir_fd", named.get("src_dir_fd"))
+            where = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path) if folder is not None else path
+            kind = "open folder" if call == "open" and os.path.isdir(where) else call
             if kind != "open":  # files are opened for writing by `open_file`, and locks are not of this history
-                script.step(kind, os.fspath(path))
+                script.step(kind, os.fspath(where))
             return real[call](path, *rest, **named)
 
         return run

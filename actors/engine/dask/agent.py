@@ -1,8 +1,8 @@
 """The agent of a machine: a node of the engine on Dask. It starts actors' processes, and notices when they end.
 
 Rules
-- It is a process group of its own and nobody's child, so it survives whoever started it. There is one of a cluster on
-  a machine, whose socket has the name that its workers look for.
+- It is a process group of its own and nobody's child, so it survives whoever started it. There is one per cluster,
+  machine and user. Its socket has a random name, which it writes to a file for its workers (`workers.agentfile`).
 - It ends with its actors when nobody is attached (`attendance`): at once where they were killed. Where they close, it
   is announced as leaving, and ends when the directory says so, after `LEAVE_S` at the latest.
 - The directory hears from it by one connection, and orders it by the same. When that ends it connects again and tells
@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import pickle
+import secrets
 import socket
 import sys
 import uuid
@@ -213,14 +214,13 @@ def _gpus() -> list[str]:
 
 
 def main() -> None:
-    """Be the agent of this machine, as a process of nobody's; nothing where there is one."""
+    """Be the agent of this machine, as a daemon; its starter has locked the file of its name."""
     hiring: Hiring = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  of who started it
+    name = f"tensorvine-agent-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
-        try:
-            listener.bind(f"\0{hiring.socket}")
-        except OSError:
-            return
+        listener.bind(f"\0{name}")
         listener.listen()
+        hiring.file.write(name)
         if os.fork():
             return
         logging.basicConfig(level=logging.WARNING)
@@ -229,7 +229,10 @@ def main() -> None:
         async def run() -> None:
             await AgentProcess(hiring).run(listener)
 
-        asyncio.run(run())
+        try:
+            asyncio.run(run())
+        finally:
+            hiring.file.delete(name)
 
 
 if __name__ == "__main__":

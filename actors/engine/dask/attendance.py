@@ -5,6 +5,8 @@ Rules
   waits for that is told when it has. When the last one is just gone, another has `ALONE_S` to come.
 - Each is attached for one scheduler, and says for which directory. Workers close when theirs has ended, often when the
   next one is there already: those take no node along.
+- Only processes of the agent's user are attached, at most `CONNECTIONS`. What they send is checked; whoever breaks a
+  rule is disconnected, and at most a few lines a minute say why.
 - Of the machine's memory the node offers what was available when the agent started, less what Dask's workers may take,
   but no less than half of it: by default they may take all, and mostly do not.
 """
@@ -12,12 +14,17 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
+from ....store.bounds.jsontext import mapping
+from ....store.errors import CorruptDataError
+from ..sockets.framing import credentials
+from ..sockets.refusals import Refusals
 from .workers.plugins import JOINED, MAY_GO
 
 log = logging.getLogger(__name__)
@@ -30,6 +37,40 @@ LINE_S = 5.0
 """How long who comes may take to say what it may use."""
 LEAST_SHARE = 0.5
 """Of the memory."""
+CONNECTIONS = 512
+"""More than a machine has workers, and few enough for 1,024 open files."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a process that is attached may use, and for which directory it is attached."""
+
+    memory: int
+    resources: Mapping[str, float]
+    directory: str
+
+
+def _told(line: bytes) -> _Told:
+    """Check what a process sent first.
+
+    Raises:
+        CorruptDataError: it is not what a nanny or worker sends.
+    """
+    found = mapping(line, "an attached process")
+    memory = found.get("memory") or 0
+    resources = cast(object, found.get("resources") or {})
+    directory = found.get("directory", "")
+    if type(memory) is not int or not 0 <= memory < 1 << 63:
+        raise CorruptDataError(f"an attached process: memory: expected bytes; found {memory!r:.100}")
+    if not isinstance(resources, dict) or not all(map(_is_amount, cast("dict[str, object]", resources).values())):
+        raise CorruptDataError(f"an attached process: resources: expected amounts by name; found {resources!r:.100}")
+    if not isinstance(directory, str):
+        raise CorruptDataError(f"an attached process: directory: expected an id; found {directory!r:.100}")
+    return _Told(memory, cast("dict[str, float]", resources), directory)
+
+
+def _is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast(float, value) < 1 << 63
 
 
 class Attendance:
@@ -44,7 +85,8 @@ class Attendance:
         self._changed = changed
         self._alone = alone
         self._loop = asyncio.get_running_loop()
-        self._told: dict[asyncio.StreamWriter, dict[str, Any]] = {}
+        self._refusals = Refusals("the agent: its socket")
+        self._told: dict[asyncio.StreamWriter, _Told] = {}
         """Who is attached -> what it may use."""
         self._writers: set[asyncio.StreamWriter] = set()
         """Of all connections."""
@@ -87,22 +129,31 @@ class Attendance:
 
     def memory(self, available: int) -> int:
         """Return what the node offers of the memory that was available."""
-        limits = sum(int(told.get("memory") or 0) for told in self._told.values())
+        limits = sum(told.memory for told in self._told.values())
         return max(available - limits, int(LEAST_SHARE * available))
 
     def resources(self) -> dict[str, float]:
         """Return what workers have of Dask's resources, in all."""
         total: Counter[str] = Counter()
         for told in self._told.values():
-            total.update(told.get("resources") or {})
+            total.update(told.resources)
         return dict(total)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one that is attached, until it is gone."""
+        """Serve a process that attaches, until its connection ends."""
+        user = credentials(writer.get_extra_info("socket"))[1]
+        if user != os.geteuid():
+            self._refusals.note(f"expected a process of user {os.geteuid()}; found one of user {user}")
+            writer.close()
+            return
+        if len(self._writers) == CONNECTIONS:
+            self._refusals.note(f"expected at most {CONNECTIONS} attached processes; found one more")
+            writer.close()
+            return
         self._writers.add(writer)
         try:
             async with asyncio.timeout(LINE_S):
-                told = cast("dict[str, Any]", json.loads(await reader.readline()))
+                told = _told(await reader.readline())
             self._countdown.cancel()
             self._told[writer] = told
             self.is_closing = False
@@ -113,16 +164,18 @@ class Attendance:
             writer.write(JOINED)
             if await reader.readline():
                 self._close(writer)
-                await reader.read()
-        except (OSError, TimeoutError, ValueError) as exc:
-            log.info("one that was attached is let go: %r", exc)
+                await reader.read(1)
+        except (CorruptDataError, TimeoutError, ValueError) as exc:
+            self._refusals.note(str(exc) or "expected an answer in time; none came")
+        except OSError as exc:
+            log.info("the connection of an attached process ended: %s", exc)
         finally:
             self._gone(writer)
 
     def _close(self, writer: asyncio.StreamWriter) -> None:
         """Note that one closes."""
         self._closing.add(writer)
-        self._last = str(self._told[writer].get("directory"))
+        self._last = self._told[writer].directory
         self.is_closing = len(self._closing) == len(self._told)
         if self.leaves:
             self._waiting.add(writer)

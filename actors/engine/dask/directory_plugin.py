@@ -24,14 +24,16 @@ from distributed.core import Status
 from tornado.web import RequestHandler
 
 from ....store.errors import ShardUnavailableError
+from ..engine import Node
 from .directory.directory import Directory
 from .directory.page import page
 from .records import Agent, Order, Standing, State
+from .workers.plugins import ASK
 
 log = logging.getLogger(__name__)
 
-ASK, JOIN = "tensorvine_ask", "tensorvine_join"
-"""The handlers."""
+JOIN = "tensorvine_join"
+"""The handler of agents' connections."""
 PAGE = r"/(?:.*/)?tensorvine"
 """Where the page is; a dashboard may have a prefix."""
 WAIT_S = 5.0
@@ -71,10 +73,13 @@ class DirectoryPlugin(SchedulerPlugin):
         """Agent -> what it has not been told yet."""
         self._news: dict[str, asyncio.Event] = {}
         """Actor -> set when it changes."""
+        self._failed: dict[str, str] = {}
+        """Machine on which no agent could be started or joined -> why."""
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
-            for name in ("spawn", "find", "actors", "nodes", "kept", "reserve", "unreserve", "reserved")
+            for name in ("spawn", "find", "actors", "kept", "reserve", "unreserve", "reserved")
         } | {"where": self._where, "kill": self._kill, "keep": self._keep, "identity": self._identity}
+        self._known |= {"nodes": self._nodes, "no_agent": self._failed.__setitem__}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
         scheduler.http_application.add_handlers(".*$", [(PAGE, Page, {"directory": self._directory})])
@@ -103,6 +108,16 @@ class DirectoryPlugin(SchedulerPlugin):
     def _identity(self) -> tuple[str, str]:
         """Return the scheduler's address, as it says it itself, and the directory's id."""
         return self._scheduler.address, self._directory.id
+
+    def _nodes(self) -> list[tuple[Node, Agent]]:
+        """List the nodes; raise an error if all machines failed to have an agent."""
+        nodes = self._directory.nodes()
+        if self._failed and not nodes:
+            reasons = "; ".join(f"{machine}: {why}" for machine, why in self._failed.items())
+            raise ShardUnavailableError(
+                f"nodes: expected an agent on a machine of a worker; found none: {reasons:.1000}"
+            )
+        return nodes
 
     async def _where(self, key: str) -> Standing:
         await self._wait(key, lambda: self._directory.where(key).state is not State.STARTING)
@@ -139,6 +154,7 @@ class DirectoryPlugin(SchedulerPlugin):
         joined, reports, copy = pickle.loads(agent)  # noqa: S301  of an agent
         orders: asyncio.Queue[Order] = asyncio.Queue()
         self._orders[joined.id] = orders
+        self._failed.clear()
         self._directory.join(joined, reports, copy)
         if self._clients_are_known:
             self._check_owners()

@@ -10,7 +10,8 @@ from typing import cast
 
 from ....store.errors import ShardUnavailableError
 from .framing import (
-    CALLER,
+    AGAIN,
+    CONNECTS,
     PING,
     SECRET_BYTES,
     WELCOME,
@@ -19,7 +20,7 @@ from .framing import (
     check_server,
     check_welcome,
     outcome_of,
-    proof,
+    response,
     watch,
 )
 from .incoming import Incoming, Message
@@ -188,8 +189,18 @@ async def connected(address: SocketAddress, traffic: Traffic = SHORT_CALLS) -> A
     return connection
 
 
-async def _connected_away(address: SocketAddress, place: tuple[str, int], traffic: Traffic) -> AwaitedConnection:
-    """Connect this loop to an actor of another machine."""
+async def _connected_away(
+    address: SocketAddress, place: tuple[str, int], traffic: Traffic, answer: bytes = b"", connects: int = CONNECTS
+) -> AwaitedConnection:
+    """Connect this loop to an actor of another machine.
+
+    Args:
+        address: the actor's.
+        place: its host and port.
+        traffic: what the connection carries.
+        answer: the response to a challenge of an earlier connection, which ended with `AGAIN`.
+        connects: how often to connect at most.
+    """
     loop = asyncio.get_running_loop()
     end = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -198,13 +209,22 @@ async def _connected_away(address: SocketAddress, place: tuple[str, int], traffi
             await loop.sock_connect(end, place)
         watch(end)
         async with asyncio.timeout(traffic.welcome_s):
-            challenge = await _exactly(end, SECRET_BYTES)
-            await loop.sock_sendall(end, proof(address.secret, challenge, CALLER))
-            check_welcome(await loop.sock_recv(end, 1))
-            check_proof(await _exactly(end, SECRET_BYTES), address, challenge)
+            if answer:
+                await loop.sock_sendall(end, answer)
+                await _exactly(end, SECRET_BYTES)
+            else:
+                answer = response(address, await _exactly(end, SECRET_BYTES))
+                await loop.sock_sendall(end, answer)
+            welcome = await loop.sock_recv(end, 1)
+            if welcome != AGAIN or connects == 1:
+                check_welcome(welcome)
+                check_proof(await _exactly(end, SECRET_BYTES), address, answer[:SECRET_BYTES])
     except BaseException:
         end.close()
         raise
+    if welcome == AGAIN:
+        end.close()
+        return await _connected_away(address, place, traffic, answer, connects - 1)
     connection = AwaitedConnection(traffic, away=True)
     connection.welcomed(WELCOME)
     await loop.create_connection(lambda: connection, sock=end)

@@ -25,8 +25,9 @@ from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
 from ..engine import GROUPS
 from .framing import (
+    AGAIN,
     ANSWER_BYTES,
-    CALLER,
+    CONNECTS,
     HEADER,
     PING,
     SECRET_BYTES,
@@ -36,7 +37,7 @@ from .framing import (
     check_welcome,
     first_of,
     outcome_of,
-    proof,
+    response,
     watch,
 )
 from .traffic import Request, packed
@@ -267,19 +268,29 @@ def _near(address: SocketAddress) -> socket.socket:
     return end
 
 
-def _away(address: SocketAddress, place: tuple[str, int]) -> socket.socket:
-    """Connect to an actor of another machine."""
+def _away(
+    address: SocketAddress, place: tuple[str, int], answer: bytes = b"", connects: int = CONNECTS
+) -> socket.socket:
+    """Connect to an actor of another machine; arguments as of `awaited._connected_away`."""
     end = socket.create_connection(place, SEND_S)
     try:
         watch(end)
-        challenge = _exactly(end, SECRET_BYTES)
-        end.sendall(proof(address.secret, challenge, CALLER))
-        check_welcome(end.recv(1))
-        check_proof(_exactly(end, SECRET_BYTES), address, challenge)
+        if answer:
+            end.sendall(answer)
+            _exactly(end, SECRET_BYTES)
+        else:
+            answer = response(address, _exactly(end, SECRET_BYTES))
+            end.sendall(answer)
+        welcome = end.recv(1)
+        if welcome != AGAIN or connects == 1:
+            check_welcome(welcome)
+            check_proof(_exactly(end, SECRET_BYTES), address, answer[:SECRET_BYTES])
+            return end
     except BaseException:
         end.close()
         raise
-    return end
+    end.close()
+    return _away(address, place, answer, connects - 1)
 
 
 def _exactly(end: socket.socket, nbytes: int) -> bytes:

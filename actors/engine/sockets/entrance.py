@@ -1,33 +1,44 @@
-"""The door of an actor's socket: who comes shows the secret of its address, or does not get in.
+"""Accepts an actor's connections and authenticates them with the secret of its address.
 
 Rules
-- Nothing of who has not shown the secret is read but as many bytes as the secret has, and they are only compared.
-- Who has not shown it yet, or was refused and waits for the end of its pause, takes one of `VISITORS` places. For who
-  comes when all are taken, who was refused goes first, then who has been silent longest. So no number of silent
-  visitors keeps a caller out: it shows the secret with the first bytes that it sends.
-- Who comes from another machine gets a challenge first, and shows a proof of as many bytes in the place of the secret.
-- Who is refused is noted in `Refusals`, and learns nothing.
+- Of an unauthenticated connection only the bytes of the credential are read, and they are only compared.
+- A connection that is not authenticated yet, or was refused and is about to be closed, takes one of `VISITORS` places.
+  When all are taken and another connection comes, a refused one is closed first, then the one that is silent longest.
+- So no number of silent connections locks a caller out. On its own machine a caller sends the secret with its first
+  bytes. From another machine it sends the response to a challenge, for which the server keeps nothing: if the
+  connection was closed before the response arrived, the caller sends it with the first bytes of the next one.
+- A challenge is accepted for `VALID_S` and once. Used ones are kept for so long, and only callers that know the secret
+  use any.
+- Refusals are noted in `Refusals`. A refused connection is not answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .framing import CALLER, SECRET_BYTES, SERVER, WELCOME, SocketAddress, credentials, proof, watch
+from .framing import AGAIN, CALLER, SECRET_BYTES, SERVER, WELCOME, SocketAddress, credentials, proof, watch
 from .refusals import Refusals
 
 GREETING_S = 5.0
 """Within which a visitor shows the secret."""
 VISITORS = 32
 BACKLOG = 128
+AWAY_BACKLOG = 1024
+"""Of a port: anybody can connect while the loop is busy."""
 AT_ONCE = 8
 """How many are let come before those who came are read."""
+VALID_S = 30.0
+"""How long a challenge is accepted."""
+_STAMP = struct.Struct(">dQ")
+"""The first half of a challenge: when it was made, and a random number. The second half authenticates it."""
 REST_S = 0.5
 """How long nobody comes after the machine had no descriptor for a visitor."""
 
@@ -37,10 +48,6 @@ class _Visit:
     """What is known of who has not shown the secret yet."""
 
     ends: asyncio.TimerHandle
-    expected: bytes
-    """What is to be shown."""
-    welcome: bytes
-    """What is said to who showed it."""
     shown: bytearray = field(default_factory=bytearray)
 
 
@@ -62,6 +69,13 @@ class Entrance:
         self._listener, name, place = _listening() if host is None else _listening_at(host)
         self.address = SocketAddress(name, os.getpid(), secrets.token_bytes(SECRET_BYTES), place)
         self._admit = admit
+        self._away = place is not None
+        self._length = 2 * SECRET_BYTES if self._away else SECRET_BYTES
+        """Of what is to be shown: the secret, or a challenge and its proof."""
+        self._key = secrets.token_bytes(SECRET_BYTES)
+        """Authenticates this server's challenges."""
+        self._used: dict[bytes, float] = {}
+        """Challenges that callers have used -> when; the oldest is the first."""
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
         self._silent: dict[socket.socket, _Visit] = {}
@@ -103,13 +117,8 @@ class Entrance:
                 visitor.close()
 
     def _receive(self, visitor: socket.socket) -> None:
-        expected, welcome = self.address.secret, WELCOME
-        if self.address.place is not None:
-            watch(visitor)
-            challenge = secrets.token_bytes(SECRET_BYTES)
-            visitor.send(challenge)  # there is room for so few bytes
-            expected = proof(self.address.secret, challenge, CALLER)
-            welcome += proof(self.address.secret, challenge, SERVER)
+        if self._away:
+            visitor.send(self._challenge())  # there is room for so few bytes
         elif (user := credentials(visitor)[1]) != os.geteuid():
             self._refuse(visitor, f"expected a process of user {os.geteuid()}; found one of user {user}")
             if self._is_full:
@@ -117,10 +126,34 @@ class Entrance:
             return
         while self._is_full:
             self._make_room()
-        ends = self._loop.call_later(GREETING_S, self._give_up, visitor)
-        self._silent[visitor] = _Visit(ends, expected, welcome)
+        self._silent[visitor] = _Visit(self._loop.call_later(GREETING_S, self._give_up, visitor))
         self._loop.add_reader(visitor, self._read, visitor)
         self._read(visitor)  # most have sent it by now
+
+    def _challenge(self) -> bytes:
+        stamp = _STAMP.pack(self._loop.time(), secrets.randbits(64))
+        return stamp + self._seal(stamp)
+
+    def _seal(self, stamp: bytes) -> bytes:
+        return hmac.digest(self._key, stamp, "sha256")[: SECRET_BYTES - _STAMP.size]
+
+    def _welcome(self, shown: bytes) -> bytes | None:
+        """Return what to say to a connection that has shown this, or None if it is refused."""
+        secret = self.address.secret
+        if not self._away:
+            return WELCOME if hmac.compare_digest(shown, secret) else None
+        challenge, proven = shown[:SECRET_BYTES], shown[SECRET_BYTES:]
+        stamp, now = challenge[: _STAMP.size], self._loop.time()
+        if not hmac.compare_digest(challenge[_STAMP.size :], self._seal(stamp)):
+            return None
+        if not hmac.compare_digest(proven, proof(secret, challenge, CALLER)):
+            return None
+        while self._used and next(iter(self._used.values())) < now - VALID_S:
+            del self._used[next(iter(self._used))]
+        if challenge in self._used or _STAMP.unpack(stamp)[0] < now - VALID_S:
+            return None
+        self._used[challenge] = now
+        return WELCOME + proof(secret, challenge, SERVER)
 
     @property
     def _is_full(self) -> bool:
@@ -134,25 +167,33 @@ class Entrance:
         self._read(longest)
         if longest in self._silent:  # else it got in, or was refused
             self._forget(longest)
+            if self._away:
+                with contextlib.suppress(OSError):
+                    longest.send(AGAIN)
             longest.close()
             self._refusals.note(f"{VISITORS} connections had not shown the secret when another one came")
 
     def _read(self, visitor: socket.socket) -> None:
         visit = self._silent[visitor]
         try:
-            data = visitor.recv(SECRET_BYTES - len(visit.shown))
+            data = visitor.recv(self._length - len(visit.shown))
         except BlockingIOError:
             return
         except OSError:
             data = b""
         visit.shown.extend(data)
-        if data and len(visit.shown) < SECRET_BYTES:
+        if data and len(visit.shown) < self._length:
             return
         self._forget(visitor)
         if not data:  # it has gone
             visitor.close()
-        elif hmac.compare_digest(visit.shown, visit.expected):
-            self._admit(visitor, visit.welcome)
+        elif (welcome := self._welcome(bytes(visit.shown))) is not None:
+            try:
+                if self._away:
+                    watch(visitor)
+                self._admit(visitor, welcome)
+            except OSError:  # it has gone
+                visitor.close()
         else:
             self._refuse(visitor, "expected the secret of this socket's address; found something else")
 
@@ -162,7 +203,7 @@ class Entrance:
             return
         came = len(self._silent[visitor].shown)
         self._forget(visitor)
-        self._refuse(visitor, f"expected {SECRET_BYTES} bytes of a secret within {GREETING_S:.0f} s; {came} came")
+        self._refuse(visitor, f"expected {self._length} bytes of a secret within {GREETING_S:.0f} s; {came} came")
 
     def _refuse(self, visitor: socket.socket, reason: str) -> None:
         self._refused[visitor] = self._loop.call_later(self._refusals.note(reason), self._see_off, visitor)
@@ -179,7 +220,7 @@ class Entrance:
 def _listening_at(host: str) -> tuple[socket.socket, str, tuple[str, int]]:
     """Listen on a free port of an interface; gives the socket, its name and its place."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, 0), family=family, backlog=AWAY_BACKLOG)
     listener.setblocking(False)
     place = host, int(listener.getsockname()[1])
     return listener, f"{host}:{place[1]}", place

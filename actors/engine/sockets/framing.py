@@ -3,8 +3,10 @@
 Rules
 - A connection begins with the secret of the address, from the caller; `entrance` compares it before anything else is
   read. The server answers with one byte: `WELCOME`, or `FULL`. Who shows another secret is not answered.
-- Between machines the secret does not travel: the server sends a challenge, both ends prove that they know the secret
-  (`proof`), and the server's proof follows its `WELCOME`. A machine that is silent for `SILENT_S` has gone.
+- Between machines the secret does not travel: the server sends a challenge, the caller sends it back with a proof that
+  it knows the secret (`response`), and the server's proof follows its `WELCOME`. A server that has no room until the
+  response arrives says `AGAIN`: the caller connects again and sends the same response at once. A machine that is
+  silent for `SILENT_S` has gone.
 - Between machines nothing is sent on a connection of which nothing was heard for a while: the engine may know that the
   actor runs elsewhere by now. A `PING` is answered by the same bytes, at once.
 - A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
@@ -40,7 +42,9 @@ ANSWER_BYTES = 64 << 20
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 PING = HEADER.pack(0, 0)
-WELCOME, FULL = b"+", b"-"
+WELCOME, FULL, AGAIN = b"+", b"-", b"~"
+CONNECTS = 5
+"""How often a caller of another machine connects to a server that says `AGAIN`."""
 CALLER, SERVER = b"caller", b"server"
 """The ends of a connection, in their proofs."""
 _CREDENTIALS = struct.Struct("iII")
@@ -152,6 +156,11 @@ def proof(secret: bytes, challenge: bytes, end: bytes) -> bytes:
     return hmac.digest(secret, end + challenge, "sha256")
 
 
+def response(address: SocketAddress, challenge: bytes) -> bytes:
+    """Return what a caller sends to a challenge."""
+    return challenge + proof(address.secret, challenge, CALLER)
+
+
 def check_proof(found: bytes, address: SocketAddress, challenge: bytes) -> None:
     """Make sure that the server knows the secret, too.
 
@@ -172,6 +181,8 @@ def check_welcome(found: bytes) -> None:
         ConnectionRefusedError: it has no room for another connection.
         ConnectionResetError: it has ended the connection: the secret is not its own, or it had too many to look at.
     """
+    if found == AGAIN:
+        raise ConnectionResetError(f"expected a welcome; unauthenticated connections took all places {CONNECTS} times")
     if not found:
         raise ConnectionResetError("expected a welcome; the connection was ended: the address may be an old one")
     if found != WELCOME:

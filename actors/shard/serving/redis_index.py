@@ -5,8 +5,10 @@ Rules
 - A shard posts the versions that it is home to, and where its own TCP server is; no other shard writes these.
 - No save waits for Redis. What is live is known here; a thread of its own brings Redis in line with it, one
   transaction for a version's manifest, its architecture, its number and its message.
-- After each connecting the thread looks what Redis has, and corrects the difference: whether Redis was away, lost its
-  data or came back with old data makes no difference. So nothing queues but the names and numbers of what changed.
+- The thread compares what Redis has with what is live, and corrects the difference: after each connect, every
+  `COMPARE_S`, and when the id of the start is missing or a consumer has asked for it, which it looks at every `PING_S`.
+  So it makes no difference whether Redis was away, lost its data or came back with old data, and only the names and
+  numbers of changes are queued.
 - A message is a hint. What counts is the number under the name.
 - What Redis has of a name and this shard does not is taken down only where no other shard can have it: of names that
   are known here, and, while nothing moves, of all that are at home here. A shard that joins knows none yet.
@@ -26,8 +28,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ....planner.topology import Topology
-from ....store.errors import ModelNotFoundError, StorageError
-from ....store.refs import ModelRef
+from ....store.errors import CorruptDataError, ModelNotFoundError, StorageError
+from ....store.refs import ModelRef, check_name
 from ....store.versions.manifest import Header
 from ....store.waiting import Backoff
 from ...rpc.messages import ShardConfig
@@ -37,7 +39,9 @@ from ...rpc.redis_keys import Address, Keys, manifest_text
 log = logging.getLogger(__name__)
 
 PING_S = 2.0
-"""How long Redis may be away without being missed."""
+"""How long Redis may be away, or without the id of the start, without being missed."""
+COMPARE_S = 60.0
+"""How long a difference between Redis and what is live may last."""
 RETRY_S = (0.05, 2.0)
 """Shortest and longest pause between two tries to reach it."""
 VERSIONS = 64
@@ -103,6 +107,12 @@ class RedisIndex:
         """What is posted although Redis has it: another shard may have posted that."""
         self._graphs_there: set[bytes] = set()
         self._away = False
+        self._incarnation = -1
+        """Which connection is known not to have another start's id."""
+        self._compared = 0.0
+        """When Redis was compared last, by `time.monotonic`."""
+        self._question: bytes | None = None
+        """What stood under the consumers' question then."""
         self.announce(versions)
         if self._topology.version:
             self.arrived(self._live)
@@ -187,7 +197,7 @@ class RedisIndex:
                 self._learn()
                 pauses.reset()
                 self._keep_up()
-            except StorageError as exc:
+            except (StorageError, CorruptDataError) as exc:
                 if not self._away:
                     log.warning("%s; consumers outside the cluster hear nothing until it is back", exc)
                 self._away = True
@@ -198,9 +208,19 @@ class RedisIndex:
     def _learn(self) -> None:
         """Look what Redis has of this shard's, and note what has to change."""
         index = self._config.index
-        enter: Command = ("SET", self._channel.start, self._config.start)
-        _, named, graphs = self._redis.run([enter, ("HKEYS", self._keys.newest), ("HKEYS", self._keys.graphs(index))])
-        self._incarnation = self._redis.connected
+        is_new = self._redis.connected != self._incarnation  # Redis may have the data of an earlier start
+        enter: Command = ("SET", self._channel.start, self._config.start, *(() if is_new else ("NX",)))
+        _, self._question, named, graphs = self._redis.run(
+            [
+                enter,
+                ("GET", self._channel.question),
+                ("HKEYS", self._keys.newest),
+                ("HKEYS", self._keys.graphs(index)),
+            ]
+        )
+        if is_new:
+            self._incarnation = self._redis.connected
+        self._compared = time.monotonic()
         with self._changed:
             topology, moved, known = self._topology, set(self._moved), {*self._live, *self._arrived}
             self._partly = bool(topology.former)
@@ -209,13 +229,18 @@ class RedisIndex:
         def is_own(name: str) -> bool:
             return name in known or (calm and name not in moved and topology.home(name) == index)
 
-        names = [name for name in map(bytes.decode, named) if is_own(name)]
-        self._graphs_there = {bytes.fromhex(key.decode()) for key in graphs}
+        try:
+            names = [name for name in map(bytes.decode, named) if is_own(check_name(name))]
+        except ValueError as exc:
+            raise self._redis.corrupt(self._keys.newest, f"{exc}") from None
+        try:
+            self._graphs_there = {bytes.fromhex(key.decode()) for key in graphs}
+        except ValueError as exc:
+            raise self._redis.corrupt(self._keys.graphs(index), f"{exc}") from None
         self._there = {}
         for begin in range(0, len(names), BATCH):
             part = names[begin : begin + BATCH]
-            found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
-            self._there |= {name: set(map(int, versions)) for name, versions in zip(part, found, strict=True)}
+            self._there |= self._versions_of(part)
         with self._changed:
             self._place_posted = self._address is None and not self._topology.gone
             live = {ModelRef(name, version) for name, versions in self._live.items() for version in versions}
@@ -238,8 +263,14 @@ class RedisIndex:
             self._look_again(list(late))
             with self._changed:
                 refs, self._pending = list(self._pending), {}
-            if place or not refs:
-                self._redis.run([*place, ("PING",)])
+            is_due = time.monotonic() > self._compared + COMPARE_S
+            is_lost = False
+            if place or not refs or is_due:
+                start, question = self._redis.run(
+                    [*place, ("GET", self._channel.start), ("GET", self._channel.question)]
+                )[-2:]
+                is_own = start == self._config.start.encode()  # else another start is posted there now
+                is_lost = start is None or (is_own and (is_due or question != self._question))
             for begin in range(0, len(refs), VERSIONS):
                 self._redis.run(self._commands(refs[begin : begin + VERSIONS]))
             for shard in over:  # only now: what was posted just now may have named it
@@ -248,7 +279,7 @@ class RedisIndex:
                 self._arrived = dict(self._arrived.items() - late.items())
                 for shard in over:
                     del self._sweeping[shard]
-                anew = self._redis.connected != self._incarnation or self._is_to_compare
+                anew = self._redis.connected != self._incarnation or self._is_to_compare or is_lost
             if anew:
                 return
             if self._away:
@@ -257,7 +288,7 @@ class RedisIndex:
 
     @property
     def _is_to_compare(self) -> bool:
-        """Whether names that were on their way when Redis was looked at have arrived since."""
+        """Whether names that were on their way at the last comparison have arrived since."""
         return self._partly and not self._topology.former
 
     def _place(self) -> list[Command]:
@@ -268,16 +299,26 @@ class RedisIndex:
             here.append(("HSET", self._keys.shards, self._config.index, self._address.to_json()))
         return here + [("HSET", self._keys.gone, shard, json.dumps(heirs)) for shard, heirs in gone.items()]
 
+    def _versions_of(self, names: Sequence[str]) -> dict[str, set[int]]:
+        """Return the versions of names that Redis has."""
+        found = self._redis.run([("HKEYS", self._keys.model(name)) for name in names])
+        there: dict[str, set[int]] = {}
+        for name, versions in zip(names, found, strict=True):
+            try:
+                there[name] = {ModelRef(name, int(version)).version for version in versions}
+            except ValueError as exc:
+                raise self._redis.corrupt(self._keys.model(name), f"{exc}") from None
+        return there
+
     def _look_again(self, names: Sequence[str]) -> None:
         """Note that all of these names is to be posted, and what Redis has besides is to go."""
         for begin in range(0, len(names), BATCH):
             part = names[begin : begin + BATCH]
-            found = self._redis.run([("HKEYS", self._keys.model(name)) for name in part])
-            for name, versions in zip(part, found, strict=True):
+            for name, there in self._versions_of(part).items():
                 with self._changed:
                     if name in self._moved:
                         continue
-                    live, there = self._live.get(name, {}).keys(), set(map(int, versions))
+                    live = self._live.get(name, {}).keys()
                     self._there[name] = there
                     self._again |= {ModelRef(name, version) for version in live}
                     self._pending |= {ModelRef(name, version): None for version in sorted(live | there)}

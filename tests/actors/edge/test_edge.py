@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from tensorvine.actors.edge.consumer import EdgeConsumer
 from tensorvine.actors.edge.listener import COMPARE_S
+from tensorvine.actors.rpc.redis_keys import Keys
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
     CorruptDataError,
@@ -131,6 +133,33 @@ class TestLoading:
                 consumer.load(second)
             with pytest.raises(ModelNotFoundError, match="'nobody'"):
                 consumer.load("nobody")
+
+    @pytest.mark.parametrize("partly", [False, True], ids=["all-keys", "some-keys"])
+    def test_what_redis_loses_while_all_stay_connected_is_loaded_again_without_a_save(
+        self, server: RedisServer, site: Site, partly: bool
+    ) -> None:
+        first = site.save("m", tagged(1))
+        with (
+            EdgeConsumer(server.url, "m", repository="repo", timeout=PATIENCE_S) as consumer,
+            server.client() as client,
+        ):
+            assert consumer.wait_newer(0, PATIENCE_S) == first
+            assert int(consumer.load()["c"]) == 1
+            if partly:
+                keys = Keys("repo").of("s1")
+                client.delete(keys.newest, keys.model("m"))
+            else:
+                client.flushall()
+                assert int(consumer.load()["c"]) == 1
+
+            def loaded(consumer: EdgeConsumer) -> bool:
+                with contextlib.suppress(ModelNotFoundError, RepositoryNotFoundError):
+                    return int(consumer.load()["c"]) == 1
+                return False
+
+            eventually(lambda: loaded(consumer), "the model can be loaded again")
+            with EdgeConsumer(server.url, "m", repository="repo") as new:
+                eventually(lambda: loaded(new), "a new consumer loads it")
 
     def test_a_repository_that_never_started_is_named(self, server: RedisServer) -> None:
         with EdgeConsumer(server.url, "m", repository="later") as consumer:

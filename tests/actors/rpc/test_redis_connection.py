@@ -11,8 +11,15 @@ from typing import Any
 
 import psutil
 import pytest
-from tensorvine.actors.rpc.redis_connection import RedisConnection, where_is
-from tensorvine.store.errors import StorageError
+from tensorvine.actors.rpc.redis_connection import (
+    RedisConnection,
+    enter_start,
+    posted_shards,
+    present_start,
+    where_is,
+)
+from tensorvine.actors.rpc.redis_keys import Keys
+from tensorvine.store.errors import CorruptDataError, StorageError
 
 from benchmarks.redis_queries import RedisServer as BenchmarkServer
 from examples.edge_consumer.server import Server as ExampleServer
@@ -108,3 +115,40 @@ class TestConnection:
             where_is(url, "test")
         assert "hid" not in str(caught.value)
         assert "den" not in str(caught.value)
+
+
+class TestForeignValues:
+    """What others write under the keys of TensorVine."""
+
+    @pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"*", b"a" * 10_000_000, b"x\r\nFLUSHALL\r\n", b"\x1b[2J"])
+    def test_the_id_of_a_start_that_is_none_is_named_and_nothing_is_changed(self, tmp_path: Path, value: bytes) -> None:
+        with RedisServer(tmp_path) as server, server.client() as client:
+            key = Keys("default").start
+            client.set(key, value)
+            client.set("tensorvine:default:of-another", "1")
+            for call in (
+                lambda: present_start(server.url, "default"),
+                lambda: enter_start(server.url, "default", "new"),
+                lambda: posted_shards(server.url, "default"),
+            ):
+                with pytest.raises(CorruptDataError, match=f"{server.where}: {key}: expected a value of") as caught:
+                    call()
+                assert str(caught.value).isprintable()
+                assert len(str(caught.value)) < 300
+            assert client.strlen(key) == len(value)
+            assert client.exists("tensorvine:default:of-another")
+
+    def test_a_value_of_another_type_is_named_by_its_key_alone(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path) as server, server.client() as client:
+            key = Keys("default").start
+            client.lpush(key, "x")
+            for call in (present_start, posted_shards):
+                with pytest.raises(CorruptDataError, match=f"{key}: .* found a value of another type: delete the key"):
+                    call(server.url, "default")
+            with (
+                RedisConnection(server.url, "test") as connection,
+                pytest.raises(CorruptDataError, match=key) as caught,
+            ):
+                connection.run([("PING",), ("HSET", key, "0", "a secret token")])
+            assert "secret" not in str(caught.value)
+            assert caught.value.__suppress_context__

@@ -18,6 +18,7 @@ from tensorvine.actors.rpc import redis_connection
 from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.redis_connection import RedisConnection, enter_start, present_start, where_is
 from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest
+from tensorvine.actors.shard.serving import redis_index as serving_index
 from tensorvine.actors.shard.serving.redis_index import RedisIndex
 from tensorvine.planner.placement import home_of
 from tensorvine.store import ModelRef
@@ -394,3 +395,68 @@ class TestStarting:
             Repository.start(name, redis=server.url) as joined,
         ):
             assert joined.models() == []
+
+
+class TestComparing:
+    """Redis has something else than what is live, and no connection ended."""
+
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving_index, "PING_S", 0.02)
+
+    def test_lost_keys_are_posted_again_at_once_after_an_interval_or_when_a_consumer_asks(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ref, keys = ModelRef("m", 3), Keys("repo").of("s1")
+        index = redis_index(server)
+        with server.client() as client, RedisConnection(server.url, "test") as connection:
+            index.announce([(header(ref), BODY)])
+            eventually(lambda: posted(server, "m").keys() == {3}, "it is posted")
+            client.flushall()
+            eventually(lambda: posted(server, "m").keys() == {3}, "it is posted again")
+            client.delete(keys.model("m"))
+            RedisReader(connection, "repo").ask()
+            eventually(lambda: posted(server, "m").keys() == {3}, "it is posted again when asked")
+            monkeypatch.setattr(serving_index, "COMPARE_S", 0.05)
+            client.delete(keys.newest)
+            eventually(lambda: newest(server) == {"m": "3"}, "it is posted again after a while")
+        index.close()
+
+    def test_a_start_that_is_another_one_s_is_left_as_it_is(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving_index, "COMPARE_S", 0.02)
+        index = redis_index(server)
+        key = Keys("repo").start
+        with server.client() as client:
+            eventually(lambda: client.get(key) == "s1", "it is entered")
+            client.set(key, "another")
+            asked = client.info("commandstats")["cmdstat_get"]["calls"]
+            eventually(
+                lambda: client.info("commandstats")["cmdstat_get"]["calls"] > asked + 20, "it was looked at ten times"
+            )
+            assert client.get(key) == "another"
+        index.close()
+
+    @pytest.mark.parametrize("what", ["name", "version", "graph"])
+    def test_foreign_fields_are_named_once_and_all_is_posted_when_they_are_gone(
+        self, server: RedisServer, what: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ref, keys = ModelRef("m", 3), Keys("repo").of("s1")
+        key, field = {
+            "name": (keys.newest, b"\x1b\nm"),
+            "version": (keys.model("m"), b"x\n"),
+            "graph": (keys.graphs(0), b"\xff\n"),
+        }[what]
+        with server.client() as client:
+            client.hset(key, field, "1")
+            client.hset(keys.newest, "m", "1")
+            index = redis_index(server)
+            index.announce([(header(ref), BODY)])
+            eventually(lambda: key in caplog.text, "it is named")
+            client.hdel(key, field)
+            eventually(lambda: posted(server, "m").keys() == {3}, "it is posted")
+        index.close()
+        lines = [line for line in caplog.messages if key in line]
+        assert len(lines) == 1
+        assert lines[0].isprintable()

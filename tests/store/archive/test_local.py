@@ -182,6 +182,30 @@ class TestOtherThanFiles:
         with pytest.raises(StorageError, match="link/b: expected to list it; Not a directory"):
             directory.list("b")
 
+    @pytest.mark.parametrize("folder", ["link", "a/link"])
+    def test_no_call_leaves_the_directory_by_a_folder_that_is_a_link(self, tmp_path: Path, folder: str) -> None:
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside" / "1").write_bytes(b"theirs")
+        directory = open_directory(str(tmp_path / "inside"))
+        put(directory, "a/1", b"1")
+        (tmp_path / "inside" / folder).symlink_to(tmp_path / "outside")
+        found = f"Not a directory: {tmp_path}/inside/{folder} is a symbolic link"
+        for name in (f"{folder}/1", f"{folder}/2", f"{folder}/new/3"):
+            for call in (
+                lambda name: put(directory, name, b"ours"),
+                lambda name: directory.append(name, b"ours"),
+                directory.read,
+                directory.open,
+                directory.delete,
+                directory.claim,
+            ):
+                with pytest.raises(StorageError, match=f"{name}: expected to .* it; {found}"):
+                    call(name)
+        assert (tmp_path / "outside" / "1").read_bytes() == b"theirs"
+        assert os.listdir(tmp_path / "outside") == ["1"]
+        assert directory.list("") == {"a/1": 1}
+        assert directory.odd("")[folder] == "a symbolic link"
+
     def test_a_tree_that_is_deeper_than_any_name_is_walked_as_far_as_names_go(self, tmp_path: Path) -> None:
         directory = open_directory(str(tmp_path))
         put(directory, "folder/kept", b"abc")

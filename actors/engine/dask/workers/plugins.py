@@ -3,7 +3,9 @@
 Rules
 - Each is attached to the agent of its machine by a connection, and the agent lives as long as there are such. A worker
   that its nanny starts anew does not matter: the nanny stays attached.
-- Who finds no agent starts one, which becomes a process of nobody's: it ends by itself (`agent`). Others wait.
+- A process that finds no agent of its user starts one, which runs as a daemon and ends by itself (`agent`). Others
+  wait. An agent file (`agentfile`) has the name of the agent's socket.
+- A machine without an agent is reported to the directory, with the reason.
 - Who closes says so, and waits for a while: the last one's node is announced as leaving, so that it can be drained.
 """
 
@@ -28,6 +30,7 @@ from distributed import Nanny, NannyPlugin, Security, Worker, WorkerPlugin
 
 from .....store.waiting import Backoff, Deadline
 from ...sockets.framing import credentials
+from .agentfile import AgentFile, agent_file
 from .memory import count_own_of, spare_worker_of
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ JOINED, MAY_GO = b"+", b"-"
 """What an agent says to who is attached: it is a node; who leaves need not wait any more."""
 TRIMMING = "MALLOC_TRIM_THRESHOLD_"
 """By it the C library is told when to give memory back."""
+ASK = "tensorvine_ask"
+"""The handler of Dask's scheduler that answers questions to the directory."""
 LEAVE_S = 15.0
 """How long who closes waits for that; a node that leaves is given less."""
 
@@ -50,8 +55,8 @@ class Hiring:
     scheduler: str
     security: Security = field(repr=False)
     """For connections to it."""
-    socket: str
-    """Where the machine's workers attach, in Linux' abstract namespace."""
+    file: AgentFile
+    """Where it writes the name of the socket to which the machine's workers attach."""
     machine: str
     labels: dict[str, str]
 
@@ -62,7 +67,8 @@ def machine() -> str:
     Several nodes on one machine have different names in Dask's configuration, under `tensorvine.node`.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{dask.config.get('tensorvine.node', '')}"
+    here = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.geteuid()}"  # such sockets are for one user's processes
+    return f"{here}/{dask.config.get('tensorvine.node', '')}"
 
 
 class NannysAgent(NannyPlugin):
@@ -77,8 +83,7 @@ class NannysAgent(NannyPlugin):
     async def setup(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  Dask awaits it
         """Attach a nanny; it calls this when it starts."""
         spare_worker_of(nanny)
-        scheduler = str(cast(Any, nanny).scheduler_addr)
-        self._attachment = Attachment(scheduler, cast(Security, nanny.security), self._directory)
+        self._attachment = Attachment(nanny.scheduler, cast(Security, nanny.security), self._directory)
         told = cast("dict[str, object]", {"memory": nanny.memory_manager.memory_limit, "resources": nanny.resources})
         await self._attachment.begin(told)
 
@@ -101,8 +106,7 @@ class WorkersAgent(WorkerPlugin):
         """Attach a worker; it calls this when it starts."""
         count_own_of(worker)
         if worker.nanny is None:
-            scheduler = str(cast(Any, worker.scheduler).address)
-            self._attachment = Attachment(scheduler, worker.security, self._directory)
+            self._attachment = Attachment(worker.scheduler, worker.security, self._directory)
             told = {"memory": worker.memory_manager.memory_limit, "resources": worker.state.total_resources}
             await self._attachment.begin(told)
 
@@ -116,16 +120,17 @@ class Attachment:
     """Keeps this process attached to its machine's agent for a cluster.
 
     Args:
-        scheduler: the cluster's.
+        scheduler: calls the scheduler of the cluster.
         security: of connections to it.
         directory: the id of the one that it holds.
     """
 
-    def __init__(self, scheduler: str, security: Security, directory: str) -> None:
-        here = machine()
-        name = hashlib.sha256(f"{here} {scheduler}".encode()).hexdigest()[:24]
+    def __init__(self, scheduler: object, security: Security, directory: str) -> None:
+        self._scheduler = cast(Any, scheduler)
+        here, address = machine(), str(self._scheduler.address)
+        name = hashlib.sha256(f"{here} {address}".encode()).hexdigest()[:24]
         labels = cast("dict[str, str]", dask.config.get("tensorvine.labels", {}))
-        self._hiring = Hiring(scheduler, security, f"tensorvine-agent-{name}", here, labels)
+        self._hiring = Hiring(address, security, agent_file(name), here, labels)
         self._directory = directory
         self._told = b""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -177,33 +182,41 @@ class Attachment:
         try:
             self._streams = await self._attached(Deadline.after(START_S))
         except (OSError, TimeoutError) as exc:
-            log.warning("this machine has no agent, and is no node of %s: %r", self._hiring.scheduler, exc)
+            log.warning("this machine has no agent, and is no node of %s: %s", self._hiring.scheduler, exc)
+            with contextlib.suppress(OSError):  # a nanny's or worker's own calls find out that its scheduler is gone
+                report = "no_agent", (socket.gethostname(), str(exc))
+                await self._scheduler.tensorvine_ask(question=pickle.dumps(report, 5))
 
     async def _attached(self, deadline: Deadline) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Attach to the agent, which is started if there is none, and wait until it is a node."""
         reader, writer = await self._connected(deadline)
         try:
-            user = credentials(writer.get_extra_info("socket"))[1]
-            if user != os.geteuid():
-                raise PermissionError(f"expected an agent of user {os.geteuid()}; found one of user {user}")
             writer.write(self._told)
             async with asyncio.timeout(deadline.left()):
                 if await reader.read(1) != JOINED:
                     raise ConnectionResetError("expected an agent that is a node; it ended the connection")
+        except TimeoutError:
+            writer.close()
+            raise TimeoutError(f"expected the agent to join the directory within {START_S:.0f} s") from None
         except BaseException:
             writer.close()
             raise
         return reader, writer
 
     async def _connected(self, deadline: Deadline) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to this user's agent; start it if there is none."""
         pauses = Backoff(0.02, 0.2)
         while True:
-            try:
-                return await asyncio.open_unix_connection(f"\0{self._hiring.socket}")
-            except OSError:
-                await _start(self._hiring)
+            name = self._hiring.file.read()
+            with contextlib.suppress(ConnectionError):  # it has ended
+                if name:
+                    reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+                    if credentials(writer.get_extra_info("socket"))[1] == os.geteuid():
+                        return reader, writer
+                    writer.close()  # another user has taken the name since it has ended
+            await _start(self._hiring, name)
             if not await pauses.wait_async(deadline):
-                raise TimeoutError(f"expected it to start within {START_S:.0f} s")
+                raise TimeoutError(f"expected an agent to start within {START_S:.0f} s")
 
 
 def environment_of_agents() -> dict[str, str]:
@@ -217,12 +230,15 @@ def environment_of_agents() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if (name, value) != (TRIMMING, trimming)}
 
 
-async def _start(hiring: Hiring) -> None:
-    """Start an agent, unless another process is about to; gives back when it can be attached to."""
-    with socket.socket(socket.AF_UNIX) as starting:
-        try:
-            starting.bind(f"\0{hiring.socket}-starting")
-        except OSError:
+async def _start(hiring: Hiring, ended: str) -> None:
+    """Start an agent in place of an ended one, unless another process does or did; return when it can be attached to.
+
+    Args:
+        hiring: what it is started with.
+        ended: the name of the socket of the ended one; "" if there was none.
+    """
+    with hiring.file.locked() as mine:
+        if not mine or hiring.file.read() != ended:
             return
         command = (sys.executable, "-m", AGENT)
         pipe = asyncio.subprocess.PIPE

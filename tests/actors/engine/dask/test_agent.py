@@ -8,6 +8,7 @@ import json
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tensorvine.actors.engine.dask import agent, links
 from tensorvine.actors.engine.dask.agent import AgentProcess
 from tensorvine.actors.engine.dask.links import SchedulerLink
 from tensorvine.actors.engine.dask.records import Agent
+from tensorvine.actors.engine.dask.workers.agentfile import AgentFile
 from tensorvine.actors.engine.dask.workers.plugins import Hiring
 from tensorvine.actors.engine.engine import Node
 from tensorvine.store.errors import ShardUnavailableError
@@ -100,7 +102,7 @@ class Machine:
             listener.bind(f"\0{self._socket}")
             listener.listen()
             listener.setblocking(False)
-            process = AgentProcess(Hiring(self.scheduler.address, Security(), self._socket, "here", {}))
+            process = AgentProcess(Hiring(self.scheduler.address, Security(), AgentFile(Path("/dev/null")), "here", {}))
             running = asyncio.create_task(process.run(listener))
             try:
                 yield running

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorvine.actors.engine.dask import attendance
@@ -15,6 +17,8 @@ from tensorvine.actors.engine.dask.children import Children
 from tensorvine.actors.engine.dask.records import Boot, Plan, Report, Start
 from tensorvine.actors.engine.dask.workers.plugins import TRIMMING, environment_of_agents
 from tensorvine.actors.engine.sockets.framing import SocketAddress
+
+from tests.support.other_user import as_other_user, needs_root
 
 WAIT_S = 60.0
 
@@ -54,7 +58,7 @@ class Desk:
     """Where workers attach, with all that it calls."""
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
+        self.path = str(path)
         self.changes: list[bool] = []
         """Whether all were closing, at each change."""
         self.alone = asyncio.Event()
@@ -64,13 +68,13 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        server = await asyncio.start_unix_server(self.attendance.serve, self._path)
+        server = await asyncio.start_unix_server(self.attendance.serve, self.path)
         yield
         server.close()
         await self.attendance.close()
 
     async def attach(self, directory: str = "this") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_unix_connection(self._path)
+        reader, writer = await asyncio.open_unix_connection(self.path)
         told = {"memory": 10, "resources": {"disk": 1.0}, "directory": directory}
         writer.write(json.dumps(told).encode() + b"\n")
         assert await asyncio.wait_for(reader.read(1), WAIT_S) == b"+"
@@ -164,3 +168,102 @@ def test_nobody_is_attached_when_one_has_closed_and_the_other_is_just_gone(
             await asyncio.wait_for(desk.alone.wait(), WAIT_S)
 
     asyncio.run(scene())
+
+
+TOLD: dict[str, Any] = {"memory": 10, "resources": {"disk": 1.0}, "directory": "this"}
+WRONG = {
+    "a list": b"[1]",
+    "a null": b"null",
+    "no JSON": b"{",
+    "a deep list": b"[" * 50_000,
+    "no end": b" " * (1 << 17),
+    "negative memory": json.dumps({**TOLD, "memory": -1}).encode(),
+    "memory of no machine": json.dumps({**TOLD, "memory": 1 << 63}).encode(),
+    "infinite memory": b'{"memory": 1e999}',
+    "memory that is a text": json.dumps({**TOLD, "memory": "12"}).encode(),
+    "memory that is a truth": json.dumps({**TOLD, "memory": True}).encode(),
+    "resources that are a text": json.dumps({**TOLD, "resources": "disk"}).encode(),
+    "resources that are texts": json.dumps({**TOLD, "resources": {"disk": "much"}}).encode(),
+    "negative resources": json.dumps({**TOLD, "resources": {"disk": -1}}).encode(),
+    "infinite resources": b'{"resources": {"disk": 1e999}}',
+    "resources that are no number": b'{"resources": {"disk": NaN}}',
+    "a directory that is a list": json.dumps({**TOLD, "directory": []}).encode(),
+}
+
+
+@pytest.mark.parametrize("said", WRONG.values(), ids=WRONG)
+def test_what_no_worker_says_is_refused_with_one_line_and_changes_nothing(
+    tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            _, known = await desk.attach()
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "desk"))
+            writer.write(said + b"\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+            assert (desk.attendance.memory(100), desk.attendance.resources()) == (90, {"disk": 1.0})
+            assert len(desk.changes) == 1
+            writer.close()
+            known.close()
+
+    asyncio.run(scene())
+    (line,) = caplog.messages
+    assert line.startswith("the agent: its socket: refused: ")
+    assert len(line) < 300
+
+
+def test_no_more_processes_are_attached_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attendance, "CONNECTIONS", 2)
+
+    async def scene() -> None:
+        desk = Desk(tmp_path / "desk")
+        async with desk.open():
+            both = await desk.attach(), await desk.attach()
+            for _ in range(20):
+                reader, writer = await asyncio.open_unix_connection(str(tmp_path / "desk"))
+                assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+                writer.close()
+            both[0][1].close()
+            await both[0][1].wait_closed()
+            while desk.attendance.resources() != {"disk": 1.0}:
+                await asyncio.sleep(0)
+            third = await desk.attach()
+            third[1].close()
+            both[1][1].close()
+
+    asyncio.run(asyncio.wait_for(scene(), WAIT_S))
+    assert "expected at most 2 attached processes; found one more" in caplog.messages[0]
+    assert len(caplog.messages) == 5
+
+
+@needs_root
+def test_processes_of_another_user_are_refused_and_neither_attached_nor_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    code = """
+told = b'{"memory": 1, "resources": {"forged": 1.0}}\\n'
+peers = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+for peer in peers:
+    peer.settimeout(60)
+    peer.connect(chr(0) + arguments[0])
+answers = [tried(lambda: (peer.sendall(told), peer.recv(1))[1]) for peer in peers]
+print(sum(answer in (b"", "EPIPE", "ECONNRESET") for answer in answers))
+"""
+
+    async def scene() -> None:
+        desk = Desk(Path("\0tensorvine-test-" + uuid.uuid4().hex))
+        async with desk.open():
+            _, known = await desk.attach()
+            found = await asyncio.to_thread(as_other_user, code, desk.path.removeprefix("\0"))
+            assert found == "100"
+            assert (desk.attendance.memory(100), desk.attendance.resources()) == (90, {"disk": 1.0})
+            assert len(desk.changes) == 1
+            known.close()
+
+    asyncio.run(asyncio.wait_for(scene(), WAIT_S))
+    assert "expected a process of user 0; found one of user 65534" in caplog.messages[0]
+    assert len(caplog.messages) == 5

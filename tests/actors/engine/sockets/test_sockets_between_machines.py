@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
@@ -12,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tensorvine.actors.engine.sockets import awaited, blocking
+from tensorvine.actors.engine.sockets import awaited, blocking, entrance
 from tensorvine.actors.engine.sockets.awaited import AwaitedConnection, connected
 from tensorvine.actors.engine.sockets.blocking import BlockingConnections
-from tensorvine.actors.engine.sockets.framing import SECRET_BYTES, WELCOME, SocketAddress
+from tensorvine.actors.engine.sockets.entrance import VISITORS
+from tensorvine.actors.engine.sockets.framing import CONNECTS, SECRET_BYTES, WELCOME, SocketAddress, response
 from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import ShardUnavailableError
 
@@ -92,7 +94,7 @@ class TestBothEnds:
             challenge = stranger.recv(SECRET_BYTES, socket.MSG_WAITALL)
             with socket.create_connection(serving.address.place, WAIT_S) as other:
                 assert other.recv(SECRET_BYTES, socket.MSG_WAITALL) != challenge
-            stranger.sendall(serving.address.secret)  # the secret itself is no proof either
+            stranger.sendall(challenge + serving.address.secret)  # the secret itself is no proof either
             assert near_ended(stranger)
 
     @pytest.mark.parametrize("says", [WELCOME + bytes(SECRET_BYTES), WELCOME, b"", b"-"])
@@ -105,7 +107,7 @@ class TestBothEnds:
                     visitor, _ = listener.accept()
                     with visitor:
                         visitor.sendall(bytes(SECRET_BYTES))
-                        visitor.recv(SECRET_BYTES, socket.MSG_WAITALL)
+                        visitor.recv(2 * SECRET_BYTES, socket.MSG_WAITALL)
                         visitor.sendall(says)
                         visitor.shutdown(socket.SHUT_WR)
                         heard.append(visitor.recv(1))
@@ -120,6 +122,116 @@ class TestBothEnds:
             serves.join(WAIT_S)
             assert heard == [b"", b""]
             caller.close()
+
+
+class Crowd:
+    """A relay before an actor: while the response of a connection is on its way, a crowd of strangers connects.
+
+    Args:
+        place: where the actor listens.
+        crowded: how many connections have a crowd; the next ones have none.
+    """
+
+    def __init__(self, place: tuple[str, int], crowded: int) -> None:
+        self._actor = place
+        self._crowded = crowded
+        self._strangers: list[socket.socket] = []
+        self.connections = 0
+        self.listener = socket.create_server((HOST, 0))
+        self.place = (HOST, int(self.listener.getsockname()[1]))
+        self._relaying = threading.Thread(target=self._relay, daemon=True)
+        self._relaying.start()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self._relaying.join(WAIT_S)
+        self.listener.close()
+        for stranger in self._strangers:
+            stranger.close()
+
+    def _relay(self) -> None:
+        with contextlib.ExitStack() as relayed, contextlib.suppress(OSError):
+            while True:
+                caller = relayed.enter_context(self.listener.accept()[0])
+                self.connections += 1
+                actor = relayed.enter_context(socket.create_connection(self._actor, WAIT_S))
+                caller.sendall(actor.recv(SECRET_BYTES, socket.MSG_WAITALL))
+                shown = caller.recv(2 * SECRET_BYTES, socket.MSG_WAITALL)
+                if self.connections <= self._crowded:
+                    self._strangers += [socket.create_connection(self._actor, WAIT_S) for _ in range(2 * VISITORS)]
+                    for stranger in self._strangers[-VISITORS:]:  # all have come in
+                        stranger.recv(SECRET_BYTES, socket.MSG_WAITALL)
+                with contextlib.suppress(OSError):  # the actor has closed it
+                    actor.sendall(shown)
+                answer = actor.recv(1 + SECRET_BYTES)
+                caller.sendall(answer)
+                if answer.startswith(WELCOME):
+                    for one, other in ((caller, actor), (actor, caller)):
+                        threading.Thread(target=carry, args=(one.dup(), other.dup()), daemon=True).start()
+
+
+def carry(source: socket.socket, target: socket.socket) -> None:
+    with source, target, contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+
+
+class TestCrowds:
+    """Many connections that show nothing, at a port where a caller's response takes a while to arrive."""
+
+    @pytest.mark.parametrize("crowded", [1, CONNECTS - 1])
+    def test_a_caller_gets_in_that_was_closed_before_its_response_arrived(self, serving: Serving, crowded: int) -> None:
+        for loop in (False, True):
+            crowd = Crowd(serving.address.place or ("", 0), crowded)
+            address = replace(serving.address, place=crowd.place)
+            if loop:
+                connection = serving.run(connected(address))
+                serving.run(ended(connection))
+            else:
+                caller = BlockingConnections(address)
+                assert called(caller, TargetCalls.note("in")) == "in"
+                caller.close()
+            assert crowd.connections == crowded + 1
+            crowd.close()
+
+    def test_one_that_is_never_let_in_gives_up_and_its_calls_go_by_the_engine(self, serving: Serving) -> None:
+        for_thread, for_loop = (Crowd(serving.address.place or ("", 0), CONNECTS) for _ in range(2))
+        caller = BlockingConnections(replace(serving.address, place=for_thread.place))
+        assert caller.send(TargetCalls.note(1)) is None
+        with pytest.raises(ConnectionResetError, match="took all places 5 times"):
+            serving.run(connected(replace(serving.address, place=for_loop.place)))
+        for crowd in (for_thread, for_loop):
+            assert crowd.connections == CONNECTS
+            crowd.close()
+        caller.close()
+
+    @pytest.mark.parametrize("what", ["used", "expired", "another server's", "another proof"])
+    def test_a_response_that_does_not_count_is_refused(
+        self, serving: Serving, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def dialled() -> tuple[socket.socket, bytes]:
+            made = socket.create_connection(serving.address.place or ("", 0), WAIT_S)
+            return made, made.recv(SECRET_BYTES, socket.MSG_WAITALL)
+
+        known, challenge = dialled()
+        shown = response(serving.address, challenge)
+        if what == "used":
+            known.sendall(shown)
+            assert known.recv(1) == WELCOME
+        elif what == "expired":
+            monkeypatch.setattr(entrance, "VALID_S", -1.0)
+        elif what == "another server's":
+            shown = response(serving.address, bytes(SECRET_BYTES))
+        else:
+            shown = response(replace(serving.address, secret=bytes(SECRET_BYTES)), challenge)
+        again, _ = dialled()
+        with known, again:
+            again.sendall(shown)
+            assert near_ended(again)
+
+
+async def ended(connection: AwaitedConnection) -> None:
+    connection.close()
 
 
 class TestReach:
