@@ -100,7 +100,7 @@ class Copying:
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
             left = deadline.left()
-            yield await self.run(fetched, originals, parts, owner, self._segment_memory, address, left, hashed)
+            yield await self.run(lambda: fetched(originals, parts, owner, self._segment_memory, address, left, hashed))
         finally:
             with self._lock:
                 self._segment_memory.drop_grants(owner)

@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
+from cachetools import LRUCache
+
 from ..errors import (
     CorruptDataError,
     ModelLostError,
@@ -30,6 +32,7 @@ from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
 from .ledger import Ledger
 from .manifest import Header
+from .overtaken import LIMIT
 from .replica import Kept
 from .retention import Candidate, Retention, kept_by
 from .segments import SegmentTable
@@ -81,6 +84,8 @@ class VersionTable(SegmentTable):
         """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile, and what it names."""
         self._announced: dict[Save, bytes] = {}
         """Save to come -> key of the graph that it is going to bring."""
+        self._failed: LRUCache[ModelRef, None] = LRUCache(LIMIT)
+        """Versions whose commit failed."""
         self._sessions: dict[str, _Session] = {}
         self._table_bytes = 0
 
@@ -148,6 +153,7 @@ class VersionTable(SegmentTable):
 
     def abandon(self, ref: ModelRef) -> None:
         """Undo `begin_commit`; the version number is not given again."""
+        self._failed[ref] = None
         self.ledger.note({ref: (None, False)})
         self.release(ref)
         self.graphs.leave(self._begun.pop(ref)[0])
@@ -342,6 +348,8 @@ class VersionTable(SegmentTable):
             raise self._unreadable(ref)
         if known and ref.version in known.lost:
             raise self._lost(ref)
+        if ref in self._failed:
+            raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} never existed: its save failed")
         if self.ledger.used(ref):
             raise ModelNotFoundError(f"shard {self.index}: expected a live model; {ref} was retired")
         live = f"its live versions are {sorted(known.live)}" if known and known.live else "no version of it lives"
