@@ -157,6 +157,13 @@ class Engine(Protocol):
         """
         ...
 
+    def claim(self, name: str) -> bool:
+        """Keep a name, with no bytes, unless it is kept; of several callers at once one gets True. Errors as in `keep`.
+
+        False may also mean that this call itself has claimed it, and was repeated.
+        """
+        ...
+
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept under names that begin so; errors as in `keep`."""
         ...

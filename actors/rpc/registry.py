@@ -3,6 +3,7 @@
 Rules (docs/design/ledger.md)
 - A topology is decided when it stands here, before any actor goes by it.
 - A shard that could not tell another what it committed says so here before the version exists, until it has.
+- A count is the highest of the numbers that are claimed for it, one by one: two that count at once get two numbers.
 - Facts belong to one start of a repository; the next one under the same name removes them.
 """
 
@@ -12,7 +13,8 @@ from ...planner.topology import Topology
 from ...store.versions.ledger import FLOOR
 from ..engine.engine import Engine
 
-_TOPOLOGY, _COUNT, _FLOOR, _BEHIND, _RESTARTS, _TENURE = "topology", "count", "floor", "behind/", "restarts/", "tenure/"
+_TOPOLOGY, _COUNT, _FLOOR = "topology", "count", "floor/"
+_BEHIND, _RESTARTS, _TENURE = "behind/", "restarts/", "tenure/"
 
 
 class Registry:
@@ -54,22 +56,19 @@ class Registry:
 
     def raise_floor(self) -> int:
         """Return a floor of version numbers above all that any name has used in this repository."""
-        found = self._engine.kept(self._own + _FLOOR)
-        floor = FLOOR + max(map(int, found.values()), default=0)
-        self._engine.keep(self._own + _FLOOR, str(floor).encode())
-        return floor
+        return FLOOR * self._next(self._own + _FLOOR)
 
     def count_restart(self, shard: int) -> int:
         """Return how often a shard has started again, this time included."""
-        name = f"{self._own}{_RESTARTS}{shard}"
-        restarts = 1 + int(self._engine.kept(name).get(name, b"0"))
-        self._engine.keep(name, str(restarts).encode())
-        return restarts
+        return self._next(f"{self._own}{_RESTARTS}{shard}/")
 
     def restarts(self) -> dict[int, int]:
         """Return how often each shard has started again."""
-        found = self._engine.kept(self._own + _RESTARTS)
-        return {int(name.rpartition("/")[2]): int(count) for name, count in found.items()}
+        counts: dict[int, int] = {}
+        for name in self._engine.kept(self._own + _RESTARTS):
+            _, shard, count = name.rsplit("/", 2)
+            counts[int(shard)] = max(int(count), counts.get(int(shard), 0))
+        return counts
 
     def enter(self, actor: str, entry: bytes) -> bytes | None:
         """Note which incarnation is an actor from now on; give the entry of the one that was, if one ever was."""
@@ -89,3 +88,10 @@ class Registry:
     def owing(self) -> set[int]:
         """Return the shards that have."""
         return {int(name.rpartition("/")[2]) for name in self._engine.kept(self._own + _BEHIND)}
+
+    def _next(self, prefix: str) -> int:
+        """Claim a number above all that were claimed under a prefix."""
+        number = 1 + max((int(name.removeprefix(prefix)) for name in self._engine.kept(prefix)), default=0)
+        while not self._engine.claim(f"{prefix}{number}"):
+            number += 1
+        return number

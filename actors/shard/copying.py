@@ -33,10 +33,11 @@ from ..memory.workers import Workers
 from ..rpc.messages import PEER_TIMEOUT_S
 from ..transport.frames import Row
 from ..transport.targets import NewMemory
-from ..transport.tcp import TcpClient
+from ..transport.tcp import TcpClient, check_content
 from .admission import Admission
 from .calls.copies import Address, Original, Piece
 from .context import ShardContext
+from .hashing import digests_of
 from .segment_memory import INLINE_BYTES, SegmentMemory
 
 READ_BYTES = 128 << 20
@@ -76,6 +77,7 @@ class Copying:
         address: Address | None,
         timeout: float,
         patience: float = PEER_TIMEOUT_S,
+        hashed: bool = False,
     ) -> AsyncGenerator[dict[SegmentId, Copy]]:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
@@ -85,6 +87,7 @@ class Copying:
             address: where the bytes are that no message brought.
             timeout: seconds for all.
             patience: seconds of these to wait for memory.
+            hashed: check the bytes by the source's content hashes, which the copies then have.
 
         Raises:
             StoreFullError: there is no room.
@@ -96,7 +99,8 @@ class Copying:
         deadline = Deadline.after(timeout)
         try:
             parts = await self._granted(owner, originals, min(patience, timeout))
-            yield await self.run(fetched, originals, parts, owner, self._segment_memory, address, deadline.left())
+            left = deadline.left()
+            yield await self.run(lambda: fetched(originals, parts, owner, self._segment_memory, address, left, hashed))
         finally:
             with self._lock:
                 self._segment_memory.drop_grants(owner)
@@ -158,6 +162,7 @@ def fetched(
     segment_memory: SegmentMemory,
     address: Address | None,
     timeout: float,
+    hashed: bool = False,
 ) -> dict[SegmentId, Copy]:
     """Bring segments here. Takes long: not for a loop.
 
@@ -168,10 +173,12 @@ def fetched(
         segment_memory: of this shard.
         address: where the bytes are that no message brought.
         timeout: seconds for all.
+        hashed: check the bytes by the source's content hashes, which the copies then have.
 
     Raises:
-        ShardUnavailableError, OperationTimeoutError: who has them died or is slow.
-        ModelLostError: who has them let them go meanwhile.
+        ShardUnavailableError, OperationTimeoutError: the source died or is slow.
+        ModelLostError: the source freed them meanwhile.
+        CorruptDataError: what arrived is not what the source describes.
     """
     deadline = Deadline.after(timeout)
     missing = {segment: original for segment, original in originals.items() if original.data is None}
@@ -179,19 +186,22 @@ def fetched(
         raise ShardUnavailableError(f"segments {list(missing)}: expected an address to fetch them from; found none")
     with segment_memory.filling(parts.values(), owner):
         found = {
-            s: _brought(o, o.data, parts.get(s), segment_memory) for s, o in originals.items() if o.data is not None
+            s: _brought(o, o.data, parts.get(s), segment_memory, hashed)
+            for s, o in originals.items()
+            if o.data is not None
         }
         if missing and address is not None:
-            found |= _read(missing, parts, segment_memory, address, deadline)
+            found |= _read(missing, parts, segment_memory, address, deadline, hashed)
     return found
 
 
-def _brought(original: Original, data: bytes, part: Part | None, segment_memory: SegmentMemory) -> Copy:
+def _brought(original: Original, data: bytes, part: Part | None, segment_memory: SegmentMemory, hashed: bool) -> Copy:
     """Make a copy of what a message brought: it is laid out already."""
-    if part is None:
-        return Copy(original.sizes, original.slots, data)
-    segment_memory.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
-    return Copy(original.sizes, original.slots, part)
+    sizes = [original.sizes[slot] for slot in original.slots]
+    digests = digests_of(np.frombuffer(data, np.uint8), layout(sizes)[0], sizes) if hashed else ()
+    if part is not None:
+        segment_memory.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
+    return Copy(original.sizes, original.slots, data if part is None else part, tuple(digests))
 
 
 def _read(
@@ -200,6 +210,7 @@ def _read(
     segment_memory: SegmentMemory,
     address: Address,
     deadline: Deadline,
+    hashed: bool,
 ) -> dict[SegmentId, Copy]:
     """Read segments over TCP."""
     found: dict[SegmentId, Copy] = {}
@@ -207,11 +218,16 @@ def _read(
     try:
         for some in batches(originals, READ_BYTES):
             places = {segment: original.slots for segment, original in some.items()}
-            arrived = client.read(places, deadline.left(), "a copy")
+            arrived = client.read(places, deadline.left(), "a copy", hashed)
+            if hashed:
+                slots = [(f"slot {n} of {s}", s, n, o.sizes[n]) for s, o in some.items() for n in o.slots]
+                check_content(slots, arrived, "TCP")
             for segment, original in some.items():
                 part = parts.get(segment)
                 handle = part if part is not None else arrived[segment].block.tobytes()
-                found[segment] = Copy(original.sizes, original.slots, handle)
+                digests = arrived[segment].digests or {}
+                known = tuple(digests[slot] for slot in original.slots) if hashed else ()
+                found[segment] = Copy(original.sizes, original.slots, handle, known)
     finally:
         client.close()
     return found

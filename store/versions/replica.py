@@ -37,6 +37,8 @@ class Copy:
     """Those that the copy has, in the order of their bytes; others were let go before it was made."""
     handle: Any
     """What has the bytes, laid out as `segment.layout` does it."""
+    digests: tuple[str, ...] = ()
+    """Content hashes of these slots, by which a replica is checked when it is written and when it is read."""
 
     @property
     def length(self) -> int:

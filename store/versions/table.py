@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 
+from cachetools import LRUCache
+
 from ..errors import (
     CorruptDataError,
     ModelLostError,
@@ -32,7 +34,7 @@ from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
 from .ledger import Ledger
 from .manifest import Header
-from .overtaken import Ended
+from .overtaken import LIMIT, Ended
 from .replica import Kept
 from .retention import Candidate, Retention, kept_by
 from .segments import SegmentTable
@@ -87,6 +89,8 @@ class VersionTable(SegmentTable):
         """Commit on its way -> key of its graph, which stays even if the parent goes meanwhile, and what it names."""
         self._announced: dict[Save, bytes] = {}
         """Save to come -> key of the graph that it is going to bring."""
+        self._failed: LRUCache[ModelRef, None] = LRUCache(LIMIT)
+        """Versions whose commit failed."""
         self._sessions: dict[str, _Session] = {}
         self._table_bytes = 0
 
@@ -154,6 +158,7 @@ class VersionTable(SegmentTable):
 
     def abandon(self, ref: ModelRef) -> None:
         """Undo `begin_commit`; the version number is not given again."""
+        self._failed[ref] = None
         self.ledger.note({ref: (None, False)})
         self.release(ref)
         self.graphs.leave(self._begun.pop(ref)[0])
@@ -368,6 +373,8 @@ class VersionTable(SegmentTable):
             raise self._unreadable(ref)
         if known and ref.version in known.lost:
             raise self._lost(ref)
+        if ref in self._failed:
+            raise ModelNotFoundError(f"expected a live model; {ref} never existed: its save failed")
         if self.ledger.used(ref):
             raise ModelNotFoundError(f"expected a live model; {ref} was retired")
         if known and known.live:

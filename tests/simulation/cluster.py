@@ -347,6 +347,14 @@ class SimulatedEngine:
             _cluster().facts[name] = value
         w.sleep(_cluster().latency())
 
+    def claim(self, name: str) -> bool:
+        w = world()
+        w.sleep(_cluster().latency())
+        new = name not in _cluster().facts
+        _cluster().facts.setdefault(name, b"")
+        w.sleep(_cluster().latency())
+        return new
+
     def kept(self, prefix: str) -> dict[str, bytes]:
         world().sleep(_cluster().latency())
         return {name: value for name, value in _cluster().facts.items() if name.startswith(prefix)}

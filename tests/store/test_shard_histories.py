@@ -167,7 +167,13 @@ class TestHistories:
         ref = state.begin_commit(self.draft("m", []))
         state.abandon(ref)
         assert state.stats().bytes_metadata == 0
-        assert self.save(state, "m", []) == ModelRef("m", ref.version + 1)
+        after = self.save(state, "m", [])
+        assert after == ModelRef("m", ref.version + 1)
+        with pytest.raises(ModelNotFoundError, match="m@1 never existed: its save failed"):
+            state.resolve("m", ref.version)
+        state.retire(after)
+        with pytest.raises(ModelNotFoundError, match="m@2 was retired"):
+            state.resolve("m", after.version)
 
     def test_a_commit_with_a_malformed_graph_changes_nothing(self) -> None:
         state = self.state()

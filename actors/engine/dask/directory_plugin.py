@@ -78,7 +78,13 @@ class DirectoryPlugin(SchedulerPlugin):
         self._known: dict[str, Callable[..., Any]] = {
             name: getattr(self._directory, name)
             for name in ("spawn", "find", "actors", "kept", "reserve", "unreserve", "reserved")
-        } | {"where": self._where, "kill": self._kill, "keep": self._keep, "identity": self._identity}
+        } | {
+            "where": self._where,
+            "kill": self._kill,
+            "keep": self._keep,
+            "claim": self._claim,
+            "identity": self._identity,
+        }
         self._known |= {"nodes": self._nodes, "no_agent": self._failed.__setitem__}
         scheduler.handlers[ASK] = self._ask
         scheduler.handlers[JOIN] = self._serve_agent
@@ -138,6 +144,13 @@ class DirectoryPlugin(SchedulerPlugin):
             _, late = await asyncio.wait(told, timeout=TELL_S)
             for one in late:
                 one.cancel()
+
+    async def _claim(self, name: str) -> bool:
+        """Keep a name unless it is kept: nothing else runs between the look and the change."""
+        if name in self._directory.kept(name):
+            return False
+        await self._keep(name, b"")
+        return True
 
     async def _wait(self, key: str, done: Callable[[], bool]) -> bool:
         try:

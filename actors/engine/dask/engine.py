@@ -170,6 +170,10 @@ class DaskEngine:
         """Keep bytes in the scheduler, for as long as it lives."""
         self._ask("keep", name, value)
 
+    def claim(self, name: str) -> bool:
+        """Keep a name in the scheduler, unless it is kept."""
+        return self._ask("claim", name)
+
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""
         return self._ask("kept", prefix)

@@ -191,6 +191,11 @@ class RayEngine:
             else:
                 internal_kv._internal_kv_put(name, value, overwrite=True, namespace=NAMESPACE)
 
+    def claim(self, name: str) -> bool:
+        """Keep a name there, unless it is kept."""
+        with _head_asked(name):
+            return not internal_kv._internal_kv_put(name, b"", overwrite=False, namespace=NAMESPACE)
+
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""
         with _head_asked(prefix):

@@ -5,6 +5,7 @@ Rules
   them out.
 - The replica store goes with the shard's process; its name tells those of which it keeps replicas that it is another
   one.
+- A copy is checked by its source's content hashes when it is written, and by these hashes when it is read back.
 - Room that others want is waited for as every save waits for it; with none the copy fails, and the save with it.
 """
 
@@ -22,7 +23,7 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId, layout
 from ....store.versions.replica import Copy, Kept, Replica, SequenceNumber
 from ...rpc.calls import answers
-from ...transport.frames import Served, Slots
+from ...transport.frames import Digests, Served, Slots
 from ...transport.tcp_server import TcpServer
 from ..calls.copies import Address, Original
 from ..calls.replicas import Offer, Opened, ReplicaCalls, ReplicaOf
@@ -86,7 +87,7 @@ class ReplicaStore:
             new = {segment: original for segment, original in segments.items() if segment not in replica.copies}
         owner = self._copying.owner(f"replica of shard {of.source}")
         try:
-            async with self._copying.copied(owner, new, address, timeout, timeout) as copies:
+            async with self._copying.copied(owner, new, address, timeout, timeout, hashed=True) as copies:
                 self._keep(replica, of.incarnation, copies, records)
         finally:
             self._settle()
@@ -168,17 +169,25 @@ class ReplicaStore:
             source = source.source
         return self._replicas.setdefault(source, Replica(source))
 
-    def _serve(self, slots: Slots, timeout: float, hashed: bool) -> tuple[dict[SegmentId, Served], None]:
-        """Answer a TCP client: hashes are not asked for, and nothing is waited for."""
+    def _serve(
+        self, slots: Slots, timeout: float, hashed: bool
+    ) -> tuple[dict[SegmentId, Served], Callable[[], Digests] | None]:
+        """Answer a TCP client, with the hashes that the copies had when they were written; nothing is waited for."""
         with self._lock:
-            return {segment: self._served(segment, numbers) for segment, numbers in slots.items()}, None
+            copies = {segment: self._copy(segment, numbers) for segment, numbers in slots.items()}
+            served = {segment: self._served(copy, slots[segment]) for segment, copy in copies.items()}
+        digests = {s: dict(zip(copy.slots, copy.digests, strict=True)) for s, copy in copies.items()}
+        return served, (lambda: digests) if hashed else None
 
-    def _served(self, segment: SegmentId, slots: Sequence[int]) -> Served:
+    def _copy(self, segment: SegmentId, slots: Sequence[int]) -> Copy:
         copy = next((m.copies[segment] for m in self._replicas.values() if segment in m.copies), None)
         if copy is None or not set(slots) <= set(copy.slots):
             raise ModelLostError(
                 f"replica store of {self._node}: expected slots {list(slots)} of {segment}; they were dropped"
             )
+        return copy
+
+    def _served(self, copy: Copy, slots: Sequence[int]) -> Served:
         offsets = dict(zip(copy.slots, layout([copy.sizes[slot] for slot in copy.slots])[0], strict=True))
         places = {slot: (offsets[slot], copy.sizes[slot]) for slot in slots}
         handle = copy.handle

@@ -6,6 +6,7 @@ Rules
   incarnation, if that runs on where nobody sees it.
 - Of the replicas the one that was complete last has everything that was committed. None: all is lost, by name. A shard
   that has one and cannot be reached is asked again, for as long as one that is being started again.
+- A copy whose bytes are not those that were written is not brought back: its segment is lost, and the log names it.
 - What the disk knows, or the ledger counts as retired, is not brought back.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....store.archive.manifestfile import Manifest
-from ....store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
+from ....store.errors import CorruptDataError, OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ....store.holders import Filling
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
@@ -26,10 +27,10 @@ from ....store.segments.segment import SegmentId
 from ....store.shard import ShardState
 from ....store.versions.architectures import unpacked
 from ....store.versions.manifest import decode_body, slots_of
-from ....store.versions.replica import NEVER, Kept, SequenceNumber
+from ....store.versions.replica import NEVER, Copy, Kept, SequenceNumber
 from ....store.waiting import Backoff, Deadline
 from ..calls import ShardCalls
-from ..calls.copies import Original
+from ..calls.copies import Address, Original
 from ..calls.replicas import Offer
 from ..context import ShardContext
 from ..copying import fetched, large
@@ -180,7 +181,7 @@ def _take(
 ) -> None:
     lock, state, segment_memory = context.lock, context.state, context.segment_memory
     try:
-        copies = fetched(wanted, parts, _OWNER, segment_memory, offer.address, FETCH_S)
+        copies = _fetched(context, wanted, parts, offer.address)
         with lock:
             for segment, copy in copies.items():
                 state.take_back(segment, copy.handle, copy.sizes, copy.slots)
@@ -190,6 +191,28 @@ def _take(
     finally:
         with lock:
             segment_memory.drop_grants(_OWNER)
+
+
+def _fetched(
+    context: ShardContext,
+    wanted: Mapping[SegmentId, Original],
+    parts: Mapping[SegmentId, Part],
+    address: Address | None,
+) -> dict[SegmentId, Copy]:
+    """Fetch the copies whose bytes are what was written; where some are not, one by one."""
+    try:
+        return fetched(wanted, parts, _OWNER, context.segment_memory, address, FETCH_S, hashed=True)
+    except CorruptDataError as exc:
+        if len(wanted) == 1:
+            log.error(
+                "shard %d: segment %s is lost, its replica is damaged: %s", context.index, next(iter(wanted)), exc
+            )
+            return {}
+    found: dict[SegmentId, Copy] = {}
+    for segment, original in wanted.items():
+        part = {segment: parts[segment]} if segment in parts else {}
+        found |= _fetched(context, {segment: original}, part, address)
+    return found
 
 
 def _enter(context: ShardContext, offer: Offer, home_of: Callable[[str], int]) -> list[ModelRef]:

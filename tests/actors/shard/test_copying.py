@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +16,15 @@ from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.calls.copies import Address, Original
+from tensorvine.actors.shard.calls.replicas import ReplicaOf
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.copying import Copying, original_of, with_bytes
 from tensorvine.actors.shard.handoff.segment_handoff import SegmentHandoff
+from tensorvine.actors.shard.replicas import restore
+from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
 from tensorvine.actors.shard.segment_memory import INLINE_BYTES
 from tensorvine.actors.shard.serving.block_server import BlockServer
-from tensorvine.actors.transport.frames import message
+from tensorvine.actors.transport.frames import Row, Served, message
 from tensorvine.actors.transport.tcp import TcpClient
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import (
@@ -292,6 +295,97 @@ def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_o
         assert sent.tobytes() == pair.content[SEGMENT][slot]
         assert found[SEGMENT][slot] == digest_of(sent)
     assert found[SMALL] == kept
+
+
+class Keeping:
+    """A replica store in the target, which keeps the source's segments."""
+
+    def __init__(self, pair: Pair) -> None:
+        here = engine_at("there")
+        here.address = lambda: "127.0.0.1"
+        self.pair, self.target = pair, replace(pair.target, engine=here)
+        self.store = ReplicaStore(self.target, pair.copying, lambda: None)
+
+    def put(self, served: bool) -> None:
+        """Have the store keep both segments, of which messages bring the bytes unless they are `served`."""
+
+        async def scene() -> None:
+            opened = await self.store.open_replica(SOURCE, 1)
+            of = ReplicaOf(SOURCE, 1, opened.replica_store)
+            originals = self.pair.originals(served)
+            await self.store.put_in_replica(of, originals, {}, self.pair.source.tcp_address, WAIT_S)
+
+        asyncio.run(scene())
+
+    def damage(self, segment: SegmentId) -> None:
+        """Change one bit of a copy."""
+        replica = self.store._replicas[SOURCE]
+        copy = replica.copies[segment]
+        if isinstance(copy.handle, Part):
+            self.target.segment_memory.memory.part(copy.handle)[-65] ^= 1
+            return
+        changed = bytearray(copy.handle)
+        changed[0] ^= 1
+        replica.copies[segment] = replace(copy, handle=bytes(changed))
+
+    def restored(self) -> dict[SegmentId, list[bytes]]:
+        """Bring back what a new incarnation of the source gets."""
+        again = with_memory(context_of(ShardState(SOURCE, lambda _: SOURCE)))
+        offer = asyncio.run(self.store.offer_replica(SOURCE))
+        with again.lock:
+            parts = restore._admission(again.segment_memory, offer.segments)
+        restore._take(again, offer, offer.segments, parts)
+        return {s: list(found(again, s).values()) for s in again.state.segment_ids()}
+
+    def close(self) -> None:
+        if self.store._server is not None:
+            self.store._server.close()
+
+
+@pytest.fixture
+def keeping(pair: Pair) -> Iterator[Keeping]:
+    made = Keeping(pair)
+    yield made
+    made.close()
+
+
+class TestReplicasAreChecked:
+    @pytest.mark.parametrize("served", [True, False])
+    def test_what_was_written_comes_back(self, pair: Pair, keeping: Keeping, served: bool) -> None:
+        keeping.put(served)
+        copies = keeping.store._replicas[SOURCE].copies
+        assert {s: copy.digests for s, copy in copies.items()} == {
+            s: tuple(digest_of(np.frombuffer(tensor, np.uint8)) for tensor in tensors)
+            for s, tensors in pair.content.items()
+        }
+        assert keeping.restored() == pair.content
+
+    @pytest.mark.parametrize("served", [True, False])
+    @pytest.mark.parametrize("segment", [SEGMENT, SMALL])
+    def test_a_copy_that_was_damaged_where_it_is_kept_does_not_come_back_and_others_do(
+        self, pair: Pair, keeping: Keeping, served: bool, segment: SegmentId, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keeping.put(served)
+        keeping.damage(segment)
+        assert keeping.restored() == {s: tensors for s, tensors in pair.content.items() if s != segment}
+        assert caplog.text.count(f"segment {segment} is lost, its replica is damaged: ") == 1
+
+    def test_a_copy_that_was_damaged_on_its_way_is_not_kept(
+        self, pair: Pair, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        served = Served.pieces
+
+        def damaged(sent: Served, row: Row) -> Iterator[memoryview]:
+            first, *rest = served(sent, row)
+            changed = bytearray(first)
+            changed[0] ^= 1
+            yield from (memoryview(changed), *rest)
+
+        monkeypatch.setattr(Served, "pieces", damaged)
+        with pytest.raises(CorruptDataError, match=r"slot 0 of \(0, 1\).* by TCP from shard 0: expected content"):
+            keeping.put(served=True)
+        assert keeping.store._replicas[SOURCE].copies == {}
+        assert pair.taken == 0
 
 
 class Successors:
