@@ -22,6 +22,7 @@ from ...store.errors import ForkError, OperationTimeoutError, TensorVineError
 from ...store.waiting import Backoff, Deadline
 from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Actor, Engine, Lifetime
+from ..engine.opened import Opened
 from ..rpc.calls import answers, remote
 from ..rpc.channel import Channel
 from ..rpc.notifier import Notifier
@@ -205,6 +206,7 @@ class MailboxServer:
         self._engine, self._target = engine, target
         self._who = f"mailbox of rank {rank} of {run!r}"
         self._name = mailbox_name(run, rank)
+        self.opened = Opened(self._who)
         self._closed = threading.Event()
         lifetime = Lifetime(outlives=False, restarts=False)
         actor = engine.spawn(RankMailbox, self._name, {"run": run, "rank": rank}, lifetime=lifetime)
@@ -215,8 +217,8 @@ class MailboxServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the mailbox; a second call does nothing."""
-        if not self._closed.is_set():
+        """End the mailbox. Does nothing if it was closed, or in a forked child."""
+        if self.opened.close():
             try:
                 for _ in range(2):  # when the second answer is there, all that came before has left the process
                     self._mailbox.call(MailboxCalls.answered(CLOSE_S), 2 * CLOSE_S)

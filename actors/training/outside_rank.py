@@ -56,11 +56,13 @@ class OutsideRank:
         raise NotImplementedError
 
     def close(self, give_up: bool = False) -> None:
-        """Let go of it: the rank cannot be forked any more. A second call does nothing.
+        """End the connection to the run: the rank cannot be forked after that. Does nothing in a forked child.
 
         Args:
             give_up: do not send what a fork has captured; otherwise that is sent first, within the fork's timeout.
         """
+        if self._mailbox.opened.inherited:
+            return
         if give_up:
             self._fork_hooks.close()
         else:

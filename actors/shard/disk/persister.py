@@ -300,11 +300,11 @@ class Persister:
                 del self._jobs[job.header.ref]
                 if failure is not None and not (job.urgent or job.held):
                     job.given_up = str(failure)
-            if failure is None:
-                self._refused_since = math.inf
-            elif again and isinstance(failure, StorageError):
-                self._refused_since = min(self._refused_since, time.monotonic())
-            known, self.error = self.error, failure if again and isinstance(failure, StorageError) else None
+            known = self.error
+            if not isinstance(failure, StorageError):
+                self.error, self._refused_since = None, math.inf
+            elif again:
+                self.error, self._refused_since = failure, min(self._refused_since, time.monotonic())
             self._changed.notify_all()
         if failure is None:
             job.done.set_result(None)

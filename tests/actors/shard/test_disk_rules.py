@@ -233,6 +233,7 @@ class TestFlush:
         bench.persister.add(durable)
         assert isinstance(durable.done.exception(60), StorageError)
         assert bench.persister._refused_since == since
+        assert bench.persister.error is not None
 
 
 class TestDeletes:
