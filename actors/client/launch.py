@@ -36,7 +36,7 @@ from ..planner.planner import Planner
 from ..planner.reservations import Reservations
 from ..rpc import redis_connection
 from ..rpc.channel import Answer, Channel
-from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
+from ..rpc.messages import METADATA_BYTES, Disk, ShardPlan, actor_name, planner_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
@@ -157,6 +157,7 @@ def launch(
     asked: bool = True,
     store_bytes: int | None,
     preallocate_bytes: int | None,
+    metadata_bytes: int = METADATA_BYTES,
     disk: Disk | None = None,
     redis: str | None = None,
     replicas: int = 1,
@@ -170,7 +171,7 @@ def launch(
         repository: its name.
         shards: how many; None: one per node, now and later.
         asked: the repository was asked for by name, so it may be another user's.
-        store_bytes, preallocate_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
+        store_bytes, preallocate_bytes, metadata_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
         choice: the engine.
 
     Raises:
@@ -182,6 +183,8 @@ def launch(
         CodecUnavailableError: the package `redis` is not installed.
     """
     _check_numbers(shards, replicas, scaling)
+    if metadata_bytes < 2:  # the text of no metadata is {}
+        raise OptionError(f"start: metadata_bytes: expected at least 2; found {metadata_bytes}")
     rule = check_rule(nodes) if nodes is not None else {}
     if redis is not None:
         redis_connection.present_start(redis, repository)  # it must answer
@@ -192,7 +195,7 @@ def launch(
         able = _able(living, rule)
         wanted = _wanted(repository, shards, len(able), disk, replicas, rule)
         launched.started_by = wanted.started_by
-        plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis)
+        plan = ShardPlan(store_bytes, preallocate_bytes, SESSION_S, disk, redis, metadata_bytes)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling, "count": shards}
         actor = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
         planner = Channel(engine, planner_name(repository), actor=actor)

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from ....store.errors import GraphError, MovedError, ShardUnavailableError, Tens
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.versions.architectures import Architecture
-from ....store.versions.manifest import encode_body, slots_of
+from ....store.versions.manifest import check_metadata, encode_body, slots_of
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...rpc.messages import Beginning, Begun
@@ -148,6 +149,7 @@ class Saver:
         leases: list[Lease] = []
         asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
+            self._check_metadata(request, home, deadline)
             lengths = self._lengths(request, home, deadline) if upload is None else []
             begun = self._early(request, deadline) or self._begun(request, home, deadline, save, lengths)
             if begun.offsets:
@@ -168,6 +170,13 @@ class Saver:
             raise
         self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
+
+    def _check_metadata(self, request: SaveRequest, home: int, deadline: Deadline) -> None:
+        """Raise what the commit would raise for too much metadata, before any tensor is copied."""
+        with contextlib.suppress(MovedError):  # the home has drained: the commit checks it
+            check_metadata(
+                request.name, request.metadata, self._session.connection(home, deadline).hello.metadata_bytes
+            )
 
     def _written(
         self,
