@@ -24,6 +24,7 @@ from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline, seconds_of
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
+from ..pins import Asked
 from .place import Place
 
 PROBE_BYTES = 4096
@@ -58,6 +59,8 @@ class Announced:
     """Which was asked."""
     begun: Answer[Begun]
     """Its answer."""
+    asked: Asked
+    """Aborts the save when this is garbage."""
     graph_key: bytes | None = None
     """Of the graph that was brought ahead."""
 

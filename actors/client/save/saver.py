@@ -32,6 +32,7 @@ from ....store.waiting import Deadline
 from ...rpc.messages import Beginning, Begun
 from ...shard.calls import ShardCalls
 from ..catalog import Catalog
+from ..pins import Asked
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
 from .inheritance import Inheritance, Plan
@@ -101,6 +102,7 @@ class Saver:
         """
         self._session.keep_alive()
         save = Save(self._session.client, next(self._serial))
+        own = Asked(save, self._session.pins)
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = Deadline.after(CONTROL_TIMEOUT_S)
         at_home = shard == self._session.home(name)
@@ -109,11 +111,11 @@ class Saver:
         key = _key_of(architecture) if architecture is not None and at_home else None
         if architecture is not None and key is not None:
             asked = replace(asked, graph=(key, architecture))
-        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), key)
+        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), own, key)
 
     def withdraw(self, announced: Announced) -> None:
         """Drop what was granted and pinned for a save that does not come; does not wait."""
-        self._session.pins.abort(announced.save)
+        announced.asked.abort()
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -168,6 +170,8 @@ class Saver:
         except BaseException:
             self._session.pins.abort(save)  # everywhere: what was asked, and not answered, may be anywhere
             raise
+        if request.announced is not None:
+            request.announced.asked.kept()
         self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
 
