@@ -48,7 +48,7 @@ class ShardStats:
     bytes_disk: int
     """Bytes of the segments' files."""
     bytes_metadata: int
-    """Bytes of manifests and graphs."""
+    """Bytes of manifests, with the users' metadata, and graphs."""
     pins: int
     """Leases on versions."""
     bytes_staged: int = 0

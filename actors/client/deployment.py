@@ -38,6 +38,7 @@ from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.closing import close_all
 from ..rpc.incarnations import Incarnations
+from ..rpc.messages import METADATA_BYTES
 from ..shard.calls import ShardCalls
 from .launch import Launched, check_count, disk_options, launch, running
 from .session import CONTROL_TIMEOUT_S, Session
@@ -83,6 +84,7 @@ class Deployment:
         replicas: int = 1,
         store_bytes: int | str | None = None,
         preallocate_bytes: int | str | None = None,
+        metadata_bytes: int | str = METADATA_BYTES,
         keep: Retention | None = None,
         lag_bytes: int | str | None = None,
         redis: str | None = None,
@@ -112,6 +114,8 @@ class Deployment:
                 reserved there, shared among the shards that start on it. Memory is taken from the system as it is used.
             preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
                 capacity where that is less. 0: none (DStore-OnDemand).
+            metadata_bytes: how many bytes of metadata, as JSON, a version may have. Metadata takes memory beyond
+                `store_bytes`.
             keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
                 None: all, until room is needed. Others answer from disk.
             lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
@@ -148,6 +152,7 @@ class Deployment:
             asked=name is not None,
             store_bytes=store_bytes,
             preallocate_bytes=preallocate_bytes,
+            metadata_bytes=metadata_bytes,
             disk=disk_options(path, codec, keep, lag_bytes),
             redis=redis,
             replicas=replicas,

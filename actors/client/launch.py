@@ -37,7 +37,7 @@ from ..planner.planner import Planner
 from ..planner.reservations import Reservations
 from ..rpc import redis_connection
 from ..rpc.channel import Answer, Channel
-from ..rpc.messages import Disk, ShardPlan, actor_name, planner_name
+from ..rpc.messages import METADATA_BYTES, Disk, ShardPlan, actor_name, planner_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
@@ -158,6 +158,7 @@ def launch(
     asked: bool = True,
     store_bytes: int | str | None,
     preallocate_bytes: int | str | None,
+    metadata_bytes: int | str = METADATA_BYTES,
     disk: Disk | None = None,
     redis: str | None = None,
     replicas: int = 1,
@@ -171,7 +172,7 @@ def launch(
         repository: its name.
         shards: how many; None: one per node, now and later.
         asked: the repository was asked for by name, so it may be another user's.
-        store_bytes, preallocate_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
+        store_bytes, preallocate_bytes, metadata_bytes, disk, redis, replicas, scaling, nodes: as of `Repository.start`.
         choice: the engine.
 
     Raises:
@@ -186,6 +187,7 @@ def launch(
     rule = check_rule(nodes) if nodes is not None else {}
     capacity = check_bytes("store_bytes", store_bytes, 1) if store_bytes is not None else None
     touched = check_bytes("preallocate_bytes", preallocate_bytes) if preallocate_bytes is not None else None
+    metadata = check_bytes("metadata_bytes", metadata_bytes, 2)  # the text of no metadata is {}
     if redis is not None:
         redis_connection.present_start(redis, repository)  # it must answer
     engine, owns_cluster = start_engine(choice)
@@ -195,7 +197,7 @@ def launch(
         able = _able(living, rule)
         wanted = _wanted(repository, shards, len(able), disk, replicas, rule)
         launched.started_by = wanted.started_by
-        plan = ShardPlan(capacity, touched, SESSION_S, disk, redis)
+        plan = ShardPlan(capacity, touched, SESSION_S, disk, redis, metadata)
         arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling, "count": shards}
         actor = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
         planner = Channel(engine, planner_name(repository), actor=actor)

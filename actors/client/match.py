@@ -15,13 +15,12 @@ from types import TracebackType
 
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
-from ...store.holders import Lease
+from ...store.holders import Lease, Query
 from ...store.refs import ModelRef
 from ...store.versions.version import Match
 from ..rpc.messages import Matches
 from ..shard.calls import ShardCalls
 from .catalog import Catalog
-from .pins import Asked
 from .reader import Reader
 from .session import Session
 
@@ -123,21 +122,23 @@ class Prefixes:
             graphs: what is looked for.
             meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
         """
-        asked = self._session.pins.query()
+        query, asked = self._session.pins.query()
         try:
-            return self._longest(asked, graphs, meanwhile)
+            found = self._longest(query, graphs, meanwhile)
+            asked.kept()
+            return found
         except BaseException:
             asked.abort()
             raise
 
     def _longest(
-        self, asked: Asked, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None
+        self, query: Query, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None
     ) -> list[PrefixMatch | None]:
         self._session.keep_alive()
         self._session.connect_all()  # so that each watches this process, which it will hold pins for
         queries = [PrefixQuery.of(graph) for graph in graphs]
         topology, one = self._session.topology, len(graphs) == 1
-        request = ShardCalls.match(asked.query, queries, places=one)
+        request = ShardCalls.match(query, queries, places=one)
         aside = _Aside(meanwhile)
         answers = self._session.broadcast(request, spoiled=self._unmatch, meanwhile=aside.run)
         if aside.error is not None:
@@ -154,7 +155,6 @@ class Prefixes:
                 told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
                 self._reader.expect(told, topology)
         self._session.pins.unpin_behind(losers)
-        asked.kept()
         return results
 
     def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 30.0
 
+Operation = Save | Query
 _R = TypeVar("_R")
 
 
@@ -54,24 +55,26 @@ class _Session(Protocol):
 
 
 class Asked:
-    """A prefix query under way.
+    """A query under way, or a save that was announced: it is aborted when this is garbage, unless it was `kept`.
 
-    It is aborted when it is garbage, unless its matches were `kept`.
+    Args:
+        operation: the query or save.
+        pins: aborts it.
     """
 
-    def __init__(self, query: Query, pins: Pins) -> None:
-        self.query = query
+    def __init__(self, operation: Operation, pins: Pins) -> None:
+        self.operation = operation
         self._pins = pins
-        self._finalizer = weakref.finalize(self, pins.drop, query)
+        self._finalizer = weakref.finalize(self, pins.drop, operation)
         self._finalizer.atexit = False
 
     def abort(self) -> None:
-        """Drop its pins on every shard now."""
-        self._pins.abort(self.query)
+        """Drop what it pinned and staged, on every shard, now."""
+        self._pins.abort(self.operation)
         self.kept()
 
     def kept(self) -> None:
-        """Leave its pins to the matches that have them."""
+        """Leave its pins to the matches that have them, or to a commit that ended it."""
         self._finalizer.detach()
 
 
@@ -89,14 +92,15 @@ class Pins:
         """What matches have pinned."""
         self._lost: dict[Lease, str] = {}
         """Pins that went with a session and could not be made again -> why."""
-        self._dropped: deque[Lease | Query] = deque()
+        self._dropped: deque[Lease | Save | Query] = deque()
         """What finalizers left to be unpinned or aborted."""
         self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
         """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
 
-    def query(self) -> Asked:
+    def query(self) -> tuple[Query, Asked]:
         """Number a prefix query."""
-        return Asked(Query(self._session.client, next(self._queries)), self)
+        query = Query(self._session.client, next(self._queries))
+        return query, Asked(query, self)
 
     def hold(self, lease: Lease, ref: ModelRef) -> None:
         """Keep a pin alive until it is removed."""
@@ -149,8 +153,8 @@ class Pins:
         for shard, part in self._by_shard(leases).items():
             self._send(shard, part)
 
-    def drop(self, pinned: Lease | Query) -> None:
-        """Remove a pin, or all of a query, soon; for finalizers."""
+    def drop(self, pinned: Lease | Save | Query) -> None:
+        """Remove a pin, or abort an operation, soon; for finalizers."""
         self._dropped.append(pinned)
 
     def _forget(self, leases: Iterable[Lease]) -> None:
@@ -182,7 +186,7 @@ class Pins:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         self.unpin_behind([one for one in dropped if isinstance(one, Lease)])
         for one in dropped:
-            if isinstance(one, Query):
+            if not isinstance(one, Lease):
                 self.abort(one)
 
     def renew(self, timeout: float) -> None:

@@ -27,6 +27,8 @@ from .redis_keys import Address
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
 """How a version's bytes may be asked to come (see `client.fetch.transports`)."""
 PREALLOCATE_MOST = 256 << 20
+METADATA_BYTES = 1 << 20
+"""How many bytes of metadata a version may have, unless the repository is started with another limit."""
 PEER_TIMEOUT_S = 30.0
 """How long one actor of a repository waits for another."""
 
@@ -68,6 +70,8 @@ class ShardConfig:
     """Nodes that must have a version's bytes before it is committed."""
     topology: Topology | None = None
     """By which it starts; None: the one of `shards`."""
+    metadata_bytes: int = METADATA_BYTES
+    """How many bytes of metadata a version may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class ShardPlan:
     session_s: float
     disk: Disk | None
     redis: str | None = field(repr=False)
+    """As of `ShardConfig`."""
+    metadata_bytes: int = METADATA_BYTES
     """As of `ShardConfig`."""
 
     def config(self, topology: Topology, index: int, capacity: int) -> ShardConfig:
@@ -98,6 +104,7 @@ class ShardPlan:
             start=topology.started_by,
             replicas=topology.replicas,
             topology=topology,
+            metadata_bytes=self.metadata_bytes,
         )
 
 
@@ -203,6 +210,8 @@ class Hello:
     """Of its TCP server; None: it has none."""
     socket: SocketAddress | None = None
     """For short calls; None: it has none, or the client is on another node."""
+    metadata_bytes: int = METADATA_BYTES
+    """How many bytes of metadata it takes with a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

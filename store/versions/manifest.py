@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..arrays import nbytes_of
-from ..errors import CorruptDataError, TensorMismatchError
+from ..errors import CorruptDataError, OptionError, TensorMismatchError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 
@@ -94,6 +94,29 @@ class ModelInfo:
             bytes_owned=header.bytes_owned,
             bytes_total=header.bytes_total,
             codec=header.codec,
+        )
+
+
+def metadata_nbytes(text: str) -> int:
+    """Return the bytes of a version's metadata, JSON text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_metadata(name: str, text: str, most: int) -> None:
+    """Check the size of a version's metadata.
+
+    Args:
+        name: of the model.
+        text: the metadata, JSON text.
+        most: bytes that it may have.
+
+    Raises:
+        OptionError: it has more.
+    """
+    if (found := metadata_nbytes(text)) > most:
+        raise OptionError(
+            f"save of {name!r}: metadata: expected at most {most} bytes as JSON; found {found}. Save large values as "
+            "tensors, or start the repository with more metadata_bytes"
         )
 
 

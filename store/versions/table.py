@@ -33,7 +33,7 @@ from ..refs import ModelRef, check_name
 from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
 from .ledger import Ledger
-from .manifest import Header
+from .manifest import Header, metadata_nbytes
 from .overtaken import LIMIT, Ended
 from .replica import Kept
 from .retention import Candidate, Retention, kept_by
@@ -96,7 +96,7 @@ class VersionTable(SegmentTable):
 
     @property
     def bytes_metadata(self) -> int:
-        """Bytes of manifests and graphs."""
+        """Bytes of manifests, with the users' metadata, and graphs."""
         return self._table_bytes + self.graphs.nbytes
 
     # ---- commits and retirement -----------------------------------------------------------------------
@@ -412,7 +412,7 @@ class VersionTable(SegmentTable):
         del self._names[ref.name].live[ref.version]
         self._names[ref.name].warm.pop(ref.version, None)
         self.graphs.remove(record.header)
-        self._table_bytes -= len(record.body)
+        self._table_bytes -= len(record.body) + metadata_nbytes(record.header.metadata)
 
     def _enter(self, header: Header, body: bytes, segments: tuple[SegmentId, ...]) -> None:
         """Make a version live, whose graph is in use."""
@@ -423,7 +423,7 @@ class VersionTable(SegmentTable):
         known.newest_ns = max(known.newest_ns, header.created_ns)
         self.ledger.enter(ref, header.parent, header.quality)
         self.graphs.add(header)
-        self._table_bytes += len(body)
+        self._table_bytes += len(body) + metadata_nbytes(header.metadata)
 
     def _pin(self, record: Record, lease: Lease, now: float) -> None:
         self.open(lease.client, now)

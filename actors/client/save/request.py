@@ -24,9 +24,12 @@ from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline, seconds_of
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
+from ..pins import Asked
 from .place import Place
 
 PROBE_BYTES = 4096
+NAME_MOST = 4096
+"""Characters that the name of a tensor may have: names take memory of the shard beyond its capacity."""
 COMPARE_BYTES = 1 << 20
 """Tensors are compared in pieces: a small one, since most differ there, then of this size."""
 ODD_DEPTH = 20
@@ -58,6 +61,8 @@ class Announced:
     """Which was asked."""
     begun: Answer[Begun]
     """Its answer."""
+    asked: Asked
+    """Aborts the save when this is garbage."""
     graph_key: bytes | None = None
     """Of the graph that was brought ahead."""
 
@@ -161,6 +166,11 @@ def _arrays_of(tensors: Mapping[str, object], where: str) -> dict[str, np.ndarra
     for name, value in tensors.items():
         if not isinstance(name, str) or not name or not _is_text(name):
             raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
+        if len(name) > NAME_MOST:
+            raise TensorMismatchError(
+                f"{where}: tensors: expected names of at most {NAME_MOST} characters; found one of {len(name)}, "
+                f"{name[:40]!r}..."
+            )
         arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
     return arrays
 

@@ -115,12 +115,16 @@ class ReservedMemory:
             return
         save = Save(self._session.client, next(self._serial), ahead=True)
         incarnation = connection.hello.pid
-        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
+        try:
+            offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
+            for offset, length in zip(offsets, lengths if offsets else [], strict=True):
+                connection.view.part(Part(offset, length))
+        except BaseException:  # the shard may have granted it
+            self._session.pins.abort(save, [near])
+            raise
         if not offsets:
             log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
             return
-        for offset, length in zip(offsets, lengths, strict=True):
-            connection.view.part(Part(offset, length))
         with self._lock:
             self._waiting = _Reserved(save, near, incarnation, lengths, offsets)
 

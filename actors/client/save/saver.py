@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,13 @@ from ....store.errors import GraphError, MovedError, ShardUnavailableError, Tens
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.versions.architectures import Architecture
-from ....store.versions.manifest import encode_body, slots_of
+from ....store.versions.manifest import check_metadata, encode_body, slots_of
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...rpc.messages import Beginning, Begun
 from ...shard.calls import ShardCalls
 from ..catalog import Catalog
+from ..pins import Asked
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
 from .inheritance import Inheritance, Plan
@@ -100,6 +102,7 @@ class Saver:
         """
         self._session.keep_alive()
         save = Save(self._session.client, next(self._serial))
+        own = Asked(save, self._session.pins)
         shard = self._session.home(parent[0] if parent is not None else name)
         deadline = Deadline.after(CONTROL_TIMEOUT_S)
         at_home = shard == self._session.home(name)
@@ -108,11 +111,11 @@ class Saver:
         key = _key_of(architecture) if architecture is not None and at_home else None
         if architecture is not None and key is not None:
             asked = replace(asked, graph=(key, architecture))
-        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), key)
+        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), own, key)
 
     def withdraw(self, announced: Announced) -> None:
         """Drop what was granted and pinned for a save that does not come; does not wait."""
-        self._session.pins.abort(announced.save)
+        announced.asked.abort()
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -148,6 +151,7 @@ class Saver:
         leases: list[Lease] = []
         asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
         try:
+            self._check_metadata(request, home, deadline)
             lengths = self._lengths(request, home, deadline) if upload is None else []
             begun = self._early(request, deadline) or self._begun(request, home, deadline, save, lengths)
             if begun.offsets:
@@ -166,8 +170,17 @@ class Saver:
         except BaseException:
             self._session.pins.abort(save)  # everywhere: what was asked, and not answered, may be anywhere
             raise
+        if request.announced is not None:
+            request.announced.asked.kept()
         self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
+
+    def _check_metadata(self, request: SaveRequest, home: int, deadline: Deadline) -> None:
+        """Raise what the commit would raise for too much metadata, before any tensor is copied."""
+        with contextlib.suppress(MovedError):  # the home has drained: the commit checks it
+            check_metadata(
+                request.name, request.metadata, self._session.connection(home, deadline).hello.metadata_bytes
+            )
 
     def _written(
         self,

@@ -59,6 +59,7 @@ class Sessions:
         self._local = local
         self._senders = senders
         self._tcp_address = context.tcp_address
+        self._metadata_bytes = context.config.metadata_bytes
         self._server = server
 
     @answers(SessionCalls.hello)
@@ -71,7 +72,7 @@ class Sessions:
                 self._segment_memory.page_care.came()
         memory, socket = self._segment_memory.memory, await self.socket_address(node)
         place = (os.getpid(), memory.fd, memory.file, memory.capacity)
-        return Hello(self._index, here, *place, self._tcp_address, socket)
+        return Hello(self._index, here, *place, self._tcp_address, socket, self._metadata_bytes)
 
     @answers(SessionCalls.socket_address)
     async def socket_address(self, node: str) -> SocketAddress | None:

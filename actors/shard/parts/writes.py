@@ -27,7 +27,7 @@ from ....store.holders import Lease, Query, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
-from ....store.versions.manifest import Header
+from ....store.versions.manifest import Header, check_metadata
 from ....store.versions.version import Draft
 from ....store.waiting import NEVER, Deadline
 from ...rpc.calls import answers
@@ -260,6 +260,7 @@ class Writes:
         timeout: float,
     ) -> tuple[ModelRef, int]:
         deadline = Deadline.after(timeout)
+        check_metadata(draft.name, draft.metadata, self._context.config.metadata_bytes)
         with self.committing:
             await self._admission.keep_pace(f"save of {draft.name!r}", deadline)  # `begin` may have asked another shard
             await self._context.tenure.held(deadline)

@@ -12,12 +12,18 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from tensorvine.actors.client.catalog import Catalog
 from tensorvine.actors.client.match import Prefixes, PrefixMatch
 from tensorvine.actors.client.reader import Reader
+from tensorvine.actors.client.save.request import requested
+from tensorvine.actors.client.save.reserved import ReservedMemory
+from tensorvine.actors.client.save.saver import Saver
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.shard.calls import ShardCalls
@@ -302,6 +308,41 @@ def test_a_begin_that_fails_after_it_pinned_leaves_no_pin(
         session.call(0, asked)
     session.pins.abort(save)
     assert wire.pins() == [0, 0]
+
+
+@pytest.mark.parametrize("end", ["collected", "withdrawn"])
+def test_a_save_that_was_announced_and_does_not_come_leaves_no_pin(wire: Wire, session: Session, end: str) -> None:
+    catalog = Catalog(session)
+    saver = Saver(session, catalog, Reader(session, catalog, []))
+    announced = saver.announce(name_at(0), None, {})
+    assert wire.pins() == [1, 0]
+    if end == "withdrawn":
+        saver.withdraw(announced)
+        assert wire.pins() == [0, 0]
+    del announced
+    gc.collect()
+    session.pins.tidy()
+    assert wire.pins() == [0, 0]
+    saver.close()
+
+
+@pytest.mark.parametrize("order", [iter, reversed], ids=["in order", "the abort first"])
+def test_memory_reserved_for_a_save_to_come_goes_back_when_its_shard_did_not_answer(
+    wire: Wire, session: Session, monkeypatch: pytest.MonkeyPatch, order: Any
+) -> None:
+    home, view = wire.shards[0], SimpleNamespace(alive=True, close=lambda: None)
+    session.connection(0).view = cast(Any, view)
+    monkeypatch.setattr(session, "near", lambda home: 0)
+    monkeypatch.setattr(home.writes._admission._clients, "watches", lambda client: True)
+    with ThreadPoolExecutor(1) as helper:
+        reserved = ReservedMemory(session, helper)
+        wire.silent.add(0)
+        with pytest.raises(OperationTimeoutError):
+            reserved.renew(requested(name_at(0), {"w": np.ones(1 << 15)}, None))
+    wire.speak(0, order)
+    assert home.context.segment_memory.bytes_filling == 0
+    session.pins.tidy()
+    assert not session.pins._sent
 
 
 def test_a_match_is_pinned_again_after_the_session_lapsed(

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from tensorvine.actors.memory.process import ProcessId, pid_namespace
+from tensorvine.actors.shard.disk import persister as persister_module
+from tensorvine.actors.shard.disk import tiers
 from tensorvine.actors.shard.disk.persister import Job
 from tensorvine.actors.shard.sweep import Sweep
 from tensorvine.actors.shard.ticker import Ticker
@@ -50,6 +52,8 @@ def test_a_ticker_outlives_failures_of_its_step_and_of_its_pause(caplog: pytest.
 def test_the_thread_that_writes_behind_outlives_any_exception(
     tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (persister_module, tiers):  # on a busy machine a thread that others go before may get no core
+        monkeypatch.setattr(module, "give_way", lambda: None)
     bench = Bench(tmp_path)
     persister = bench.persister
     jobs: list[Job] = []
@@ -81,7 +85,7 @@ def test_the_thread_that_writes_behind_outlives_any_exception(
     with caplog.at_level(logging.ERROR):
         for job in jobs:
             persister.add(job)
-        persister.flush(60.0)
+        persister.flush(200.0)
     assert bench.on_disk[-1] == ModelRef("m", 3)
     assert caplog.text.count("shard 0: writing behind failed, and is tried again") == 1
     eventually(lambda: persister.behind() == (0, 0), "nothing waits")
