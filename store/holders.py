@@ -13,7 +13,7 @@ What holds slots of segments (`Holder`):
 
 Whose a part of a shard's memory is until a segment lies in it (`Owner`): a `Save`, or a `Filling` of the shard itself.
 Saves under way keep a shard that drained from ending (`SegmentMemory.serves_saves`), those `ahead` do not. A `Lease`
-holds no slots: it keeps a retired version, which does.
+holds no slots: it keeps a retired version, which does. A `Query` holds nothing but leases.
 
 Rules
 - Kinds are told apart by their types alone. No two kinds are equal: tuples of theirs differ in length or in kind.
@@ -27,26 +27,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from .refs import ModelRef
-
-
-class Lease(NamedTuple):
-    """A client's pin on a version, which keeps its tensors until it is let go of or the client's session ends.
-
-    The home of the version gives it, and it moves with the name from home to home.
-
-    >>> str(Lease("client", 2, "5fe7c1d2", 7))
-    'client/2.5fe7c1d2.7'
-    """
-
-    client: str
-    shard: int
-    """Which gave it."""
-    incarnation: str
-    """Of that shard: a lease of an earlier one must not let go of another's pin."""
-    serial: int
-
-    def __str__(self) -> str:
-        return f"{self.client}/{self.shard}.{self.incarnation}.{self.serial}"
 
 
 class Save(NamedTuple):
@@ -64,6 +44,47 @@ class Save(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.client}/{'r' if self.ahead else 's'}{self.serial}"
+
+
+class Query(NamedTuple):
+    """A prefix query under way: it owns what it pinned, until a match takes that over.
+
+    >>> str(Query("client", 9))
+    'client/q9'
+    """
+
+    client: str
+    serial: int
+    """Counts the client's queries."""
+
+    def __str__(self) -> str:
+        return f"{self.client}/q{self.serial}"
+
+
+class Lease(NamedTuple):
+    """A pin on a version: it keeps the version's tensors until it is unpinned or the client's session ends.
+
+    The client chooses it, so a request that is repeated pins once, and `abort` of the operation drops it. It moves
+    with the version's name from home to home.
+
+    >>> str(Lease(Query("client", 9), 2, 1))
+    'client/q9/2.1'
+    """
+
+    operation: Save | Query
+    """What pinned."""
+    shard: int
+    """The shard that pinned first."""
+    position: int = 0
+    """Tells the pins of one query apart: the position of its graph."""
+
+    @property
+    def client(self) -> str:
+        """The client whose session it belongs to."""
+        return self.operation.client
+
+    def __str__(self) -> str:
+        return f"{self.operation}/{self.shard}.{self.position}"
 
 
 class Filling(NamedTuple):

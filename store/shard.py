@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from .archive.manifestfile import Manifest, manifest_name
 from .errors import Unreadable
 from .graphs.index import PrefixQuery
-from .holders import Lease
+from .holders import Lease, Query
 from .refs import ModelRef
 from .versions.handover import Bundle, MovedName, MovedVersion
 from .versions.ledger import Fact
@@ -160,19 +160,35 @@ class ShardState(VersionTable):
 
     # ---- queries --------------------------------------------------------------------------------------
 
-    def match(self, queries: Sequence[PrefixQuery], client: str, now: float) -> list[Match | None]:
-        """Find, for each query, the model here with the longest common prefix, and pin it for `client`."""
+    def match(self, graphs: Sequence[PrefixQuery], query: Query, now: float) -> list[Match | None]:
+        """Find, for each graph, the model here with the longest common prefix, and pin it.
+
+        A query that is repeated gets its first answers, whose pins it has.
+
+        Raises:
+            OperationTimeoutError: the query was aborted.
+        """
+        self.ended.check(query)
         answers: list[Match | None] = []
-        for query in queries:
-            best = self.graphs.match(query)
-            if best is None:
-                answers.append(None)
-                continue
-            record = self._records[best.ref]
-            lease = self._pin(record, client, now)
-            key = record.header.graph_key
-            answers.append(Match(best.ref, best.size, record.header.quality, record.header.created_ns, key, lease))
+        for position, graph in enumerate(graphs):
+            lease = Lease(query, self.index, position)
+            answers.append(self._matched(lease) or self._match(graph, lease, now))
         return answers
+
+    def _matched(self, lease: Lease) -> Match | None:
+        session = self._sessions.get(lease.client)
+        return session.matches.get(lease) if session is not None else None
+
+    def _match(self, graph: PrefixQuery, lease: Lease, now: float) -> Match | None:
+        best = self.graphs.match(graph)
+        if best is None:
+            return None
+        record = self._records[best.ref]
+        self._pin(record, lease, now)
+        header = record.header
+        match = Match(best.ref, best.size, header.quality, header.created_ns, header.graph_key, lease)
+        self._sessions[lease.client].matches[lease] = match
+        return match
 
     def offspring(self, refs: Iterable[ModelRef]) -> list[tuple[ModelRef, bool]]:
         """Return all descendants of `refs` that this shard's versions lead to, and whether each lives."""
@@ -283,6 +299,7 @@ class ShardState(VersionTable):
             self.graphs.leave(key)
             for lease in record.pins:
                 self._sessions[lease.client].leases.pop(lease, None)
+                self._sessions[lease.client].matches.pop(lease, None)
         unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
         for name in moved:
             del self._names[name]

@@ -1,15 +1,28 @@
-"""What a prefix query finds: an ancestor, pinned, and how its layers match the query's."""
+"""Prefix queries: which stored model shares the longest prefix with a graph (EvoStore, section 4.2).
+
+Rules
+- Each shard answers for the models at home there, and pins what it found. The best answer stays pinned, as a
+  `PrefixMatch`; the pins of the others are removed.
+- A query that fails or is interrupted is aborted on every shard: nothing stays pinned.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 
 from ...store.graphs.graph import ModelGraph
+from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease
 from ...store.refs import ModelRef
+from ...store.versions.version import Match
+from ..rpc.messages import Matches
+from ..shard.calls import ShardCalls
+from .catalog import Catalog
+from .pins import Asked
+from .reader import Reader
 from .session import Session
 
 
@@ -18,6 +31,9 @@ class PrefixMatch:
 
     It is pinned: its tensors stay, and this client can load them, even when somebody retires the model, until
     `release`, the end of a `with` block, or the end of this client. A match that is garbage is released soon.
+
+    A client that was stopped for longer than its session lasts (60 s) loses its pins; the next renewal makes them
+    again. If the model was retired meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
     """
 
     def __init__(
@@ -35,35 +51,51 @@ class PrefixMatch:
         self._ancestor = ancestor
         self._session = session
         self._lease = lease
-        self._finalizer = weakref.finalize(self, session.drop, lease)
+        self._finalizer = weakref.finalize(self, session.pins.drop, lease)
         self._finalizer.atexit = False
+        session.pins.hold(lease, ref)
 
     def __repr__(self) -> str:
-        return f"PrefixMatch({self.ref}, {len(self.layers)} of {len(self._query)} layers, quality={self.quality})"
+        return f"PrefixMatch({self.ref}, {len(self._layers)} of {len(self._query)} layers, quality={self.quality})"
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """Layer of the query -> matching layer of the ancestor; fits `save(..., inherit=match.layers)`.
+
+        Raises:
+            ModelNotFoundError: the ancestor was retired while this client's session had lapsed.
+        """
+        self._session.pins.check(self._lease)
+        return self._layers
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """Tensor of the query -> matching tensor of the ancestor; errors as of `layers`."""
+        self._session.pins.check(self._lease)
+        return self._tensors
 
     @cached_property
-    def layers(self) -> dict[str, str]:
-        """Layer of the query -> matching layer of the ancestor; fits `save(..., inherit=match.layers)`."""
+    def _layers(self) -> dict[str, str]:
         return self._query.common_prefix(self._ancestor())
 
     @cached_property
-    def tensors(self) -> dict[str, str]:
-        """Tensor of the query -> matching tensor of the ancestor."""
+    def _tensors(self) -> dict[str, str]:
         graph = self._ancestor()
         return {
             mine: theirs
-            for layer, source in self.layers.items()
+            for layer, source in self._layers.items()
             for mine, theirs in zip(self._query.by_name[layer].tensors, graph.by_name[source].tensors, strict=False)
         }
 
     def release(self, wait: bool = True) -> None:
-        """Let the ancestor go; a second call is no error.
+        """Unpin the ancestor; a second call is no error.
 
         Args:
-            wait: until it went, so that what only this match kept is free when this returns.
+            wait: until that is done, so that what only this match kept is free when this returns.
         """
-        if self._finalizer.detach() is not None:
-            (self._session.unpin if wait else self._session.unpin_behind)([self._lease])
+        if self._finalizer.alive:
+            (self._session.pins.unpin if wait else self._session.pins.unpin_behind)([self._lease])
+            self._finalizer.detach()
 
     def __enter__(self) -> PrefixMatch:
         return self
@@ -72,3 +104,87 @@ class PrefixMatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class Prefixes:
+    """Asks for one client."""
+
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._reader = reader
+
+    def longest(
+        self, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None = None
+    ) -> list[PrefixMatch | None]:
+        """Answer queries, at least one; see `Repository.longest_prefix`.
+
+        Args:
+            graphs: what is looked for.
+            meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
+        """
+        asked = self._session.pins.query()
+        try:
+            return self._longest(asked, graphs, meanwhile)
+        except BaseException:
+            asked.abort()
+            raise
+
+    def _longest(
+        self, asked: Asked, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None
+    ) -> list[PrefixMatch | None]:
+        self._session.keep_alive()
+        self._session.connect_all()  # so that each watches this process, which it will hold pins for
+        queries = [PrefixQuery.of(graph) for graph in graphs]
+        topology, one = self._session.topology, len(graphs) == 1
+        request = ShardCalls.match(asked.query, queries, places=one)
+        aside = _Aside(meanwhile)
+        answers = self._session.broadcast(request, spoiled=self._unmatch, meanwhile=aside.run)
+        if aside.error is not None:
+            raise aside.error
+        texts = {key: text for answer in answers for key, text in answer.graphs.items()}
+        results: list[PrefixMatch | None] = []
+        losers: list[Lease] = []
+        for position, graph in enumerate(graphs):
+            found = [match for answer in answers if (match := answer.found[position]) is not None]
+            best = max(found, key=lambda match: match.rank, default=None)
+            losers += [match.lease for match in found if match is not best]
+            results.append(self._match(graph, best, texts) if best is not None else None)
+            if best is not None and one:
+                told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
+                self._reader.expect(told, topology)
+        self._session.pins.unpin_behind(losers)
+        asked.kept()
+        return results
+
+    def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
+        key, text = best.graph_key, texts[best.graph_key]
+        return PrefixMatch(
+            self._session,
+            graph,
+            best.ref,
+            best.quality,
+            best.lease,
+            lambda: self._catalog.graph_from(key, text),
+        )
+
+    def _unmatch(self, answers: list[Matches]) -> None:
+        """Unpin what answers that do not count have pinned."""
+        self._session.pins.unpin([match.lease for answer in answers for match in answer.found if match is not None])
+
+
+class _Aside:
+    """What is done once, while others are at work; its error waits until they are done."""
+
+    def __init__(self, work: Callable[[], None] | None) -> None:
+        self._work = work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Do it, the first time."""
+        work, self._work = self._work, None
+        try:
+            if work is not None:
+                work()
+        except Exception as exc:  # noqa: BLE001  raised by who asked for it
+            self.error = exc

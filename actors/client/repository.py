@@ -29,8 +29,7 @@ from .catalog import Catalog
 from .deployment import Closes, Deployment
 from .launch import Launched
 from .lineage import Lineage
-from .match import PrefixMatch
-from .prefixes import Prefixes
+from .match import Prefixes, PrefixMatch
 from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested

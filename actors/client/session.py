@@ -1,9 +1,9 @@
-"""A client's session: its calls of the shards, its heartbeat, and what it lets go.
+"""A client's session: its calls of the shards, and its heartbeat.
 
 Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
-- A session lasts as long as its heartbeat. One thread per client renews it and lets go of the pins of collected
-  matches; it starts with the first save or prefix query and ends with `close`.
+- A session lasts as long as its heartbeat. One thread per client renews it and looks after its `pins`; it starts with
+  the first save or prefix query and ends with `close`.
 - A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
   asks again, by turns where the name was and where it is to be, while it is on its way.
 - What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -32,9 +30,9 @@ from ...store.errors import (
     TensorVineError,
     without_frames,
 )
-from ...store.holders import Lease
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
+from ..memory.process import this_process
 from ..planner.calls import PlannerCalls
 from ..planner.nearby import Nearby
 from ..rpc.calls import Request
@@ -44,6 +42,7 @@ from ..rpc.messages import Tag, planner_name
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from .connections import Connection, Connections
+from .pins import Pins
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Session:
         self._looked = time.monotonic()
         self._heard = True
         """The planner answered last time."""
-        self._stopped = False
+        self.stopped = False
         """There was no planner when it was asked last."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
         self.connections = Connections(self._channels)
@@ -103,7 +102,7 @@ class Session:
         self._lock = threading.Lock()
         self.at_renewal: Callable[[], None] = lambda: None
         """Called whenever the session was renewed."""
-        self._dropped: deque[Lease] = deque()
+        self.pins = Pins(self)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -164,10 +163,10 @@ class Session:
             log.log(
                 logging.WARNING if self._heard else logging.DEBUG, "the planner does not tell the topology: %s", exc
             )
-            self._heard, self._stopped = False, isinstance(exc, RepositoryNotFoundError)
+            self._heard, self.stopped = False, isinstance(exc, RepositoryNotFoundError)
             return
         with self._lock:
-            self._heard, self._stopped = True, False
+            self._heard, self.stopped = True, False
             known = self.topology
             if newest.version <= known.version or newest.started_by != known.started_by:  # another one has its name now
                 return
@@ -194,9 +193,18 @@ class Session:
         """
         if (known := self.connections.present(shard)) is not None:
             return known
+        return self._greet(shard, deadline)
+
+    def reopen(self, shard: int) -> None:
+        """Introduce this client again to a shard that has no session of it, if it ever was introduced there."""
+        if shard in self._greeted:
+            log.warning("client %s: its session at shard %d had ended; it is opened again", self.client, shard)
+            self._greet(shard, NEVER)
+
+    def _greet(self, shard: int, deadline: Deadline) -> Connection:
         timeout = deadline.left(CONTROL_TIMEOUT_S)
         self._greeted.add(shard)
-        hello = self.call(shard, ShardCalls.hello(self.client, self.node, os.getpid()), timeout)
+        hello = self.call(shard, ShardCalls.hello(self.client, self.node, this_process()), timeout)
         return self.connections.add(hello, near=hello.node == self.node)
 
     def connect_all(self) -> None:
@@ -334,36 +342,7 @@ class Session:
         """Call a shard, and do not wait."""
         return self._channels[shard].send(request)
 
-    # ---- leases ---------------------------------------------------------------------------------------
-
-    def unpin(self, leases: Sequence[Lease]) -> None:
-        """Let pins go, and wait until they went: what they kept may be freed when this returns."""
-        if leases:
-            given = _by_shard(leases)
-            alive = self.topology.alive
-            orphaned = [lease for shard, part in given.items() if shard not in alive for lease in part]
-            leases_at = {shard: given.get(shard, []) + orphaned for shard in alive}
-            try:
-                self.call_each({s: ShardCalls.unpin(some) for s, some in leases_at.items() if some}, CONTROL_TIMEOUT_S)
-            except MovedError:  # one that gave some has drained just now
-                self.broadcast(ShardCalls.unpin(list(leases)))
-
-    def unpin_behind(self, leases: Sequence[Lease]) -> None:
-        """Let pins go and do not wait; while shards change, when the housekeeping comes to it."""
-        topology = self.topology
-        for shard, part in _by_shard(leases).items():
-            if topology.former or shard not in topology.shards:
-                self._dropped.extend(part)
-                continue
-            try:
-                self.send(shard, ShardCalls.unpin(part))
-            except TensorVineError as exc:  # it has gone, and the newest topology is not known here
-                log.info("shard %d is not told of pins that go, the housekeeping sees to it: %s", shard, exc)
-                self._dropped.extend(part)
-
-    def drop(self, lease: Lease) -> None:
-        """Let a pin go soon; safe in a finalizer, which may run in the middle of anything."""
-        self._dropped.append(lease)
+    # ---- heartbeat ------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
         """Have the session renewed from now on."""
@@ -395,16 +374,15 @@ class Session:
         renewed, quiet = time.monotonic(), False
         while not self._closing.wait(TICK_S):
             try:
-                dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-                self.unpin(dropped)
+                self.pins.tidy()
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
-                    self.broadcast(ShardCalls.renew(self.client), RENEW_S)
+                    self.pins.renew(RENEW_S)
                     self.at_renewal()
                     quiet = False
             except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed
                 level = logging.DEBUG if quiet else logging.WARNING
-                log.log(level, "client %s is not renewed, it goes on asking: %s", self.client, exc)
+                log.log(level, "client %s: session renewal failed, retrying: %s", self.client, exc)
                 quiet = True
             except Exception:
                 log.exception("housekeeping of client %s failed; it goes on in %s s", self.client, TICK_S)
@@ -423,7 +401,7 @@ class Session:
             RepositoryNotFoundError: the repository was stopped.
         """
         self.refresh()
-        if self._stopped:
+        if self.stopped:
             raise RepositoryNotFoundError(f"{self.repository!r}: expected it to run; it was stopped") from error
         if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
@@ -437,11 +415,3 @@ def _tried(ask: Callable[[], _R]) -> _R | TensorVineError:
         raise
     except TensorVineError as exc:
         return without_frames(exc)
-
-
-def _by_shard(leases: Sequence[Lease]) -> dict[int, list[Lease]]:
-    """Sort leases by the shard that gave them."""
-    grouped: dict[int, list[Lease]] = {}
-    for lease in leases:
-        grouped.setdefault(lease.shard, []).append(lease)
-    return grouped

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import threading
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from .links import LEAVING, Frame, Link
+
+log = logging.getLogger(__name__)
 
 Loss = Literal["died", "left"]
 Told = Callable[[int, Frame], None]
@@ -93,13 +96,20 @@ class Connections:
                     self._watch_writes()
                     continue
                 peer, link = key.data
-                if key.fileobj == link.exit:
-                    self._exited(peer, link)
-                    continue
-                if events & selectors.EVENT_READ:
-                    self._read(peer, link)
-                if events & selectors.EVENT_WRITE and not link.gone and link.flush():
-                    self._selector.modify(link.socket, selectors.EVENT_READ, key.data)
+                try:
+                    self._attend(peer, link, key, events)
+                except Exception:  # the group breaks, instead of waiting for a thread that has ended
+                    log.exception("the connection of member %d failed, it counts as lost", peer)
+                    self._gone(peer, link, "died")
+
+    def _attend(self, peer: int, link: Link, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj == link.exit:
+            self._exited(peer, link)
+            return
+        if events & selectors.EVENT_READ:
+            self._read(peer, link)
+        if events & selectors.EVENT_WRITE and not link.gone and link.flush():
+            self._selector.modify(link.socket, selectors.EVENT_READ, key.data)
 
     def _watch_writes(self) -> None:
         for peer, link in self._links.items():

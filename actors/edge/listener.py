@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from ...store.errors import RepositoryNotFoundError, StorageError
 from ...store.waiting import Backoff, Deadline
+from ..engine.warned import Failures
 from .reader import Newest, RedisReader
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Listener:
 
     def _work(self) -> None:
         pauses = Backoff(*RETRY_S, closing=self._closing)
-        away = False
+        away, failures = False, Failures(log, f"updates of {self._name!r}")
         while not self._closing.is_set():
             try:
                 with contextlib.closing(self._reader.updates(self._name)) as updates:
@@ -71,6 +72,7 @@ class Listener:
                         log.warning("updates of %r: Redis answers again", self._name)
                     pauses.reset()
                     away, due = False, Deadline.after(0.0)
+                    failures.over()
                     while not self._closing.is_set():
                         if updates.heard(HEAR_S) or due.passed:
                             self._compare()
@@ -79,6 +81,8 @@ class Listener:
                 if not away:
                     log.warning("updates of %r: %s; what is known goes on counting", self._name, exc)
                 away = True
+            except Exception as exc:  # noqa: BLE001  logged
+                failures.note(exc)
             pauses.wait()
 
     def _compare(self) -> None:

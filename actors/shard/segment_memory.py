@@ -30,7 +30,6 @@ from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
 from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layout, pack, padded
 from ...store.shard import ShardState
-from ...store.versions.overtaken import Ended
 from ..memory.memory import SMALLEST_BYTES, SharedMemory
 from ..memory.page_care import PageCare
 from ..memory.workers import Workers
@@ -65,7 +64,6 @@ class SegmentMemory:
         self.page_care = PageCare(self.memory, self._arena, lock, min(touch, capacity), f"shard {state.index}")
         self._base = secrets.randbits(62)
         """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
-        self._ended = Ended()
         self._filling: Counter[Part] = Counter()
         """Parts that this process fills -> in how many places."""
         self._freed: list[Part] = []
@@ -111,7 +109,7 @@ class SegmentMemory:
             OperationTimeoutError: the owner is a save that has ended.
         """
         if isinstance(owner, Save):
-            self._ended.check(owner)
+            self._state.ended.check(owner)
         self.page_care.asked(owner, list(map(_arena_bytes, sizes)))
         offsets = self._granted(owner, sizes, least)
         if not offsets:
@@ -147,7 +145,7 @@ class SegmentMemory:
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
-        self._ended.check(save)
+        self._state.ended.check(save)
         self._recycle_all()
         if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
             return []
@@ -241,7 +239,7 @@ class SegmentMemory:
             ShardUnavailableError: an earlier incarnation of this shard was filled.
             OperationTimeoutError: the save has ended.
         """
-        self._ended.check(save)
+        self._state.ended.check(save)
         for segment, handle, sizes in blocks:
             if not isinstance(handle, Part):
                 self._state.adopt(save, segment, handle, sizes)
@@ -304,7 +302,7 @@ class SegmentMemory:
 
     def end_save(self, save: Save) -> None:
         """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
-        self._ended.end(save)
+        self._state.ended.end(save)
         self.drop_grants(save)
 
     def drop_grants(self, owner: Owner) -> None:

@@ -1,4 +1,9 @@
-"""What a shard looks after all the time: who is gone, and what nobody needs any more."""
+"""What a shard looks after all the time: clients that died, and what nobody needs.
+
+Rules
+- Ending sessions waits for no other shard: a client that died is noticed within `SWEEP_S`, however many are silent.
+  What asks other shards has a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +56,18 @@ class Sweep:
         self._replica_store = replica_store
         self._senders = senders
         self._exports = exports
-        self._ticker = Ticker("sweep", f"shard {context.index}", lambda: SWEEP_S, self._sweep)
+        for what, step in (("sweep", self._sweep), ("ask", self._ask_others)):
+            Ticker(what, f"shard {context.index}", lambda: SWEEP_S, step)
 
-    def _sweep(self) -> None:
+    def _ask_others(self) -> None:
         if self._reconciliation is not None and self._reconciliation.open and not self._peers.topology.former:
             self._reconciliation.gather()
         self._strays.look()
-        self._segment_memory.hashing.start()
+        self._settling.settle_from_thread()
+
+    def _sweep(self) -> None:
         self._sessions.end_lost()
+        self._segment_memory.hashing.start()
         self._exports.drop_idle()
         topology = self._peers.topology
         with self._lock:

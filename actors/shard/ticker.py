@@ -1,9 +1,9 @@
 """What a shard or the planner does again and again, as long as its process lives: each in a thread of its own.
 
 Rules
-- One thread each, because each waits for something else: sweeps for other shards, care for the disk, copies for other
-  nodes. A disk that stands still must end nobody's session.
-- A step that fails is logged, and the next one comes after the usual pause.
+- One thread each, because each waits for something else: questions for other shards, care for the disk, copies for
+  other nodes. The sweep, which ends sessions of clients that died, waits for none of these.
+- A step that fails is logged once per cause, and the next one comes after the usual pause.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ..engine.warned import Failures
+
 log = logging.getLogger(__name__)
+
+FAILED_S = 1.0
+"""The pause after a failure before the first step."""
 
 
 class Ticker:
@@ -43,12 +48,15 @@ class Ticker:
         self._now.set()
 
     def _run(self) -> None:
-        failed = threading.Event()
+        failed, failures = threading.Event(), Failures(log, f"{self._whose}: {self._what}")
+        pause = FAILED_S
         while True:
-            self._now.wait(self._pause())
-            self._now.clear()
             try:
+                pause = self._pause()
+                self._now.wait(pause)
+                self._now.clear()
                 self._step()
-            except Exception:
-                log.exception("%s: %s failed; the next try comes", self._whose, self._what)
-                failed.wait(self._pause())
+                failures.over()
+            except Exception as exc:  # noqa: BLE001  logged
+                failures.note(exc)
+                failed.wait(pause)

@@ -137,7 +137,7 @@ class Follower:
                 pauses.reset()
             except ModelNotFoundError as exc:
                 log.info("%s: it was retired before it was taken: %s", self._name, exc)
-            except (TensorVineError, OSError) as exc:
+            except Exception as exc:  # noqa: BLE001  logged; whatever it is, later versions may be had
                 if not failed and not self._closing.is_set():
                     log.warning("%s: no update can be had, answering goes on: %s", self._name, exc)
                 failed = True

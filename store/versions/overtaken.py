@@ -5,8 +5,8 @@ Rules
   different ways; so the release may come first, and what it ends comes after it.
 - A version that is released before it held anything is remembered, and refused once, when it comes. A version's number
   is never used twice: nobody else is refused.
-- A save that ended, well or not, is remembered, and refused whatever is asked for it from then on: its client does not
-  wait for that any more, and would give nothing back.
+- A save that ended, well or not, and a query that was aborted are remembered, and refused whatever is asked for them
+  from then on: their client does not wait for that, and would give nothing back.
 - Most of what is remembered never comes. The oldest goes when there are too many.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from cachetools import LRUCache
 
 from ..errors import OperationTimeoutError
-from ..holders import Save
+from ..holders import Query, Save
 from ..refs import ModelRef
 
 LIMIT = 1024
@@ -51,7 +51,7 @@ class Overtaken:
 
 
 class Ended:
-    """Saves that ended.
+    """Saves that ended, and queries that were aborted.
 
     >>> ended = Ended()
     >>> ended.check(Save("client", 1))
@@ -62,17 +62,19 @@ class Ended:
     """
 
     def __init__(self) -> None:
-        self._saves: LRUCache[Save, None] = LRUCache(LIMIT)
+        self._ended: LRUCache[Save | Query, None] = LRUCache(LIMIT)
 
-    def end(self, save: Save) -> None:
-        """Remember a save."""
-        self._saves[save] = None
+    def end(self, operation: Save | Query) -> None:
+        """Remember an operation."""
+        self._ended[operation] = None
 
-    def check(self, save: Save) -> None:
-        """Let a save pass that is under way.
+    def check(self, operation: Save | Query) -> None:
+        """Let an operation pass that is under way.
 
         Raises:
             OperationTimeoutError: it ended before.
         """
-        if save in self._saves:
-            raise OperationTimeoutError(f"save {save}: expected to be under way; it has ended")
+        if operation in self._ended:
+            raise OperationTimeoutError(
+                f"{type(operation).__name__.lower()} {operation}: expected to be under way; it has ended"
+            )

@@ -6,12 +6,12 @@ Rules
   then publishes: an inherited tensor cannot go in between, because the parent is pinned until then.
 - A retired version that is still pinned stays for those who pinned it: nobody sees it but the clients that pinned it,
   and its holds and its place in the lineage stay until the last pin goes.
-- Pins belong to a client's session, and a session is a lease: not renewed in time, all its pins go.
+- Pins belong to an operation of a client (`holders.Lease`) and to the client's session: `abort` of the operation
+  drops its pins, and a session that is not renewed in time drops all of them. An operation that ended pins nothing.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -24,16 +24,17 @@ from ..errors import (
     TensorVineError,
     Unreadable,
 )
-from ..holders import Holder, Lease, Save
+from ..holders import Holder, Lease, Query, Save
 from ..refs import ModelRef, check_name
 from ..segments.segment import Holds, SegmentId
 from .architectures import Architecture, Architectures
 from .ledger import Ledger
 from .manifest import Header
+from .overtaken import Ended
 from .replica import Kept
 from .retention import Candidate, Retention, kept_by
 from .segments import SegmentTable
-from .version import Draft, Record
+from .version import Draft, Match, Record
 
 LATEST_NS = (1 << 63) - 1
 """The latest time that a manifest may have."""
@@ -54,6 +55,8 @@ class _Name:
 class _Session:
     expires: float
     leases: dict[Lease, ModelRef] = field(default_factory=dict[Lease, ModelRef])
+    matches: dict[Lease, Match] = field(default_factory=dict[Lease, Match])
+    """What a query was answered, for as long as its pin is here."""
 
 
 class VersionTable(SegmentTable):
@@ -71,9 +74,8 @@ class VersionTable(SegmentTable):
         self.ledger = Ledger()
         """Of all names, whoever is their home."""
         self.lineage = self.ledger.lineage
-        self._incarnation = uuid.uuid4().hex[:8]
-        """Part of every lease."""
-        self._lease_serial = 0
+        self.ended = Ended()
+        """Saves and queries that ask for nothing more."""
         self._names: dict[str, _Name] = {}
         self._records: dict[ModelRef, Record] = {}
         self._retired_pinned: dict[ModelRef, Record] = {}
@@ -270,16 +272,35 @@ class VersionTable(SegmentTable):
 
     # ---- leases ---------------------------------------------------------------------------------------
 
-    def pin(self, name: str, version: int | None, client: str, now: float) -> tuple[Record, Lease]:
-        """Keep a version's tensors, for `client`, until `unpin` or the end of the client's session."""
-        record = self.record(name, version, client)
-        return record, self._pin(record, client, now)
+    def pin(self, name: str, version: int | None, lease: Lease, now: float) -> Record:
+        """Pin a version until `unpin`, `abort` or the end of the client's session.
+
+        A request that is repeated gets the version that the first one pinned.
+
+        Raises:
+            OperationTimeoutError: the operation has ended.
+            ModelNotFoundError, ModelLostError, StorageError, CorruptDataError: as `resolve`.
+        """
+        self.ended.check(lease.operation)
+        session = self._sessions.get(lease.client)
+        pinned = self.known(session.leases[lease]) if session is not None and lease in session.leases else None
+        record = pinned or self.record(name, version, lease.client)
+        self._pin(record, lease, now)
+        return record
+
+    def pinned_by(self, operation: Save | Query) -> list[Lease]:
+        """Return the pins of an operation that are here."""
+        session = self._sessions.get(operation.client)
+        return [lease for lease in session.leases if lease.operation == operation] if session is not None else []
 
     def unpin(self, leases: Iterable[Lease]) -> None:
-        """Let pins go; unknown ones are no error: they may have expired."""
+        """Remove pins; unknown ones are no error: they may have expired."""
         for lease in leases:
             session = self._sessions.get(lease.client)
-            ref = session.leases.pop(lease, None) if session else None
+            if session is None:
+                continue
+            session.matches.pop(lease, None)
+            ref = session.leases.pop(lease, None)
             record = self.known(ref) if ref else None
             if ref is None or record is None:
                 continue
@@ -289,12 +310,13 @@ class VersionTable(SegmentTable):
             if not record.pins and self._retired_pinned.pop(ref, None):
                 self._let_go(ref, record)
 
-    def renew(self, client: str, now: float) -> bool:
-        """Keep a session alive; False when it has none here (any more)."""
-        if client not in self._sessions:
-            return False
+    def renew(self, client: str, leases: Iterable[Lease], now: float) -> list[Lease] | None:
+        """Keep a session alive; return which of its pins are here, or None if there is no such session here."""
+        session = self._sessions.get(client)
+        if session is None:
+            return None
         self.open(client, now)
-        return True
+        return [lease for lease in leases if lease in session.leases]
 
     def sweep(self, now: float) -> list[str]:
         """End sessions that were not renewed; name their clients."""
@@ -384,11 +406,7 @@ class VersionTable(SegmentTable):
         self.graphs.add(header)
         self._table_bytes += len(body)
 
-    def _pin(self, record: Record, client: str, now: float) -> Lease:
-        self.open(client, now)
-        session = self._sessions[client]
-        self._lease_serial += 1
-        lease = Lease(client, self.index, self._incarnation, self._lease_serial)
-        session.leases[lease] = record.header.ref
+    def _pin(self, record: Record, lease: Lease, now: float) -> None:
+        self.open(lease.client, now)
+        self._sessions[lease.client].leases[lease] = record.header.ref
         record.pins[lease] = None
-        return lease

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import ray
 from tensorvine.actors import Repository
-from tensorvine.actors.client.match import PrefixMatch
-from tensorvine.actors.client.prefixes import Prefixes
+from tensorvine.actors.client.match import Prefixes, PrefixMatch
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.actors.search.parts import ModelParts
 from tensorvine.clusters import LocalCluster

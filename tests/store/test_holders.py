@@ -6,7 +6,7 @@ import pickle
 from itertools import combinations
 
 import pytest
-from tensorvine.store.holders import Drain, FileOf, FileTaking, Filling, Holder, Lease, Owner, Reason, Save
+from tensorvine.store.holders import Drain, FileOf, FileTaking, Filling, Holder, Lease, Owner, Query, Reason, Save
 from tensorvine.store.refs import ModelRef
 
 ALIKE: list[Holder | Owner | Lease] = [
@@ -17,7 +17,8 @@ ALIKE: list[Holder | Owner | Lease] = [
     FileTaking(FileOf(1)),
     Drain(1, 1),
     Filling("a", 1),
-    Lease("a", 1, "a", 1),
+    Lease(Save("a", 1), 1, 1),
+    Lease(Query("a", 1), 1, 1),
     *Reason,
 ]
 

@@ -17,7 +17,7 @@ from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import TensorVineError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
-from tensorvine.store.holders import Drain, Lease, Save
+from tensorvine.store.holders import Drain, Lease, Query, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -26,6 +26,7 @@ from tensorvine.store.versions.version import Draft
 
 NAMES = [f"m{i}" for i in range(12)]
 CLIENT = "client"
+ASKED = count(1)
 GRAPHS = [ModelGraph([Layer("in", {"class": "In"}), Layer("d", {"units": i}, ["in"], ["w"])]) for i in range(4)]
 
 
@@ -96,7 +97,9 @@ class Repo:
         return ref
 
     def pin(self, number: int, ref: ModelRef) -> None:
-        self.leases[number] = self.home(ref.name).pin(ref.name, ref.version, CLIENT, 0.0)[1]
+        home = self.home(ref.name)
+        self.leases[number] = lease = Lease(Query(CLIENT, number), home.index)
+        home.pin(ref.name, ref.version, lease, 0.0)
 
     def unpin(self, number: int) -> None:
         lease = self.leases.pop(number)
@@ -178,7 +181,12 @@ class Repo:
 
     def best(self, graph: int) -> ModelRef | None:
         query = PrefixQuery.of(GRAPHS[graph])
-        matches = [found for state in self.states.values() for found in state.match([query], "asker", 0.0) if found]
+        matches = [
+            found
+            for state in self.states.values()
+            for found in state.match([query], Query("asker", next(ASKED)), 0.0)
+            if found
+        ]
         for state in self.states.values():
             state.end("asker")
         self.settle()

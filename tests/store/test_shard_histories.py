@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tensorvine.store.errors import GraphError, ModelLostError, ModelNotFoundError, OperationTimeoutError
 from tensorvine.store.graphs.graph import ModelGraph
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Lease, Query, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
@@ -158,11 +158,12 @@ class TestHistories:
     def test_a_lease_of_an_earlier_life_releases_no_pin_of_this_one(self) -> None:
         old = self.state()
         self.save(old, "m", [])
-        _, stale = old.pin("m", 1, "c", 0.0)
+        stale = Lease(Query("c", 1), 0)
+        old.pin("m", 1, stale, 0.0)
         new = self.state()
         new.restore(old.version_facts())
         ref = self.save(new, "m", [])
-        new.pin("m", ref.version, "c", 0.0)
+        new.pin("m", ref.version, Lease(Query("c", 2), 0), 0.0)
         new.unpin([stale])
         assert new.stats().pins == 1
 
@@ -188,8 +189,9 @@ class TestHistories:
     def test_an_epoch_passes_when_a_ghost_vanishes_for_one_of_two_clients(self) -> None:
         state = self.state()
         ref = self.save(state, "m", [])
-        _, lease = state.pin("m", 1, "c", 0.0)
-        state.pin("m", 1, "other", 0.0)
+        lease = Lease(Query("c", 1), 0)
+        state.pin("m", 1, lease, 0.0)
+        state.pin("m", 1, Lease(Query("other", 1), 0), 0.0)
         state.retire(ref)
         before = state.epoch
         assert state.record("m", 1, "c").header.ref == ref

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tensorvine.actors.memory.process import this_process
 from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.context import ShardContext
@@ -15,6 +15,8 @@ from tensorvine.actors.shard.handoff.name_handoff import NameHandoff
 from tensorvine.actors.shard.handoff.strays import Strays
 from tensorvine.actors.shard.local_clients import LocalClients
 from tensorvine.actors.shard.parts.holders import Holders
+from tensorvine.actors.shard.parts.queries import Queries
+from tensorvine.actors.shard.parts.sessions import Sessions
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.actors.shard.peers import Peers
 from tensorvine.actors.shard.replicas.securing import Securing
@@ -47,6 +49,9 @@ class GoneEngine:
     def this_node(self) -> str:
         return "here"
 
+    def address(self) -> str:
+        return "here"
+
     def restarted(self) -> bool:
         return False
 
@@ -74,28 +79,49 @@ class QuietSegmentHandoff:
         pass
 
 
+class Idle:
+    """A part of a shard that has nothing to do."""
+
+    nbytes = 0
+
+    def address(self, host: str | None) -> None:
+        return None
+
+    def left(self, client: str) -> None:
+        pass
+
+
 class Home:
     """A shard's rules and the parts that a commit in memory needs.
 
     Args:
         segment_handoff: the shard's segments; None: they stay.
         roomy: there is memory for one block of `BYTES`, and the client is this process.
+        index: the shard's number.
+        home_of: name -> its home.
     """
 
-    def __init__(self, segment_handoff: Callable[[ShardContext], Any] | None = None, *, roomy: bool = False) -> None:
+    def __init__(
+        self,
+        segment_handoff: Callable[[ShardContext], Any] | None = None,
+        *,
+        roomy: bool = False,
+        index: int = 0,
+        home_of: Callable[[str], int] = lambda name: 0,
+    ) -> None:
         engine: Any = GoneEngine()
         config = ShardConfig(
-            repository="gone", index=0, shards=(0, 1), capacity=BYTES, preallocate_bytes=0, session_s=60.0
+            repository="gone", index=index, shards=(0, 1), capacity=BYTES, preallocate_bytes=0, session_s=60.0
         )
         self.peers = Peers(engine, config)
-        self.state = ShardState(0, lambda name: 0)
+        self.state = ShardState(index, home_of)
         self.context = context = replace(context_of(self.state, self.peers, engine=engine), config=config)
         segment_memory: Any = context.segment_memory
         segment_memory.adopt = lambda save, life, blocks: [self.state.adopt(save, *block) for block in blocks]
+        clients = LocalClients()
         room: Any = QuietAdmission()
         if roomy:
-            clients = LocalClients()
-            clients.watch(CLIENT, os.getpid())
+            clients.watch(CLIENT, this_process())
             room = Admission(with_memory(context), clients, None)
         segments: Any = segment_handoff(context) if segment_handoff is not None else QuietSegmentHandoff()
         self.settling = Settling(context, segments)
@@ -111,6 +137,17 @@ class Home:
             securing=securing,
             redis_index=None,
         )
+        idle: Any = Idle()
+        self.queries = Queries(
+            context,
+            self.settling,
+            names=self.names,
+            admission=room,
+            history=None,
+            securing=securing,
+            replica_store=idle,
+        )
+        self.sessions = Sessions(context, self.settling, local=clients, senders=idle, server=idle)
         strays = Strays(context, lambda: True)
         self.holders = Holders(context, self.settling, segment_handoff=segments, reconciliation=None, strays=strays)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.graphs.graph import common_prefix
 from tensorvine.store.graphs.index import PrefixQuery, rank_of
-from tensorvine.store.holders import Holder, Lease, Save
+from tensorvine.store.holders import Holder, Lease, Query, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import GONE, Offset, SegmentId, layout
 from tensorvine.store.shard import ShardState
@@ -110,6 +111,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.onto_retired_pinned: set[ModelRef] = set()
         """Versions whose parent was retired when they came: a shard that dies may know less of where they come from."""
         self.leases: list[tuple[int, Lease]] = []
+        self.queries = count(1)
         self.commits: dict[ModelRef, Commit] = {}
         self.messages: list[tuple[int, str]] = []
         self.compactions: list[tuple[SegmentId, int, bytearray, tuple[Offset, ...], int]] = []
@@ -136,7 +138,8 @@ class ShardMachine(RuleBasedStateMachine):
     def greet(self, data: st.DataObject, client: str) -> None:
         shard = self.any_shard(data)
         if data.draw(st.booleans(), "renew"):
-            assert self.states[shard].renew(client, self.now) is ((shard, client) in self.sessions)
+            known = self.states[shard].renew(client, [], self.now) is not None
+            assert known is ((shard, client) in self.sessions)
             if (shard, client) not in self.sessions:
                 return
         self.hello(shard, client)
@@ -328,12 +331,15 @@ class ShardMachine(RuleBasedStateMachine):
         ref = data.draw(st.sampled_from(sorted({**self.live, **self.retired_pinned})))
         home, version = self.home(ref.name), self.live.get(ref) or self.retired_pinned[ref]
         if ref in self.live or client in version.pins.values():
-            record, lease = self.states[home].pin(ref.name, ref.version, client, self.now)
-            assert record.header.ref == ref
+            lease = Lease(self.query(client), home)
+            assert self.states[home].pin(ref.name, ref.version, lease, self.now).header.ref == ref
             self.pinned(home, version, client, lease)
         else:
             with pytest.raises(ModelNotFoundError, match=str(ref)):
-                self.states[home].pin(ref.name, ref.version, client, self.now)
+                self.states[home].pin(ref.name, ref.version, Lease(self.query(client), home), self.now)
+
+    def query(self, client: str) -> Query:
+        return Query(client, next(self.queries))
 
     def pinned(self, home: int, version: Version, client: str, lease: Lease) -> None:
         assert (home, lease) not in self.leases
@@ -360,10 +366,11 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), query=graphs)
     def match(self, client: str, query: int) -> None:
         answers: list[Match] = []
+        number = self.query(client)
         for shard, state in enumerate(self.states):
             here = {ref: v for ref, v in self.live.items() if self.home(ref.name) == shard}
             best = self.best(query, here)
-            (answer,) = state.match([QUERIES[query]], client, self.now)
+            (answer,) = state.match([QUERIES[query]], number, self.now)
             assert (answer.ref if answer else None) == best
             if answer is not None:
                 assert answer.size == PREFIX[query][self.live[answer.ref].graph]

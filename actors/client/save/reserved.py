@@ -21,7 +21,7 @@ from ....store.waiting import Deadline
 from ...shard.calls import ShardCalls
 from ..session import Session
 from .request import SaveRequest, to_write
-from .upload import Upload, abandon, announce
+from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
 
@@ -144,4 +144,4 @@ class ReservedMemory:
         self._give_back(reserved)
 
     def _give_back(self, reserved: _Reserved) -> None:
-        abandon(self._session, reserved.save, {reserved.shard})
+        self._session.pins.abort(reserved.save, [reserved.shard])

@@ -36,7 +36,7 @@ from ..session import CONTROL_TIMEOUT_S, Session
 from .inheritance import Inheritance, Plan
 from .request import Announced, Saved, SaveRequest, to_write
 from .reserved import ReservedMemory
-from .upload import Upload, abandon, announce
+from .upload import Upload, announce
 
 log = logging.getLogger(__name__)
 
@@ -111,15 +111,8 @@ class Saver:
         return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), key)
 
     def withdraw(self, announced: Announced) -> None:
-        """Let go of what was granted and pinned for a save that does not come; no wait."""
-        try:
-            lease = announced.begun.result(CONTROL_TIMEOUT_S).lease
-        except TensorVineError as exc:  # the shard may keep what came before the error
-            log.debug("%s was announced and withdrawn; it had not begun: %s", announced.save, exc)
-            lease = None
-        if lease is not None:
-            self._session.unpin_behind([lease])
-        abandon(self._session, announced.save, {announced.shard})
+        """Drop what was granted and pinned for a save that does not come; does not wait."""
+        self._session.pins.abort(announced.save)
 
     def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
@@ -171,9 +164,7 @@ class Saver:
                 upload.finish()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
-            for lease in leases:
-                self._session.drop(lease)
-            abandon(self._session, save, asked | (upload.at if upload is not None else set()))
+            self._session.pins.abort(save)  # everywhere: what was asked, and not answered, may be anywhere
             raise
         self._tidy(save, (asked | upload.at) - {at}, leases)
         return saved
@@ -363,12 +354,12 @@ class Saver:
         """Let go of what the commit did not: it stands, so a shard that died now is no error of this save."""
         try:
             for shard in shards:
-                self._session.call(shard, ShardCalls.abort(save, []))
-            self._session.unpin(leases)
+                self._session.call(shard, ShardCalls.abort(save))
+            self._session.pins.unpin(leases)
         except TensorVineError as exc:
             log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
-            for lease in leases:
-                self._session.drop(lease)
+            self._session.pins.abort(save, shards)
+            self._session.pins.unpin_behind(leases)
 
 
 def _key_of(architecture: Architecture) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import StoreFullError, TensorVineError
+from ....store.errors import StoreFullError
 from ....store.holders import Save
 from ....store.segments.arena import Part
 from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
@@ -297,15 +297,6 @@ def announce(arrays: Mapping[str, np.ndarray]) -> list[int]:
     if sum(padded(size) for size in sizes) <= INLINE_BYTES:
         return []
     return [_length([sizes[i] for i in run]) for run in split(sizes)]
-
-
-def abandon(session: Session, save: Save, shards: Iterable[int]) -> None:
-    """Have shards let go of what they granted for a save, without waiting: one of them may be what failed."""
-    for shard in shards:
-        try:
-            session.send(shard, ShardCalls.abort(save, []))
-        except TensorVineError as exc:
-            log.debug("shard %d did not hear that %s was given up: %s", shard, save, exc)
 
 
 def _length(sizes: Sequence[int]) -> int:

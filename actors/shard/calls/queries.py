@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....store.graphs.index import PrefixQuery
-from ....store.holders import Lease
+from ....store.holders import Lease, Query
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats, UnreadFile
 from ....store.versions.manifest import Header
@@ -57,10 +57,19 @@ class QueryCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
-        """Answer prefix queries, each with a pin, and the graphs, as JSON, of the models found.
+    def match(self, query: Query, graphs: Sequence[PrefixQuery], places: bool) -> Matches:
+        """Answer a prefix query: for each graph a match and its pin, and the graphs, as JSON, of the models found.
 
         With `places` the answer to the load that follows is given, too, as far as it can be without reading from disk.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def pin(self, lease: Lease, ref: ModelRef) -> None:
+        """Pin a live version again whose pin went with the client's session.
+
+        Raises:
+            ModelNotFoundError, ModelLostError: there is no such live version.
         """
         ...
 

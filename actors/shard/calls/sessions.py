@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ....store.holders import Lease
+from ...memory.process import ProcessId
 from ...rpc.actor_calls import ActorCalls
 from ...rpc.calls import remote
 from ...rpc.messages import Hello
@@ -11,7 +15,7 @@ class SessionCalls(ActorCalls):
     """Answered by `shard.parts.sessions`."""
 
     @remote("ctl", by_socket=False, repeatable=True)
-    def hello(self, client: str, node: str, pid: int) -> Hello:
+    def hello(self, client: str, node: str, process: ProcessId) -> Hello:
         """Introduce a client; one on this node is watched by its process."""
         ...
 
@@ -26,6 +30,6 @@ class SessionCalls(ActorCalls):
         ...
 
     @remote("ctl", repeatable=True)
-    def renew(self, client: str) -> bool:
-        """Keep a client's session alive."""
+    def renew(self, client: str, leases: Sequence[Lease]) -> list[Lease] | None:
+        """Keep a client's session alive; return which of its pins are here, or None if it has no session here."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ....store.holders import Lease, Save
+from ....store.holders import Lease, Query, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -122,8 +122,8 @@ class WriteCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def abort(self, save: Save, leases: Sequence[Lease]) -> None:
-        """Forget what an unfinished save brought."""
+    def abort(self, operation: Save | Query) -> None:
+        """Drop the pins of an operation, and what an unfinished save brought; refuse what is asked for it later."""
         ...
 
     @remote("ctl")

@@ -7,6 +7,7 @@ Rules
 - Encoding and writing run in a thread of the shard's process, at low priority; the codecs let go of the GIL.
 - A version that is retired before it was written is not written. One that was is buried: its manifest is replaced by
   a header that says so, and only then may its tensors go.
+- The thread outlives any one exception, which is logged once per cause.
 - A shard without a lease changes no file (`tenure`): its next incarnation may need what it would delete, and may name
   what it would write as lost.
 """
@@ -38,6 +39,7 @@ from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, decode_body
 from ....store.waiting import Backoff, Deadline
+from ...engine.warned import Failures
 from ...memory.workers import Workers
 from ...rpc.messages import PEER_TIMEOUT_S, Chains, ToStore, Wanted
 from .tiers import give_way
@@ -232,18 +234,33 @@ class Persister:
 
     def _run(self) -> None:
         """Write what is queued, as long as the process lives."""
-        give_way()
-        pauses = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
+        pauses, failures = Backoff(RETRY_FIRST_S, RETRY_LAST_S), Failures(log, f"shard {self._index}: writing behind")
+        polite = False
         while True:
-            job = self._next()
-            failure = self._attempt(job)
-            if failure is None:
-                pauses.reset()
-            self._settle(job, failure)
-            self._progressed()
-            if failure is not None and not job.urgent:
+            try:
+                if not polite:
+                    give_way()
+                    polite = True
+                self._step(pauses)
+                failures.over()
+            except Exception as exc:  # noqa: BLE001  logged
+                failures.note(exc)
                 with self._changed:
-                    self._changed.wait_for(lambda job=job: job.held, pauses.next())
+                    self._current = None  # else whoever holds it back waits for it
+                    self._changed.notify_all()
+                pauses.wait()
+
+    def _step(self, pauses: Backoff) -> None:
+        """Write one version."""
+        job = self._next()
+        failure = self._attempt(job)
+        if failure is None:
+            pauses.reset()
+        self._settle(job, failure)
+        self._progressed()
+        if failure is not None and not job.urgent:
+            with self._changed:
+                self._changed.wait_for(lambda: job.held, pauses.next())
 
     def _next(self) -> Job:
         with self._changed:

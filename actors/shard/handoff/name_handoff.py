@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 from ....planner.topology import Topology
 from ....store.errors import MovedError, OperationTimeoutError, TensorVineError
-from ....store.holders import Lease
+from ....store.holders import Lease, Query, Save
 from ....store.versions.handover import Bundle
 from ....store.waiting import Backoff, Deadline
 from ...rpc.messages import PEER_TIMEOUT_S, Moved, Sender, Tag, Unwritten
@@ -168,8 +168,21 @@ class NameHandoff:
 
     # ---- leases ---------------------------------------------------------------------------------------
 
+    def leases_of(self, operation: Save | Query) -> list[Lease]:
+        """Return the pins of an operation that are here, on their way from here, or were handed over.
+
+        Call it with the lock held.
+        """
+        leaving = self._sending.leases if self._sending is not None else []
+        gone = [lease for lease in (*leaving, *self._onward) if lease.operation == operation]
+        return [*self._state.pinned_by(operation), *gone]
+
     async def unpin(self, leases: Sequence[Lease]) -> None:
-        """Let pins go, also those that were handed over."""
+        """Remove pins, also those that were handed over.
+
+        Raises:
+            TensorVineError: a shard that has some did not answer; asked again, this one asks it again.
+        """
         onward: dict[int, list[Lease]] = {}
         with self._lock:
             self._state.unpin(leases)
@@ -181,8 +194,15 @@ class NameHandoff:
                     onward.setdefault(shard, []).append(lease)
         alive = self._peers.topology.alive
         for shard, part in onward.items():
-            for successor in (shard,) if shard in alive else self._peers.others:  # who drained has handed them on
-                await self._peers.tell_gently(successor, ShardCalls.unpin(part))
+            try:
+                for successor in (
+                    (shard,) if shard in alive else self._peers.others
+                ):  # drained: others have them
+                    await self._peers.ask(successor, ShardCalls.unpin(part))
+            except TensorVineError:
+                with self._lock:
+                    self._onward |= dict.fromkeys(part, shard)
+                raise
 
     # ---- a change -------------------------------------------------------------------------------------
 

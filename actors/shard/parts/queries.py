@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....store.graphs.index import PrefixQuery
-from ....store.holders import Lease
+from ....store.holders import Lease, Query
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats, UnreadFile
 from ....store.versions.manifest import Header
@@ -121,20 +121,30 @@ class Queries:
             return self._state.graphs.find(pattern, exact)
 
     @answers(QueryCalls.match)
-    async def match(self, client: str, queries: Sequence[PrefixQuery], places: bool) -> Matches:
+    async def match(self, query: Query, graphs: Sequence[PrefixQuery], places: bool) -> Matches:
         with self._lock:
             self._context.tenure.check()
-            self._context.requests += len(queries)
-            found = self._state.match(queries, client, time.monotonic())
+            self._context.requests += len(graphs)
+            found = self._state.match(graphs, query, time.monotonic())
             models = [match for match in found if match is not None]
-            graphs = {match.graph_key: self._state.graphs.architecture(match.graph_key)[0] for match in models}
-            return Matches(found, graphs, {match.ref: self._in_memory(match.ref) for match in models if places})
+            texts = {match.graph_key: self._state.graphs.architecture(match.graph_key)[0] for match in models}
+            located = {match.ref: self._in_memory(match.ref, query.client) for match in models if places}
+            return Matches(found, texts, located)
 
-    def _in_memory(self, ref: ModelRef) -> Fetched:
-        """Return a live version's manifest, and its blocks that lie in the memory here; with the lock held."""
-        record, held = self._state.record(ref.name, ref.version, ""), self._state.held(ref)
+    def _in_memory(self, ref: ModelRef, client: str) -> Fetched:
+        """Return the manifest of a version that `client` may read, and its blocks in the memory here.
+
+        Call it with the lock held.
+        """
+        record, held = self._state.record(ref.name, ref.version, client), self._state.held(ref)
         present = held.keys() - self._state.absent(held).keys()
         return Fetched(record.header, record.body, self._state.blocks(present), self._segment_memory.epoch)
+
+    @answers(QueryCalls.pin)
+    async def pin(self, lease: Lease, ref: ModelRef) -> None:
+        with self._lock:
+            self._names.check(ref.name)
+            self._state.pin(ref.name, ref.version, lease, time.monotonic())
 
     @answers(QueryCalls.unpin)
     async def unpin(self, leases: Sequence[Lease]) -> None:

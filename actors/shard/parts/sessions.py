@@ -2,8 +2,9 @@
 
 Rules
 - A shard that is stopped answers no client any more, however long its process takes to end.
-- A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies. Only
-  a process that died has surely stopped filling memory: its parts are taken back at once.
+- A client's session ends when it says so, when it is not renewed in time, or when its process on this node dies.
+- A process of this node may fill memory until it dies: its parts are taken back then. Parts of other clients are filled
+  by this shard alone, and go with the session.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 
+from ....store.holders import Lease
 from ...engine.sockets.framing import SocketAddress
+from ...memory.process import ProcessId
 from ...rpc.calls import answers
 from ...rpc.lazy_server import LazyServer
 from ...rpc.messages import Hello
@@ -58,12 +62,12 @@ class Sessions:
         self._server = server
 
     @answers(SessionCalls.hello)
-    async def hello(self, client: str, node: str, pid: int) -> Hello:
+    async def hello(self, client: str, node: str, process: ProcessId) -> Hello:
         here = self._engine.this_node()
         with self._lock:
             self._state.open(client, time.monotonic())
             if node == here:
-                self._local.watch(client, pid)
+                self._local.watch(client, process)
                 self._segment_memory.page_care.came()
         memory, socket = self._segment_memory.memory, await self.socket_address(node)
         place = (os.getpid(), memory.fd, memory.file, memory.capacity)
@@ -84,9 +88,9 @@ class Sessions:
         await self._server.close()
 
     @answers(SessionCalls.renew)
-    async def renew(self, client: str) -> bool:
+    async def renew(self, client: str, leases: Sequence[Lease]) -> list[Lease] | None:
         with self._lock:
-            return self._state.renew(client, time.monotonic())
+            return self._state.renew(client, leases, time.monotonic())
 
     def end_lost(self) -> None:
         """End the sessions of clients that died or fell silent; the caller settles afterwards."""
@@ -95,7 +99,7 @@ class Sessions:
             died = self._local.died()
         for client in {*ended, *died}:
             log.info("client %s is gone: its pins and unfinished saves are dropped", client)
-            self._end(client, parts_too=client in died)
+            self._end(client, parts_too=client in died or not self._local.watches(client))
 
     def _end(self, client: str, parts_too: bool = True) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ from collections.abc import Generator, Mapping, Sequence
 import numpy as np
 
 from ....store.errors import MovedError, ShardUnavailableError, StorageError
-from ....store.holders import Lease, Save
+from ....store.holders import Lease, Query, Save
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -131,7 +131,8 @@ class Writes:
                 )
             if asked.optional and newest is not None and version is None:
                 version = newest.version  # also where a later one cannot be read now
-            record, lease = self._state.pin(asked.name, version, asked.client, time.monotonic())
+            lease = Lease(asked.save, self._index)
+            record = self._state.pin(asked.name, version, lease, time.monotonic())
             mine = [segment for segment in record.segments if self._state.where(segment) == self._index]
             held = self._state.held(record.header.ref)
             here = len(mine) == len(record.segments) and all(map(self._state.segment, mine))  # none was lost
@@ -355,10 +356,14 @@ class Writes:
         await self._history.written(job, deadline.left())
 
     @answers(WriteCalls.abort)
-    async def abort(self, save: Save, leases: Sequence[Lease]) -> None:
+    async def abort(self, operation: Save | Query) -> None:
         with self._lock:
-            self._settling.forget(save)
-            self._segment_memory.end_save(save)
+            if isinstance(operation, Save):
+                self._settling.forget(operation)
+                self._segment_memory.end_save(operation)
+            else:
+                self._state.ended.end(operation)
+            leases = self._names.leases_of(operation)
         await self._names.unpin(leases)
         await self._settling.settle()
 

@@ -16,7 +16,6 @@ from tensorvine.actors.memory.memory import SharedMemory
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
-from tensorvine.store.holders import Lease
 
 
 class View:
@@ -128,10 +127,3 @@ def test_a_shard_whose_connection_was_dropped_is_told_goodbye(session: Session, 
     session.connections.drop(0)
     session.close()
     assert engine.calls[-1] == "goodbye"
-
-
-def test_pins_that_a_shard_that_has_gone_gave_are_let_go_later(session: Session, engine: Engine) -> None:
-    engine.is_gone = True
-    lease = Lease(session.client, 0, "life", 1)
-    session.unpin_behind([lease])
-    assert list(session._dropped) == [lease]

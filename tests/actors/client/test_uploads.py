@@ -218,7 +218,7 @@ class TestEachWay:
             eventually(lambda: repo._session.call(0, ShardCalls.is_short()), "the save waits")
             assert repo.stats().shards[0].waiting_for_memory == 1
             assert not saving.done()
-            repo._session.call(0, ShardCalls.abort(other, []))
+            repo._session.call(0, ShardCalls.abort(other))
             assert saving.result(WAIT_S).bytes_written == 40 << 20
 
 

@@ -50,7 +50,7 @@ def test_a_shard_whose_planner_was_stopped_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lease_that_was_handed_to_a_shard_that_has_gone_does_not_fail_the_commit(home: Home) -> None:
-    lease = Lease(CLIENT, 0, "a", 1)
+    lease = Lease(SAVE, 0)
     home.names._onward[lease] = 1
     assert home.save([lease]) == ModelRef("m", 1)
     assert home.state.models() == [ModelRef("m", 1)]
@@ -247,7 +247,7 @@ def roomy() -> Home:
 
 
 def test_memory_that_is_asked_for_after_its_save_was_given_up_is_not_granted(roomy: Home) -> None:
-    asyncio.run(roomy.writes.abort(SAVE, []))
+    asyncio.run(roomy.writes.abort(SAVE))
     for ask in (
         lambda: roomy.writes.grant(CLIENT, SAVE, [BYTES], 60.0),
         lambda: roomy.writes.begin(
@@ -276,8 +276,8 @@ def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_whi
         assert await roomy.writes.grant(CLIENT, Save("client", 0), [BYTES], 60.0)
         waiting = asyncio.create_task(roomy.writes.grant(CLIENT, SAVE, [BYTES], 60.0))
         await asyncio.sleep(0)  # it waits from here on
-        await roomy.writes.abort(SAVE, [])
-        await roomy.writes.abort(Save("client", 0), [])
+        await roomy.writes.abort(SAVE)
+        await roomy.writes.abort(Save("client", 0))
         with pytest.raises(OperationTimeoutError, match=ENDED):
             await waiting
 
@@ -287,7 +287,7 @@ def test_memory_that_becomes_free_is_not_granted_to_a_save_that_was_given_up_whi
 
 def test_tensors_that_come_after_their_save_was_given_up_are_not_taken(roomy: Home) -> None:
     roomy.state.open(CLIENT, 0.0)
-    asyncio.run(roomy.writes.abort(SAVE, []))
+    asyncio.run(roomy.writes.abort(SAVE))
     with pytest.raises(OperationTimeoutError, match=ENDED):
         asyncio.run(roomy.writes.adopt(SAVE, os.getpid(), [(SEGMENT, b"abcd", [4])]))
     assert roomy.state.segment(SEGMENT) is None

@@ -22,6 +22,7 @@ from tensorvine.actors import Repository
 from tensorvine.actors.client import session as session_module
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.engine.engine import Engine, Lifetime, group
+from tensorvine.actors.memory.process import ProcessId, pid_namespace
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.shard.calls import ShardCalls
@@ -350,12 +351,12 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         other.connection(0)
         assert other.call(0, ShardCalls.grant(other.client, Save(other.client, 1), wanted, 60.0))
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            session.call(0, ShardCalls.hello("retired", session.node, process.pid))
+            session.call(0, ShardCalls.hello("retired", session.node, ProcessId(pid_namespace(), process.pid)))
             waiting = session.send(0, ShardCalls.grant("retired", Save("retired", 1), wanted, 60.0))
-            assert session.call(0, ShardCalls.renew("retired"))
+            assert session.call(0, ShardCalls.renew("retired", [])) is not None
             process.kill()
         eventually(
-            lambda: not session.call(0, ShardCalls.renew("retired")),
+            lambda: session.call(0, ShardCalls.renew("retired", [])) is None,
             "the shard to see that the client is gone",
         )
         other.close()

@@ -1,0 +1,239 @@
+"""The pins of one client: taken by saves and prefix queries, kept by matches.
+
+Rules
+- Each pin belongs to a save or a query (`holders.Lease`). One that fails or is interrupted is aborted on every shard,
+  which drops its pins there and refuses its requests that arrive later.
+- `abort` and `unpin` are sent at once, and again until the shard has answered or left: no pin stays because a message
+  or its answer was lost. An interrupt of that itself leaves the query to its finalizer.
+- A shard that restarted, or whose session of this client lapsed, has lost its pins. The next renewal finds that: it
+  pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
+- A finalizer may run in the middle of anything: it only appends to a queue, which the session's thread empties.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Protocol, TypeVar
+
+from ...planner.topology import Topology
+from ...store.errors import ModelLostError, ModelNotFoundError, MovedError, OperationTimeoutError, TensorVineError
+from ...store.holders import Lease, Query, Save
+from ...store.refs import ModelRef
+from ..rpc.calls import Request
+from ..rpc.channel import Answer
+from ..shard.calls import ShardCalls
+
+log = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 30.0
+
+_R = TypeVar("_R")
+
+
+class _Session(Protocol):
+    """What pins need of their session; see `Session`."""
+
+    client: str
+    topology: Topology
+    stopped: bool
+
+    def home(self, name: str) -> int: ...
+    def refresh(self) -> None: ...
+    def reopen(self, shard: int) -> None: ...
+    def send(self, shard: int, request: Request[_R]) -> Answer[_R]: ...
+    def at_home(self, name: str, request: Request[_R]) -> _R: ...
+    def broadcast(self, request: Request[_R]) -> list[_R]: ...
+    def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]: ...
+    def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]: ...
+
+
+class Asked:
+    """A prefix query under way.
+
+    It is aborted when it is garbage, unless its matches were `kept`.
+    """
+
+    def __init__(self, query: Query, pins: Pins) -> None:
+        self.query = query
+        self._pins = pins
+        self._finalizer = weakref.finalize(self, pins.drop, query)
+        self._finalizer.atexit = False
+
+    def abort(self) -> None:
+        """Drop its pins on every shard now."""
+        self._pins.abort(self.query)
+        self.kept()
+
+    def kept(self) -> None:
+        """Leave its pins to the matches that have them."""
+        self._finalizer.detach()
+
+
+class Pins:
+    """The pins of one client.
+
+    Args:
+        session: calls the shards; its thread calls `tidy` and `renew`.
+    """
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._queries = count(1)
+        self._held: dict[Lease, ModelRef] = {}
+        """What matches have pinned."""
+        self._lost: dict[Lease, str] = {}
+        """Pins that went with a session and could not be made again -> why."""
+        self._dropped: deque[Lease | Query] = deque()
+        """What finalizers left to be unpinned or aborted."""
+        self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
+        """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
+
+    def query(self) -> Asked:
+        """Number a prefix query."""
+        return Asked(Query(self._session.client, next(self._queries)), self)
+
+    def hold(self, lease: Lease, ref: ModelRef) -> None:
+        """Keep a pin alive until it is removed."""
+        self._held[lease] = ref
+
+    def check(self, lease: Lease) -> None:
+        """Check that a pin was not lost.
+
+        Raises:
+            ModelNotFoundError: it was, and its version does not live any longer.
+        """
+        if lease in self._lost:
+            raise ModelNotFoundError(self._lost[lease])
+
+    # ---- removing -------------------------------------------------------------------------------------
+
+    def abort(self, operation: Save | Query, shards: Iterable[int] | None = None) -> None:
+        """Drop what an operation pinned and staged; does not wait.
+
+        Args:
+            operation: the save or query.
+            shards: the ones that may have something of it; None: all.
+        """
+        for shard in self._session.topology.alive if shards is None else shards:
+            self._send(shard, operation)
+
+    def unpin(self, leases: Sequence[Lease]) -> None:
+        """Remove pins and wait: what they kept may be freed when this returns.
+
+        Raises:
+            TensorVineError: a shard did not answer; it is asked again until it does.
+        """
+        self._forget(leases)
+        requests = {shard: ShardCalls.unpin(part) for shard, part in self._by_shard(leases).items()}
+        try:
+            self._session.call_each(requests, CONTROL_TIMEOUT_S)
+        except MovedError:  # one that gave some has drained just now
+            self._session.broadcast(ShardCalls.unpin(list(leases)))
+        except BaseException:
+            self._dropped.extend(leases)
+            raise
+
+    def unpin_behind(self, leases: Sequence[Lease]) -> None:
+        """Remove pins; does not wait."""
+        self._forget(leases)
+        for shard, part in self._by_shard(leases).items():
+            self._send(shard, part)
+
+    def drop(self, pinned: Lease | Query) -> None:
+        """Remove a pin, or all of a query, soon; for finalizers."""
+        self._dropped.append(pinned)
+
+    def _forget(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._held.pop(lease, None)
+            self._lost.pop(lease, None)
+
+    def _by_shard(self, leases: Sequence[Lease]) -> dict[int, list[Lease]]:
+        """Sort pins by the shards to ask: the ones that pinned first, or all where that one has left."""
+        alive = self._session.topology.alive
+        found = {shard: [one for one in leases if one.shard == shard or one.shard not in alive] for shard in alive}
+        return {shard: part for shard, part in found.items() if part}
+
+    def _send(self, shard: int, what: Save | Query | list[Lease]) -> None:
+        """Have a shard abort or unpin; `tidy` sends that again until the shard has answered or left."""
+        request = ShardCalls.unpin(what) if isinstance(what, list) else ShardCalls.abort(what)
+        answer = None
+        try:
+            answer = self._session.send(shard, request)
+        except TensorVineError as exc:
+            log.debug("shard %d: %s is sent again: %s", shard, request, exc)
+        self._sent.append((shard, what, answer))
+
+    # ---- the session's thread -------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Remove what finalizers left, and send again what failed."""
+        self._confirm()
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        self.unpin_behind([one for one in dropped if isinstance(one, Lease)])
+        for one in dropped:
+            if isinstance(one, Query):
+                self.abort(one)
+
+    def renew(self, timeout: float) -> None:
+        """Renew the session at all shards, and pin again what some have lost.
+
+        Raises:
+            TensorVineError: a shard did not answer; the others were renewed.
+        """
+        held = dict(self._held)
+        answers = self._session.poll(ShardCalls.renew(self._session.client, list(held)), timeout)
+        for shard, answer in answers.items():
+            if answer is None:
+                self._session.reopen(shard)
+        kept = {lease for answer in answers.values() if isinstance(answer, list) for lease in answer}
+        for lease, ref in held.items():
+            if lease not in kept and not isinstance(answers.get(self._session.home(ref.name)), TensorVineError):
+                self._pin_again(lease, ref)
+        for answer in answers.values():
+            if isinstance(answer, TensorVineError):
+                raise answer
+
+    def _pin_again(self, lease: Lease, ref: ModelRef) -> None:
+        """Pin a version whose pin a shard has lost."""
+        if lease not in self._held:  # removed meanwhile
+            return
+        try:
+            self._session.at_home(ref.name, ShardCalls.pin(lease, ref))
+        except (ModelNotFoundError, ModelLostError) as exc:
+            self._held.pop(lease, None)
+            self._lost[lease] = f"{ref}: expected to be pinned still; its pin ended with the session, and then: {exc}"
+            log.error("client %s: %s", self._session.client, self._lost[lease])
+            return
+        log.warning("client %s: the pin of %s had ended with the session; it is pinned again", lease.client, ref)
+        if lease not in self._held:
+            self.drop(lease)
+
+    def _confirm(self) -> None:
+        """Send again what failed of `_send`."""
+        failed = False
+        for _ in range(len(self._sent)):
+            shard, what, answer = self._sent.popleft()
+            if shard not in self._session.topology.alive:
+                if isinstance(what, list):  # its names are elsewhere: all are asked
+                    self._dropped.extend(what)
+                continue
+            try:
+                if answer is not None:
+                    answer.result(0.0)
+                    continue
+            except OperationTimeoutError:
+                self._sent.append((shard, what, answer))
+                continue
+            except TensorVineError as exc:
+                log.info("shard %d: it may keep pins of %s, and is asked again: %s", shard, self._session.client, exc)
+            failed = True
+            self._send(shard, what)
+        if failed:
+            self._session.refresh()
+            if self._session.stopped:  # all pins went with the repository
+                self._sent.clear()
