@@ -199,12 +199,8 @@ class Publisher:
             metadata={"iteration": self._iteration, "loss": _plain(loss)},
             durability=self._durability,
             timeout=COMMIT_TIMEOUT_S,
-            copy=not self._synchronous,
+            until="committed" if self._synchronous else "staged",
         )
-        if self._synchronous:
-            pending.committed(COMMIT_TIMEOUT_S)
-        else:
-            pending.staged(COMMIT_TIMEOUT_S)
         ended = time.perf_counter()
         self._under_way = _UnderWay(pending, self._iteration, loss, ended - begun, ended)
         self._settle(wait=False)
