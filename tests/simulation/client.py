@@ -312,7 +312,7 @@ class Client:
 
         def save() -> Any:
             options: Any = {"inherit": None, "timeout": TIMEOUT_S, "bring": bring}
-            return repo._submit(name, like, graph_of(table), **options).committed()
+            return repo._submit(name, like, graph_of(table), until="committed", **options).committed()
 
         saved = self._attempt(f"place {attempt.number} {name} {table} in pieces of {rows}", save)
         if isinstance(saved, BaseException):

@@ -141,10 +141,6 @@ class Saver:
         # The shard has drained and ended. Its memory is mapped as long as the copies there are.
         return self._save(request, pending, staged, None)
 
-    def abort(self, save: Save) -> None:
-        """Have all shards drop what they granted for a save, without waiting, and refuse what is asked for it later."""
-        abandon(self._session, save, self._session.topology.alive)
-
     def _save(
         self, request: SaveRequest, pending: PendingSave, staged: Callable[[], None], upload: Upload | None
     ) -> Saved:

@@ -66,6 +66,7 @@ class Saves:
     """
 
     def __init__(self, session: Session, catalog: Catalog, reader: Reader, greets: bool = True) -> None:
+        self._session = session
         self.saver = Saver(session, catalog, reader)
         self._staging = Staging()
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -94,7 +95,7 @@ class Saves:
             OperationTimeoutError: this was closed.
             TensorVineError: as in `PendingSave.staged` or `committed`.
         """
-        pending = PendingSave(request.name, request.deadline, self.saver.abort)
+        pending = PendingSave(request.name, request.deadline, self._session.pins.abort)
         try:
             self._queue_it(_Work(pending, request, again=until != "committed"))
             if until == "staged":

@@ -195,9 +195,7 @@ class NameHandoff:
         alive = self._peers.topology.alive
         for shard, part in onward.items():
             try:
-                for successor in (
-                    (shard,) if shard in alive else self._peers.others
-                ):  # drained: others have them
+                for successor in (shard,) if shard in alive else self._peers.others:  # drained: others have them
                     await self._peers.ask(successor, ShardCalls.unpin(part))
             except TensorVineError:
                 with self._lock:
