@@ -191,8 +191,9 @@ class Client:
         saved = self._attempt(f"save {attempt.number} {name} {table} parent={parent} durable={durable}", save)
         if pending is None and isinstance(saved, KeyboardInterrupt):
             attempt.existing = self._setting.versions(name)
-        elif pending is not None and not pending.done():  # only the wait ended
-            self._attempt(f"staged {attempt.number}", lambda: pending.staged(TIMEOUT_S + 10.0))
+        while pending is not None and not pending.done():  # only a wait ended, and the arrays are still the save's
+            if not isinstance(self._attempt(f"staged {attempt.number}", pending.staged), KeyboardInterrupt):
+                break
         oracle.scribble(attempt, arrays)
         if isinstance(saved, BaseException):
             attempt.failed = True

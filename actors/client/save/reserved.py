@@ -117,12 +117,16 @@ class ReservedMemory:
             return
         save = Save(self._session.client, next(self._serial), ahead=True)
         incarnation = connection.hello.pid
-        offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
-        if not offsets:
-            log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
-            return
-        for offset, length in zip(offsets, lengths, strict=True):
-            connection.view.part(Part(offset, length))
+        try:
+            offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
+            if not offsets:
+                log.info("no room to reserve memory for the next save of %r: this process stages it", request.name)
+                return
+            for offset, length in zip(offsets, lengths, strict=True):
+                connection.view.part(Part(offset, length))
+        except TensorVineError:  # the shard may have reserved it, or do so later
+            self._session.pins.abort(save, [near])
+            raise
         with self._lock:
             self._waiting = _Reserved(save, near, incarnation, lengths, offsets)
 
