@@ -2,7 +2,7 @@
 
 Rules
 - A `Repository` is one client. It may be used by several threads; saves of one client are carried out one at a time,
-  in the order they were asked for.
+  in the order they were asked for. A save whose call ends by an exception commits nothing afterwards.
 - Every wait has a timeout, in seconds, and every error is of the one tree in `store.errors`.
 """
 
@@ -44,7 +44,7 @@ from .match import Prefixes, PrefixMatch
 from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
-from .save.saves import Saves
+from .save.saves import Saves, Until
 from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
@@ -109,7 +109,7 @@ class Repository(Deployment):
             metadata: a mapping of JSON values, or scalars of NumPy, to keep with the version.
             durability: "memory": committed when shards own the bytes; on disk soon after, where the repository has a
                 path. "disk": committed when it is on the path and synced; nobody sees it before.
-            timeout: seconds for all of it.
+            timeout: seconds for all of it, the wait for this client's earlier saves included.
 
         Raises:
             InvalidNameError, GraphError, TensorMismatchError, TensorNotFoundError: an argument is wrong.
@@ -120,7 +120,7 @@ class Repository(Deployment):
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
-        return self._submit(name, tensors, graph, **options).committed()
+        return self._submit(name, tensors, graph, until="committed", **options).committed()
 
     def save_async(
         self,
@@ -143,7 +143,7 @@ class Repository(Deployment):
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
-        return self._submit(name, tensors, graph, copy=True, **options)
+        return self._submit(name, tensors, graph, until="copied", **options)
 
     def save_model(
         self, name: str, model: Any, *, optimizer: Any = False, scheduler: Any = None, **as_save: Any
@@ -171,7 +171,7 @@ class Repository(Deployment):
         tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
         if "parent" not in as_save and (origin := self._loaded.get(model)) is not None:
             as_save["parent"] = self._parent_of(name, origin)
-        return self._submit(name, tensors, graph, recipe=recipe, **as_save).committed()
+        return self._submit(name, tensors, graph, until="committed", recipe=recipe, **as_save).committed()
 
     # ---- loading --------------------------------------------------------------------------------------
 
@@ -465,15 +465,15 @@ class Repository(Deployment):
         tensors: Mapping[str, object],
         graph: ModelGraph | None,
         *,
-        copy: bool = False,
+        until: Until,
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
-        """Check a save, and queue it; with `copy`, the tensors are the caller's again when this returns."""
+        """Check a save and queue it; for `until` see `Saves.submit`."""
         request = requested(name, tensors, graph, **options)
         if request.durable and not self.has_path:
-            expected = "durability 'disk': expected a repository with path="
-            raise StorageError(f"save of {name!r}: {expected}; {self.name!r} has none")
-        return self._saves.submit(request, copy=copy)
+            where = f"save of {name!r}: durability 'disk'"
+            raise StorageError(f"{where}: expected a repository with path=; {self.name!r} has none")
+        return self._saves.submit(request, until)
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)

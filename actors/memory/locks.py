@@ -1,9 +1,9 @@
-"""The kernel's locks on what a process reads of a shared memory.
+"""The kernel's locks on what a process reads of a shared memory, or writes there.
 
 Rules (numbered as in `memory`)
-- M5. A reader's lock (`F_OFD_SETLK`) is on the block's first byte, for as long as any array on it lives; the kernel
-  lets it go when the process dies. One byte: blocks of different times may overlap, and to unlock one must not unlock
-  another.
+- M5. The lock of a reader or writer (`F_OFD_SETLK`) is on the block's first byte, for as long as any array on it
+  lives; the kernel releases it when the process dies. One byte: blocks of different times may overlap, and to unlock
+  one must not unlock another.
 - M6. Locks are a process's own. A process that forks gives its child locks of its own on all that it reads, before
   there is a child: what either lets go then, the other keeps.
 """
@@ -32,8 +32,11 @@ PAGE_BYTES = mmap.PAGESIZE
 _GETLK, _SETLK = 36, 37  # F_OFD_GETLK and F_OFD_SETLK; builds of Python against old headers lack the names
 
 
-class ReadLocks:
-    """Kernel locks on the parts that this process reads.
+class PartLocks:
+    """Kernel locks on the parts that this process reads or writes.
+
+    An exception of a signal handler may come between any two steps here. So what has a lock is noted before it gets
+    that, and is noted as gone by a callback in which no such exception can be raised.
 
     Args:
         fd: of the memory. Locks belong to an open file description: it is opened once more for them alone.
@@ -44,18 +47,23 @@ class ReadLocks:
         self._fds = [_opened_again(fd)]
         """The descriptor that has the locks; one more while this process forks."""
         self._readable = readable
-        self._counts: dict[int, int] = {}
-        """Offset of a part -> arrays on it."""
+        self._held: dict[int, set[_Hold]] = {}
+        """Offset of a part -> the arrays on it. What is locked is in here."""
         self._mutex = threading.Lock()
-        self._released: deque[int] = deque()
-        """Left by finalizers, which may run in the middle of anything, and counted off by whoever has the mutex."""
+        self._released: deque[_Hold] = deque()
+        """Arrays that are gone, which may happen in the middle of anything: for the thread that has the mutex."""
         weakref.finalize(self, _close_all, self._fds)
         _forking.watch(self)
 
-    def guard(self, block: np.ndarray, part: Part) -> np.ndarray:
-        """Lock `part` until `block`, whose base is no array, and all views on it are gone."""
-        self._take(part.offset)
-        weakref.finalize(block, self._release, part.offset).atexit = False
+    def guard(self, block: np.ndarray, part: Part, *, writes: bool = False) -> np.ndarray:
+        """Lock `part` until `block`, whose base is no array, and all views on it are gone; `writes`: to write there."""
+        settles = weakref.ref(block, self._settle)  # first: callbacks of later references are called earlier
+        hold = _Hold(block, self._released.append)
+        hold.offset, hold.writes, hold.settles = part.offset, writes, settles
+        with self._mutex:
+            self._held.setdefault(part.offset, set()).add(hold)
+            _lock(self._fds[0], fcntl.F_RDLCK, part.offset)
+        self._settle()
         return block
 
     def is_taken(self, part: Part, own: int) -> bool:
@@ -66,36 +74,28 @@ class ReadLocks:
     @contextlib.contextmanager
     def held(self, part: Part) -> Generator[None]:
         """Lock `part` meanwhile."""
-        self._take(part.offset)
+        held = self.guard(np.empty(0, np.uint8), part)
         try:
             yield
         finally:
-            self._release(part.offset)
+            del held
 
-    def _take(self, offset: int) -> None:
-        with self._mutex:
-            count = self._counts.get(offset, 0)
-            if not count:
-                _lock(self._fds[0], fcntl.F_RDLCK, offset)
-            self._counts[offset] = count + 1
-        self._settle()
+    def _settle(self, _: object = None) -> None:
+        """Process queued releases, unless a thread holds the mutex: it will process them.
 
-    def _release(self, offset: int) -> None:
-        self._released.append(offset)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Count off what was released; where somebody has the mutex, he does when he lets it go."""
-        while self._released and self._mutex.acquire(blocking=False):
-            try:
+        That thread may be this one, in the middle of which an array goes. The mutex is taken by `with` alone: no
+        exception of a signal handler comes between that and its release.
+        """
+        while self._released and not self._mutex.locked():
+            with self._mutex:
                 while self._released:
-                    offset = self._released.popleft()
-                    self._counts[offset] -= 1
-                    if not self._counts[offset]:
-                        del self._counts[offset]
-                        _lock(self._fds[0], fcntl.F_UNLCK, offset)
-            finally:
-                self._mutex.release()
+                    hold = self._released[0]
+                    held = self._held.get(hold.offset, set())
+                    held.discard(hold)
+                    if not held:
+                        self._held.pop(hold.offset, None)
+                        _lock(self._fds[0], fcntl.F_UNLCK, hold.offset)
+                    self._released.popleft()  # last: to do all of this again changes nothing
 
     # ---- forks ----------------------------------------------------------------------------------------
 
@@ -104,10 +104,11 @@ class ReadLocks:
         self._mutex.acquire()
         try:
             self._fds.append(_opened_again(self._fds[0]))
-            for offset in self._counts:
-                _lock(self._fds[1], fcntl.F_RDLCK, offset)
+            for offset, held in self._held.items():
+                if any(not hold.writes for hold in held):
+                    _lock(self._fds[1], fcntl.F_RDLCK, offset)
         except OSError as exc:
-            log.error("fork: the child gets no locks on %d blocks, and cannot read them: %s", len(self._counts), exc)
+            log.error("fork: the child gets no locks on %d blocks, and cannot read them: %s", len(self._held), exc)
             _close_all(self._fds[1:])
             del self._fds[1:]
 
@@ -117,21 +118,36 @@ class ReadLocks:
             _forbid(self._readable)
         elif len(self._fds) == 2:
             os.close(self._fds.pop(0 if child else 1))
+        if child:
+            for offset, held in list(self._held.items()):
+                if all(hold.writes for hold in held):
+                    del self._held[offset]
         self._mutex.release()
         self._settle()
+
+
+class _Hold(weakref.ref[np.ndarray]):
+    """An array on a part. Its callback is C code."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+    offset: int
+    """The part's."""
+    writes: bool
+    settles: weakref.ref[np.ndarray]
+    """Processes the release. Where an exception comes in the middle of that, the next release or lock does."""
 
 
 class _Forking:
     """Tells all locks of this process that it forks."""
 
     def __init__(self) -> None:
-        self._all: weakref.WeakSet[ReadLocks] = weakref.WeakSet()
-        self._under_way: list[ReadLocks] = []
+        self._all: weakref.WeakSet[PartLocks] = weakref.WeakSet()
+        self._under_way: list[PartLocks] = []
         self._registered = False
         self._turn = threading.Lock()
         """Held by the thread that forks, in the child as well: two may want to at one time."""
 
-    def watch(self, locks: ReadLocks) -> None:
+    def watch(self, locks: PartLocks) -> None:
         self._all.add(locks)
         if not self._registered:
             self._registered = True

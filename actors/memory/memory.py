@@ -10,16 +10,17 @@ Rules
   client that finds there what its last answer said knows, without a message, that the answer still holds: for as long
   as the lease lasts whose end stands beside it (`shard.tenure`).
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
-  to, before anybody else may see it. A part returns when its segment is gone and nobody reads it, or when the client
-  that was filling it has ended; never by time alone: a paused client could write into what has become another's.
+  to, before anybody else may see it. A part returns when its segment or its save is gone and nobody has a lock on it;
+  never by time alone: a paused client could write into what has become another's. A writer has the lock that readers
+  have for as long as any array on the part lives, those of its helper threads included.
 - M4. In front of every block stands its header (`store.segments.blockheader`). Readers lock a block first and compare
   its header second; the shard clears the header first and looks for locks second. So either the reader sees that the
   block is not what it was told of, or the shard sees the reader and leaves the block as it is. No answer about a place
   is believed: a wrong one is noticed here.
-- M5, M6. Readers' locks: see `locks`.
+- M5, M6. Locks of readers and writers: see `locks`.
 - M10. Pages of memory that nobody has may go back to the system. The shard counts that on the version page, by regions
-  of the memory, before it does, and what it grants, it grants afterwards: a client that finds another count makes its
-  pages there anew. Beside the counts stands where the next grants will come from, as far as pages are there: a client
+  of the memory, after they went and before it grants the memory: a client that finds another count makes its pages
+  there again. Beside the counts stands where the next grants will come from, as far as pages are there: a client
   maps those ahead. What stands there stays for a second after it is taken away.
 - M7. Readers map the memory without write permission: a write through a view is an error of the writer, not of all.
 """
@@ -43,7 +44,7 @@ from ...store.errors import ShardUnavailableError
 from ...store.segments.arena import Part
 from ...store.segments.blockheader import CLEARED, HEADER_BYTES
 from .holes import bytes_resident, data_in, punch
-from .locks import PAGE_BYTES, ReadLocks, is_locked
+from .locks import PAGE_BYTES, PartLocks, is_locked
 from .pages import REGIONS, Pages
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class SharedMemory:
         self._blocks = whole[PAGE_BYTES:]
         self._pages = Pages(self.fd, self._blocks)
         self._pages.part(Part(0, min(touch, capacity)))
-        self._readers = ReadLocks(self.fd)
+        self._locks = PartLocks(self.fd)
 
     def publish(self, epoch: int) -> None:
         """Show the shard's counter to the clients of this node."""
@@ -147,18 +148,17 @@ class SharedMemory:
         """Return where, between two offsets, there are pages."""
         return [(a - PAGE_BYTES, b - PAGE_BYTES) for a, b in data_in(self.fd, PAGE_BYTES + start, PAGE_BYTES + end)]
 
-    def count_gone(self, start: int, end: int) -> None:
-        """Have all know that these pages, whole chunks, are about to go. Nobody may have them before `punch`."""
-        self._page[_GONE:][self._pages.regions(start, end)] += np.uint64(1)
-        self._pages.forget(start, end)
-
     def punch(self, start: int, end: int) -> None:
-        """Give pages back to the system, after `count_gone`.
+        """Give pages, which are whole chunks, back to the system, and then count that. Nobody may have them meanwhile.
 
         Raises:
             OSError: the system does not take them.
         """
-        punch(self.fd, PAGE_BYTES + start, end - start)
+        try:
+            punch(self.fd, PAGE_BYTES + start, end - start)
+        finally:
+            self._page[_GONE:][self._pages.regions(start, end)] += np.uint64(1)
+            self._pages.forget(start, end)
 
     # ---- blocks ---------------------------------------------------------------------------------------
 
@@ -173,11 +173,11 @@ class SharedMemory:
     def read(self, part: Part) -> np.ndarray:
         """Return a part's bytes, kept in place for as long as the array or a view on it lives."""
         view = self.part(part)[:]
-        return self._readers.guard(np.frombuffer(view.data, np.uint8), part)
+        return self._locks.guard(np.frombuffer(view.data, np.uint8), part)
 
     def held(self, part: Part) -> contextlib.AbstractContextManager[None]:
         """Keep a part in place while it is being filled, whatever becomes of those who had it granted."""
-        return self._readers.held(part)
+        return self._locks.held(part)
 
     def is_read(self, part: Part) -> bool:
         """Tell whether any process has an array on this part. Call it after `clear`."""
@@ -216,11 +216,11 @@ class MemoryView:
         self._size = size_for(capacity)
         length = PAGE_BYTES + self._size
         readable = mmap.mmap(own, length, prot=mmap.PROT_READ)
-        self._readers = ReadLocks(own, readable)
+        self._locks = PartLocks(own, readable)
         self._readable = memoryview(readable)
-        writable = np.frombuffer(mmap.mmap(own, length), np.uint8)
+        self._writable = memoryview(mmap.mmap(own, length))
         self._page = page = np.frombuffer(self._readable[: 8 * _WORDS], np.uint64)
-        self._pages = Pages(own, writable[PAGE_BYTES:], page[_GONE:])
+        self._pages = Pages(own, np.frombuffer(self._writable, np.uint8)[PAGE_BYTES:], page[_GONE:])
 
     @property
     def alive(self) -> bool:
@@ -233,12 +233,20 @@ class MemoryView:
         return epoch if self._process_runs() and time.monotonic_ns() < ends else None
 
     def part(self, part: Part, helper: Executor | None = None) -> np.ndarray:
-        """Return a granted part, to write to; `helper` makes half of its pages, where they are many.
+        """Return a granted part to write to, locked in place for as long as the array or a view on it lives.
+
+        Args:
+            part: which.
+            helper: makes half of its pages, where they are many.
 
         Raises:
             StoreFullError: the system has no memory for it.
         """
-        return self._pages.part(part, helper)
+        start = PAGE_BYTES + part.offset
+        block = np.frombuffer(self._writable[start : start + part.length], np.uint8)
+        block = self._locks.guard(block, part, writes=True)
+        self._pages.part(part, helper, block)
+        return block
 
     def map_ahead(self) -> bool:
         """Map some of the pages that the next grants will come from; False: all are mapped that there are.
@@ -264,7 +272,7 @@ class MemoryView:
         """
         start = PAGE_BYTES + part.offset
         block = np.frombuffer(self._readable[start : start + part.length], np.uint8)
-        block = self._readers.guard(block, part)
+        block = self._locks.guard(block, part)
         return block if bytes(self._readable[start - HEADER_BYTES : start]) == header else None
 
     def close(self) -> None:

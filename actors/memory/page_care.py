@@ -2,8 +2,8 @@
 
 Rules
 - M10. Which, `store.segments.page_plan` says. Pages are made ahead while no save is under way, in memory that is
-  free or not: to make pages changes nothing in them. Pages go only while the arena has them owned by `PAGES`; then the
-  clients are told, then they go. The shard's lock is held for neither.
+  free or not: to make pages changes nothing in them. Pages go only while the arena has them owned by `PAGES`; then
+  that is counted for the clients. The shard's lock is held for neither.
 - What goes is unmapped in all processes, which holds up who copies: each piece waits for saves that are under way, but
   not for long ones.
 - A grant that does not fit waits for the few pages that are just going (`settle`): nothing is refused for their sake.
@@ -187,7 +187,6 @@ class PageCare:
             if not self._arena.claim(start, end - start, PAGES):
                 return True
             self._going = piece, gone
-            self._memory.count_gone(start, end)
         try:
             self._memory.punch(start, end)
         except OSError as exc:

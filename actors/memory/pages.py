@@ -7,7 +7,10 @@ Rules
   too, and maps what there is sixteen pages at a time, writable, which takes a third of the time.
 - Memory that the system does not have is a `StoreFullError` here, and not a signal when it is written to.
 - Pages may go back to the system while nobody has the memory (M10). So what was made counts as made for as long as
-  the count of that, of its region of the memory, is the one that was seen before it was made.
+  the count of that, of its region of the memory, is the one that was seen before it was made. The count goes up after
+  the pages went: pages that were made in between do not count as made.
+- An exception can end the wait for the helper, as in `copying`. The helper's task refers to the part, and so keeps it
+  locked until the task ends.
 """
 
 from __future__ import annotations
@@ -43,41 +46,43 @@ class Pages:
     Args:
         fd: of the memory.
         block: where it is mapped, from after the version page on.
-        gone: how often pages of each region went back to the system, uint64 of `REGIONS`; None: nobody counts it here,
-            as `forget` is called.
+        gone: how often pages of each region went back to the system, uint64 of `REGIONS`; None: `forget` counts that
+            here, by chunks.
     """
 
     def __init__(self, fd: int, block: np.ndarray, gone: np.ndarray | None = None) -> None:
         self._fd = fd
         self._block = block
-        self._gone = gone if gone is not None else np.zeros(REGIONS, np.uint64)
         count = -(-block.nbytes // CHUNK_BYTES)
         self._region = np.arange(count) * REGIONS // count
         """Of each chunk."""
+        self._gone = gone if gone is not None else np.zeros(count, np.uint64)
+        self._counter = self._region if gone is not None else np.arange(count)
+        """Of each chunk, the index of its count in `_gone`."""
         self._made = np.zeros(count, np.uint64)
         """One more than the count that was seen before a chunk was made here; 0: it was not. No lock guards it, as
         a process may fork in the middle of anything."""
 
-    def part(self, part: Part, helper: Executor | None = None) -> np.ndarray:
-        """Return a part's bytes, their pages made; `helper` makes half of many."""
+    def part(self, part: Part, helper: Executor | None = None, locked: np.ndarray | None = None) -> np.ndarray:
+        """Return a part's bytes, their pages made; `helper` makes half of many, and refers to `locked` meanwhile."""
         start, end = max(part.offset - HEADER_BYTES, 0), part.offset + part.length
         if self.unmade(start, end):
-            self._make_both(start, end, helper)
+            self._make_both(start, end, helper, locked)
         return self._block[part.offset : part.offset + part.length]
 
     def unmade(self, start: int, end: int) -> bool:
         """Tell whether pages between two offsets were not made here yet, or may have gone since."""
         chunks = _chunks(start, end)
-        return not (self._made[chunks] == self._gone[self._region[chunks]] + 1).all()
+        return not (self._made[chunks] == self._gone[self._counter[chunks]] + 1).all()
 
-    def make(self, start: int, end: int) -> None:
-        """Make the pages between two offsets now.
+    def make(self, start: int, end: int, locked: np.ndarray | None = None) -> None:
+        """Make the pages between two offsets now, and refer to `locked` meanwhile.
 
         Raises:
             StoreFullError: the system has no memory for them.
         """
         chunks = _chunks(start, end)
-        seen = self._gone[self._region[chunks]]
+        seen = self._gone[self._counter[chunks]]
         first = chunks.start * CHUNK_BYTES
         _populate(self._fd, first, self._block[first : chunks.stop * CHUNK_BYTES])
         self._made[chunks] = seen + 1
@@ -88,15 +93,15 @@ class Pages:
         return slice(int(touched[0]), int(touched[-1]) + 1)
 
     def forget(self, start: int, end: int) -> None:
-        """Take the pages between two offsets, which are whole chunks, for gone."""
-        self._made[_chunks(start, end)] = 0
+        """Count that the pages between two offsets, which are whole chunks, went."""
+        self._gone[self._counter[_chunks(start, end)]] += np.uint64(1)
 
-    def _make_both(self, start: int, end: int, helper: Executor | None) -> None:
+    def _make_both(self, start: int, end: int, helper: Executor | None, locked: np.ndarray | None) -> None:
         middle = (start + end) // 2 // CHUNK_BYTES * CHUNK_BYTES
         if helper is None or middle <= start:
             self.make(start, end)
             return
-        other = helper.submit(self.make, middle, end)
+        other = helper.submit(self.make, middle, end, locked)
         try:
             self.make(start, middle)
         finally:

@@ -112,20 +112,25 @@ class Candidate:
         with self._timed():
             tensors = self._parts.tensors()
             graph = self._parts.graph_with(tensors)
-            pending = self._repository._submit(
-                self.name,
-                tensors,
-                graph,
-                recipe=recipe_of(self.model),
-                parent=self.ancestor,
-                inherit=self._unchanged(graph, tensors) or None,
-                quality=float(quality),
-                metadata=metadata,
-                timeout=timeout,
-                announced=self._announced,
-            )
-            self._announced = None  # it is the save's now; what is refused before is withdrawn at the release
-            return pending.committed()
+            announced, self._announced = self._announced, None  # it serves one save
+            try:
+                return self._repository._submit(
+                    self.name,
+                    tensors,
+                    graph,
+                    recipe=recipe_of(self.model),
+                    parent=self.ancestor,
+                    inherit=self._unchanged(graph, tensors) or None,
+                    quality=float(quality),
+                    metadata=metadata,
+                    timeout=timeout,
+                    announced=announced,
+                    until="committed",
+                ).committed()
+            except BaseException:
+                if announced is not None:  # the save may have been refused before it began
+                    self._repository._saves.saver.withdraw(announced)
+                raise
 
     def release(self) -> None:
         """Let the ancestor go; a second call is no error."""

@@ -85,9 +85,10 @@ def save_arrays(
 ) -> Saved:
     """Save a new version of `name` whose tensors are Dask's arrays, without gathering them.
 
-    They are computed by Dask's current scheduler: a cluster's, or threads of this process, which end their computation
-    also where `timeout` is over by then. What the arrays have in common is computed once. All of them are written:
-    nothing is compared with the parent's tensors. Other saves of this client wait meanwhile.
+    They are computed by Dask's current scheduler: a cluster's, or threads of this process, which go on with the chunks
+    that they compute where `timeout` is over by then, or an exception of a signal handler ended the call. What the
+    arrays have in common is computed once. All of them are written: nothing is compared with the parent's tensors.
+    Other saves of this client, also those of its tasks, do not wait for it.
 
     Args:
         repository: where to save.
@@ -141,6 +142,7 @@ def save_arrays(
         durability=durability,
         timeout=timeout,
         bring=bring,
+        until="committed",
     )
     return pending.committed()
 

@@ -91,9 +91,9 @@ class Versions:
             metadata = cast("Mapping[str, object]", with_names(said))
         except RecursionError as exc:
             raise TensorMismatchError(f"{self._where}: metadata: expected a mapping of JSON values; {exc}") from exc
-        pending = self.connect().save_async(name, tensors, parent=self.last, quality=quality, metadata=metadata)
-        pending.staged()
-        return pending
+        return self.connect()._submit(
+            name, tensors, None, until="staged", parent=self.last, quality=quality, metadata=metadata
+        )
 
     def restore(self, training: Training, model: Model) -> ModelRef:
         """Set the state of a training to a version's.

@@ -63,9 +63,9 @@ class _UnderWay:
     pending: PendingSave
     iteration: int
     loss: float | None
-    stall_s: float = 0.0
-    staged_at: float = 0.0
-    """When training went on; 0 while it is held up."""
+    stall_s: float
+    staged_at: float
+    """When training went on."""
     beside_s: float = 0.0
     """What the steps since then took, those that began before its end."""
     steps: int = 0
@@ -213,24 +213,16 @@ class Publisher:
         self._settle(wait=True)
         begun = time.perf_counter()
         try:
-            update = _UnderWay(self._submit(model, loss), self._iteration, loss)
+            pending = self._submit(model, loss)
         except TensorVineError as exc:
             self._count_failure(self._iteration, exc)
             raise
+        ended = time.perf_counter()
         with self._lock:
-            self._under_way = update
-        try:
-            if self._synchronous:
-                update.pending.committed(COMMIT_TIMEOUT_S)
-            else:
-                update.pending.staged(COMMIT_TIMEOUT_S)
-        finally:
-            ended = time.perf_counter()
-            with self._lock:
-                update.stall_s, update.staged_at = ended - begun, ended
-            self._settle(wait=False)
-            self._now.set()
-        return update.pending
+            self._under_way = _UnderWay(pending, self._iteration, loss, ended - begun, ended)
+        self._settle(wait=False)
+        self._now.set()
+        return pending
 
     def _submit(self, model: object, loss: float | None) -> PendingSave:
         if self._source is None or not self._source.is_of(model):
@@ -245,7 +237,7 @@ class Publisher:
             metadata={"iteration": self._iteration, "loss": _plain(loss)},
             durability=self._durability,
             timeout=COMMIT_TIMEOUT_S,
-            copy=not self._synchronous,
+            until="committed" if self._synchronous else "staged",
         )
 
     def report(self) -> PublishReport:
@@ -328,7 +320,7 @@ class Publisher:
         """Record how the update under way ended. Return at once if it goes on, unless `wait`."""
         with self._lock:
             update = self._under_way
-            if update is None or not (wait or (update.staged_at and update.pending.done())):
+            if update is None or not (wait or update.pending.done()):
                 return
         try:
             saved = update.pending.committed(COMMIT_TIMEOUT_S)

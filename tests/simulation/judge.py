@@ -8,14 +8,16 @@ Rules
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from typing import Any
 
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError
+from tensorvine.store.holders import Save
 
 from .client import TIMEOUT_S, Client
 from .cluster import Hosted
 from .scheduler import StuckError
-from .setting import Setting
+from .setting import Setting, context_of
 
 CLOSED_S = 9.0
 """How long a world settles when its clients are gone."""
@@ -42,7 +44,7 @@ class Judge(Client):
         if process is None:
             raise StuckError("expected to run in a process")
         super().__init__(setting, process, -1)
-        self._clients = clients
+        self._clients, self._signals = clients, 0.0
 
     def judge(self) -> None:
         """Check everything; then retire everything, and check that nothing is left."""
@@ -54,10 +56,15 @@ class Judge(Client):
             if not client.process.dead:
                 client.check_held()
                 client.held.clear()
+                client.matches.clear()
         gc.collect()
         self._readable()
         self._listed()
+        if self._setting.kind.interrupts and not self._setting.troubled:
+            self._given_up()
         self._numbers()
+        if self._setting.kind.graphs:
+            self._let_go_of()
         if not self._oracle.broken:
             self._emptied()
 
@@ -99,6 +106,18 @@ class Judge(Client):
             if isinstance(topology, BaseException) or topology.former or topology.leaving:
                 self._oracle.fail("R8", f"{hosted.ref.name}: the change of the shards has no end: {topology!r}")
 
+    def _given_up(self) -> None:
+        """Check that saves which their callers interrupted came to nothing, unless they existed by then."""
+        oracle = self._oracle
+        for ref in self._attempt("models", lambda: self._repo().models()):
+            arrays = None if ref in oracle.by_ref else self._attempt(f"load {ref}", lambda r=ref: self._repo().load(r))
+            if not isinstance(arrays, dict):
+                continue
+            saves = oracle.failed(ref.name, arrays)
+            if saves and all(a.existing is not None and ref not in a.existing for a in saves):
+                oracle.fail("R3", f"{ref} appeared after its caller had interrupted its save: {saves[-1].number}")
+            del arrays
+
     def _ask(self, hosted: Hosted, method: str) -> Any:
         engine, name = self._repo().engine, hosted.ref.name
         return self._attempt(f"{method} {name}", lambda: engine.result(engine.call(hosted.ref, method), 10.0, name))
@@ -121,6 +140,35 @@ class Judge(Client):
             self._oracle.committed(attempt, saved.ref)
             if saved.ref.version <= highest:
                 self._oracle.fail("R4", f"{saved.ref} comes after {name}@{highest}")
+
+    def _let_go_of(self) -> None:
+        """Check that clients which have let go of all, and live on, keep nothing but memory for one save to come."""
+        w, end = self._world, self._world.now + LOOKED_S
+        while (kept := self._kept()) and w.now < end:
+            w.sleep(1.0)
+        for what in kept:
+            self._oracle.fail("R7", f"clients have let go of all and live: {what}")
+
+    def _kept(self) -> list[str]:
+        found: list[str] = []
+        ahead: Counter[str] = Counter()
+        clients = {d for client in self._clients for d in client.process.descriptors.values()}
+        for hosted in self._setting.shards():
+            name, context = hosted.ref.name.rpartition("/")[2], context_of(hosted)
+            if context is None or hosted.process is None:
+                return [f"{name} does not run"]
+            segment_memory = context.segment_memory
+            pins = context.state.stats().pins
+            found += [f"{name} has {pins} pins"] if pins else []
+            for owner in segment_memory._arena.owners():
+                if isinstance(owner, Save) and owner.ahead:
+                    ahead[owner.client] += 1
+                else:
+                    found.append(f"{name} has memory that is granted to {owner}")
+            memory = hosted.process.descriptors[segment_memory.memory.fd].memory
+            locks = [lock for lock in memory.locks if lock[3] in clients]
+            found += [f"{name} has {len(locks)} parts that clients have locked"] if locks else []
+        return found + [f"{client} has reserved memory {n} times" for client, n in ahead.items() if n > 1]
 
     def _emptied(self) -> None:
         w = self._world
@@ -155,8 +203,9 @@ class Judge(Client):
 
     def _owners(self, shard: int) -> str:
         hosted = next(h for h in self._setting.shards() if h.ref.name.endswith(f"-{shard}"))
-        arena = getattr(getattr(hosted.instance, "_segment_memory", None), "_arena", None)
-        return f"memory is owned by {sorted(arena.owners())}" if arena is not None else ""
+        context = context_of(hosted)
+        owners = context.segment_memory._arena.owners() if context is not None else ()
+        return f"memory is owned by {sorted(map(str, owners))}"
 
     def _segment_files(self) -> list[str]:
         """Name the files of segments that there are."""

@@ -12,8 +12,10 @@ from typing import Any
 SIZES = (4, 40, 200, 400)
 """Elements of 8 bytes: inline, and one to several parts of memory."""
 OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause", "check", "flush")
+ON_REQUEST = ("query", "load match", "release", "place")
+"""Operations of some themes only: others never draw them."""
 THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "replica", "starter", "clients", "compact")
-BY_NAME = ("cluster", "change", "replicated", "nodes")
+BY_NAME = ("cluster", "change", "replicated", "nodes", "queries", "interrupts")
 """Themes of worlds that are made only when they are asked for."""
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
@@ -57,6 +59,16 @@ class Kind:
     """The whole cluster dies in the middle, and another one starts on its path."""
     cross: float = 0.2
     """The chance that a model may derive from one of another name."""
+    interrupts: float = 0.0
+    """The chance that a signal comes during a client's operation, whose handler raises."""
+    graphs: bool = False
+    """Models have graphs."""
+    later: float = 0.25
+    """The chance that a save does not wait."""
+    lost: float = 0.0
+    """The chance that an answer is lost, though its call was carried out."""
+    piece_bytes: int | None = None
+    """Two threads copy what is longer than this; None: than the product's own number, so that one does."""
     follows: bool = False
     """There is one shard on each node, whichever nodes there are; else as many as `shards`."""
 
@@ -131,6 +143,25 @@ class Kind:
             )
             kind.clients, kind.operations, kind.sizes, kind.tensors = 4, 20, (40, 200), (3, 4, 5)
             kind.weights |= {"let go": 0, "save": 5, "retire": 2}
+        elif theme in ("queries", "interrupts"):
+            kind.graphs, kind.replicas, kind.keep, kind.sizes = True, 1, None, (4, 40, 200)
+            kind.clients, kind.operations, kind.names, kind.slowness_s = random.choice((1, 2, 3)), 24, 3, 0.0
+            kind.capacity = random.choice((16 << 10, 48 << 10))
+            kind.weights |= {"save": 5, "load": 1, "load version": 2, "some": 1, "retire": 2, "check": 1, "flush": 0}
+            kind.weights |= {"query": 5, "load match": 2, "release": 3, "pause": 2}
+            kind.later = random.choice((0.25, 0.7))
+            faults = ("silent shard", "stop", "crash shard", "scale", "kill client")
+            if theme == "queries":
+                kind.lost = random.choice((0.0, 0.0, 0.02))
+                kind.faults, kind.fault_count = random.sample(faults, 2), random.choice((0, 1, 2))
+            else:
+                kind.weights |= {"place": 2}
+                if random.random() < 0.5:  # memory that was given back is soon another save's
+                    kind.later, kind.sizes, kind.mutation, kind.clients = 1.0, (40, 200), 0.9, random.choice((2, 3))
+                    kind.weights = {"save": 10, "load version": 2, "retire": 4, "let go": 1}
+                kind.interrupts, kind.piece_bytes = random.choice((0.2, 0.5)), 256
+                kind.stalls, kind.copying = (random.choice((0.005, 0.02)), (0.001, 0.05, 0.5)), 0.3
+                kind.faults, kind.fault_count = random.sample(faults, 1), random.choice((0, 0, 0, 1))
         elif theme == "cluster":
             kind.path, kind.replicas, kind.ends, kind.slowness_s = True, 1, True, random.choice((0.0, 0.01, 0.3))
             kind.faults, kind.fault_count = ("crash shard", "scale", "kill client"), random.choice((0, 1, 2))

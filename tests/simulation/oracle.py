@@ -5,7 +5,8 @@ Rules (by name, as failures print them)
 - R2: an array that a client holds never changes.
 - R3: a save that returned is readable, or named lost for a reason: with a path, what was flushed or durable is never
   lost; without a crash nothing is; with two replicas one crash loses nothing. "Never saved" is never the answer,
-  unless nobody who knew of it lived on, and it was not promised to be on disk.
+  unless nobody who knew of it lived on, and it was not promised to be on disk. A save whose call ended by a signal
+  exists by then, or never does.
 - R4: a version number is never used twice.
 - R5: a name has one home: no version is listed twice.
 - R6: no error outside the one tree reaches a caller, and no thread of an actor ends by one.
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
+from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
 from .scheduler import START_S, World
@@ -27,6 +30,29 @@ from .scheduler import START_S, World
 Table = dict[str, tuple[int, int]]
 """Tensor -> (content id, elements)."""
 _SHIFT = np.uint64(32)
+SCRIBBLED = 1 << 31
+"""Contents from here on are no version's: callers write them into arrays that are theirs again, with the number of the
+save that these were given to."""
+
+
+def graph_of(table: Table) -> ModelGraph:
+    """Return a chain of layers, one for each tensor, whose configs are the tensors' sizes."""
+    layers, before = [Layer("in", {"class": "Input"})], "in"
+    for tensor, (_, elements) in table.items():
+        layers.append(Layer(f"layer {tensor}", {"units": elements}, [before], [tensor]))
+        before = f"layer {tensor}"
+    return ModelGraph(layers)
+
+
+def layers_shared(table: Table, other: Table) -> int:
+    """Return how many layers of the graphs of two tables match: the input, and those whose sizes are the same."""
+    pairs = zip(table.values(), other.values(), strict=False)
+    return 1 + sum(1 for _ in takewhile(lambda pair: pair[0][1] == pair[1][1], pairs))
+
+
+def content_name(number: int) -> str:
+    """Name a content, or the save whose caller wrote it into its arrays afterwards."""
+    return f"after save {number - SCRIBBLED}" if number >= SCRIBBLED else str(number)
 
 
 @dataclass(eq=False)
@@ -41,6 +67,9 @@ class Attempt:
     ref: ModelRef | None = None
     failed: bool = False
     """It raised: the version may or may not exist."""
+    existing: set[ModelRef] | None = None
+    """Versions of its name that there were when a signal ended its call; None: none did, or it goes on without a
+    call."""
     committed: float = 0.0
     safe: bool = False
     """It is promised to be on disk."""
@@ -97,6 +126,11 @@ class Oracle:
         """Return the arrays of a table."""
         return {name: self.array(content) for name, content in table.items()}
 
+    def scribble(self, attempt: Attempt, arrays: Mapping[str, np.ndarray]) -> None:
+        """Overwrite arrays that are their caller's again: nobody may read them any more."""
+        for array in arrays.values():
+            array[:] = self.array((SCRIBBLED + attempt.number, array.size))
+
     # ---- saves ------------------------------------------------------------------------------------------
 
     def begin(self, name: str, table: Table, durable: bool) -> Attempt:
@@ -147,10 +181,10 @@ class Oracle:
             number = int(array.flat[0] >> _SHIFT) if array.size and array.dtype == np.uint64 else -1
             seen[tensor] = number
             if not np.array_equal(array, self.array((number, array.size))):
-                wrong = int(np.sum(array != self.array((number, array.size))))
-                self.fail(
-                    "R1", f"{what}: tensor {tensor!r}: {wrong} of {array.size} elements are no content's ({number})"
-                )
+                wrong = array != self.array((number, array.size))
+                told = f"{int(np.sum(wrong))} of {array.size} elements are no content's ({number})"
+                others = sorted({content_name(int(element) >> 32) for element in array[wrong]})[:5]
+                self.fail("R1", f"{what}: tensor {tensor!r}: {told}; they seem to be of {others}")
                 return None
         candidates = [
             a for a in self.attempts if a.name == name and (ref is None or a.ref == ref or (a.ref is None and a.failed))
@@ -166,8 +200,14 @@ class Oracle:
             if all(t in attempt.table and attempt.table[t][0] == seen[t] for t in arrays):
                 return attempt
         expected = [{t: c[0] for t, c in a.table.items()} for a in candidates[-2:]]
-        self.fail("R1", f"{what}: contents {seen} are of no version that it may be; such as {expected}")
+        contents = {tensor: content_name(number) for tensor, number in seen.items()}
+        self.fail("R1", f"{what}: contents {contents} are of no version that it may be; such as {expected}")
         return None
+
+    def failed(self, name: str, arrays: Mapping[str, Any]) -> list[Attempt]:
+        """Return the failed saves that a version without a known save may be of."""
+        seen = {tensor: (int(array.flat[0] >> _SHIFT), array.size) for tensor, array in arrays.items()}
+        return [a for a in self.attempts if a.name == name and a.failed and a.ref is None and a.table == seen]
 
     def check_held(self, held: Held) -> None:
         """Hold kept arrays against what they were."""

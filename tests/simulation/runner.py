@@ -67,7 +67,8 @@ def run(seed: int, traced: bool = False, theme: str | None = None) -> Outcome:
     else:
         logging.disable(logging.CRITICAL)
     try:
-        scenario.run()
+        with seams.copies_in_pieces(scenario.kind.piece_bytes):
+            scenario.run()
     finally:
         scenario.world.end()
         for finalizer in set(weakref.finalize._registry) - before:  # pyright: ignore  # of this world: it must not touch the next one

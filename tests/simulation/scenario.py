@@ -53,6 +53,7 @@ class Scenario(Setting):
         try:
             repo = self._start()
             w.note("STARTED")
+            self.weather.lost_chance = kind.lost
             for number in range(kind.clients):
                 self._client(number)
             for _ in range(kind.fault_count):

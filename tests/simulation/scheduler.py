@@ -15,7 +15,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import greenlet
 
@@ -50,15 +50,33 @@ class Process:
         return f"{self.name}#{self.pid}"
 
 
+class Interrupt(Protocol):
+    """A signal on its way to one thread, whose handler raises (see `interrupts`)."""
+
+    def leaves(self) -> None:
+        """Note that the thread stops running for a while."""
+
+    def returns(self) -> None:
+        """Note that it runs again."""
+
+    def waits(self) -> None:
+        """Note that the thread begins a wait that a signal ends; may raise."""
+
+    def waited(self) -> None:
+        """Note that it ended; raises if the signal ended it."""
+
+
 class Thread:
     """A simulated thread."""
 
-    __slots__ = ("ended", "greenlet", "loop", "name", "parked", "process", "timed_out", "token")
+    __slots__ = ("ended", "greenlet", "interrupt", "loop", "name", "parked", "process", "timed_out", "token")
 
     def __init__(self, process: Process, name: str, run: Callable[[], None]) -> None:
         self.process = process
         self.name = name
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.interrupt: Interrupt | None = None
+        """A signal that this thread is going to get."""
         self.greenlet = greenlet.greenlet(run, process.world.hub)
         self.parked = False
         self.timed_out = False
@@ -158,7 +176,7 @@ class World:
             return
         drawn = self._draw()
         if drawn < self.stall_chance:
-            self.block(self.now + self.random.choice(self.stalls_s) * self._draw())
+            self.block(self.now + self.random.choice(self.stalls_s) * self._draw(), signals=False)
         elif drawn < self.switch_chance:
             self._runnable.append(thread)
             self._leave(thread)
@@ -166,7 +184,7 @@ class World:
     def copying(self) -> None:
         """Let others run here more often: bytes are about to be copied, which takes time."""
         if self.current is not None and not self.over and self._draw() < self.copy_chance:
-            self.block(self.now + self.random.choice(self.stalls_s) * self._draw())
+            self.block(self.now + self.random.choice(self.stalls_s) * self._draw(), signals=False)
         else:
             self.point()
 
@@ -177,19 +195,32 @@ class World:
             self._runnable.append(thread)
             self._leave(thread)
 
-    def block(self, deadline: float | None = None) -> bool:
-        """Park the running thread until `wake`, or the deadline: then False."""
+    def block(self, deadline: float | None = None, *, signals: bool = True) -> bool:
+        """Park the running thread until `wake`, or the deadline: then False.
+
+        Args:
+            deadline: until when; None: for ever.
+            signals: a signal ends this wait, as it ends that for a lock; it does not end what only takes long.
+
+        Raises:
+            KeyboardInterrupt: a signal did.
+        """
         if self.over:
             raise greenlet.GreenletExit
         thread = self.current
         if thread is None:
             raise StuckError("expected a thread to wait; found the scheduler itself")
+        interrupt = thread.interrupt if signals else None
+        if interrupt is not None:
+            interrupt.waits()
         thread.token += 1
         thread.parked, thread.timed_out = True, False
         if deadline is not None:
             token = thread.token
             self.at(max(deadline, self.now), lambda: self._expire(thread, token))
         self._leave(thread)
+        if interrupt is not None:
+            interrupt.waited()
         return not thread.timed_out
 
     def sleep(self, seconds: float) -> None:
@@ -218,9 +249,13 @@ class World:
             self.wake(thread)
 
     def _leave(self, thread: Thread) -> None:
+        if thread.interrupt is not None:
+            thread.interrupt.leaves()
         self.hub.switch()
         if self.over:
             raise greenlet.GreenletExit
+        if thread.interrupt is not None:
+            thread.interrupt.returns()
 
     # ---- processes --------------------------------------------------------------------------------------
 

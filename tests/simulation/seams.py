@@ -25,8 +25,9 @@ from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from tensorvine.actors.client import deployment, launch, session
-from tensorvine.actors.memory import memory, page_care
+from tensorvine.actors.memory import copying, memory, page_care
 from tensorvine.actors.rpc import lazy_server
 from tensorvine.actors.shard import sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
@@ -62,6 +63,34 @@ class _Secrets:
     @staticmethod
     def token_hex(count: int = 8) -> str:
         return f"{world().random.getrandbits(8 * count):0{2 * count}x}"
+
+
+class _Numpy:
+    """`numpy`, where arrays are copied: others may run before a piece is, if two threads copy here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def copyto(target: np.ndarray, source: np.ndarray) -> None:
+        if _piece_bytes is not None:
+            world().copying()
+        np.copyto(target, source)
+
+
+_piece_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def copies_in_pieces(nbytes: int | None) -> Generator[None]:
+    """Have two threads copy what is longer than `nbytes`; None: than the product's own number."""
+    global _piece_bytes
+    own, _piece_bytes = copying.PIECE_BYTES, nbytes
+    copying.PIECE_BYTES = own if nbytes is None else nbytes
+    try:
+        yield
+    finally:
+        copying.PIECE_BYTES, _piece_bytes = own, None
 
 
 class _NoServer:
@@ -156,6 +185,7 @@ def _constants() -> list[tuple[Any, str, Any]]:
     looking = ("tensorvine.actors.shard.disk.care", "tensorvine.actors.shard.handoff.strays")
     return [
         *((module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name in looking),
+        (copying, "np", _Numpy()),
         (launch, "SESSION_S", 6.0),
         (session, "RENEW_S", 1.5),
         (sweep, "SWEEP_S", 1.0),

@@ -6,7 +6,10 @@ Rules
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorvine.actors.rpc.messages import planner_name
+from tensorvine.store.refs import ModelRef
 
 from . import disk as disks
 from .cluster import Cluster, Hosted, Weather, told
@@ -38,7 +41,7 @@ class Setting:
         self.oracle = Oracle(w)
         self.at_work = 0
         """Clients that have not done all they will."""
-        self.troubled = False
+        self.troubled = kind.lost > 0
         """Something was done to the world that may make operations fail."""
         self.operator = Process(w, "operator", "node-0")
         w.note(f"seed {seed}: {kind}, {self.weather}")
@@ -51,5 +54,15 @@ class Setting:
         """Return the planner."""
         return next(h for h in self.cluster.actors.values() if h.ref.name == planner_name(NAME))
 
+    def versions(self, name: str) -> set[ModelRef]:
+        """Return the versions of a name that there are at this moment, as no client could."""
+        running = [context for hosted in self.shards() if (context := context_of(hosted)) is not None]
+        return {ref for context in running for ref in context.state.models(name) if ref.name == name}
+
     def _thread_died(self, thread: Thread, error: Exception) -> None:
         self.world.errors.append(f"{thread.name} of {thread.process.name}: {told(error)}")
+
+
+def context_of(hosted: Hosted) -> Any:
+    """Return what the parts of a shard share; None: it does not run."""
+    return hosted.instance._names._context if hosted.instance is not None else None

@@ -7,18 +7,22 @@ Rules
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.simulation import interrupts, threads
 from tests.simulation import oracle as oracle_rules
 from tests.simulation.__main__ import worlds_of
+from tests.simulation.interrupts import Signal
 from tests.simulation.kinds import BY_NAME
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import START_S, Loop, Process, World
@@ -35,6 +39,8 @@ FOUND_BY_THEME = {
     "cluster": (122, 144, 148, 198, 199),
     "change": (27, 108, 162, 234, 254, 349, 5072, 5239, 6160, 20065, 31362),
     "replicated": (9, 55, 5159, 10507, 11673, 21225, 31062),
+    "queries": (76, 90, 134, 139, 142, 190, 193),
+    "interrupts": (14, 23, 24, 25, 27, 35, 36, 51, 58, 68, 73, 82, 87, 112, 115, 136, 143, 174, 214, 296),
 }
 """The same, among worlds of one theme."""
 
@@ -143,6 +149,61 @@ def test_a_killed_process_runs_no_finally() -> None:
     assert seen == []
     w.end()
     assert seen == []
+
+
+def interrupted(w: World, at_s: float, action: Callable[[], object]) -> bool:
+    """Do something in the running thread, which gets a signal then; say whether the signal ended it."""
+    thread = w.current
+    assert thread is not None
+    signal = Signal(w, thread, {}, "action")
+    w.at(w.now + at_s, signal.arrive)
+    try:
+        with signal.coming():
+            action()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_signal_ends_a_wait_and_leaves_the_lock_to_others() -> None:
+    w, process = world_of()
+    threads.enter(w)
+    lock, event, seen = threads.Lock(), threads.Event(), list[str]()
+
+    def holder() -> None:
+        with lock:
+            w.sleep(5.0)
+        seen.append(f"released at {w.now - START_S:.0f}")
+
+    def client() -> None:
+        w.sleep(1.0)
+        assert interrupted(w, 1.0, lock.acquire)
+        seen.append(f"interrupted at {w.now - START_S:.0f}")
+        assert interrupted(w, 1.0, event.wait)
+        assert not interrupted(w, 9.0, lock.acquire)
+        seen.append(f"locked at {w.now - START_S:.0f}")
+        w.finish()
+
+    w.spawn(process, "holder", holder)
+    w.spawn(process, "client", client)
+    w.run()
+    threads.enter(None)
+    assert seen == ["interrupted at 2", "released at 5", "locked at 5"]
+    w.end()
+
+
+def test_signals_strike_after_calls_within_the_same_block() -> None:
+    def calls(lock: Any, call: Any) -> object:
+        with lock:
+            found = call()
+            return call(found)
+
+    sites, after_calls = interrupts._sites_of(calls.__code__)
+    following = {i.offset: i.opname for i in dis.get_instructions(calls)}
+    assert "STORE_FAST" in {following[offset] for offset in sites & after_calls}  # `found` may be lost
+    leaving = [i.offset for i in dis.get_instructions(calls) if i.opname == "SWAP"]
+    assert leaving
+    assert not sites & set(leaving)  # the lock is released all the same
 
 
 def test_a_loop_runs_tasks_in_virtual_time() -> None:

@@ -71,7 +71,12 @@ class RLock:
             if not blocking:
                 return False
             self._waiting.append(me)
-            if not w.block(deadline):
+            try:
+                in_time = w.block(deadline)
+            except KeyboardInterrupt:
+                self._give_up(me)
+                raise
+            if not in_time:
                 if me in self._waiting:
                     self._waiting.remove(me)
                 if self._count:
@@ -84,6 +89,13 @@ class RLock:
             return
         self._count -= 1
         if self._count <= 0:
+            self._free()
+
+    def _give_up(self, thread: Greenlet) -> None:
+        """Wait no more; if the lock is free, and this thread was to have it, let the next one have it."""
+        if thread in self._waiting:
+            self._waiting.remove(thread)
+        elif not self._count:
             self._free()
 
     def _free(self) -> None:
@@ -132,11 +144,14 @@ class Condition:
             raise StuckError("a condition is awaited by the scheduler itself")
         self._waiting.append(me)
         self._lock._free()
-        told = w.block(w.now + timeout if timeout is not None else None)
-        if me in self._waiting:
-            self._waiting.remove(me)
-        self._lock.acquire()
-        self._lock._count = count
+        try:
+            told = w.block(w.now + timeout if timeout is not None else None)
+        finally:
+            if me in self._waiting:
+                self._waiting.remove(me)
+            if not w.over:
+                self._lock.acquire()
+                self._lock._count = count
         return told
 
     def wait_for(self, predicate: Callable[[], _T], timeout: float | None = None) -> _T:
@@ -190,9 +205,11 @@ class Event:
         if me is None:
             raise StuckError("an event is awaited by the scheduler itself")
         self._waiting.append(me)
-        w.block(w.now + timeout if timeout is not None else None)
-        if me in self._waiting:
-            self._waiting.remove(me)
+        try:
+            w.block(w.now + timeout if timeout is not None else None)
+        finally:
+            if me in self._waiting:
+                self._waiting.remove(me)
         return self._flag
 
 
@@ -304,7 +321,12 @@ class Future(concurrent.futures.Future[Any]):
             raise StuckError("a future is awaited by the scheduler itself")
         waits = [me]
         self.add_done_callback(lambda _: w.wake(waits.pop()) if waits else None)
-        if not w.block(w.now + timeout if timeout is not None else None):
+        try:
+            in_time = w.block(w.now + timeout if timeout is not None else None)
+        except KeyboardInterrupt:
+            waits.clear()
+            raise
+        if not in_time:
             waits.clear()
             if not self.done():
                 raise concurrent.futures.TimeoutError

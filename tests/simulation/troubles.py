@@ -18,6 +18,8 @@ from .setting import Setting
 
 PLACED_S = 120.0
 """By when each node has one shard, after the last trouble."""
+SILENT_S = 40.0
+"""How long a shard is stopped so that calls of it end by their timeout."""
 TOLD_S = 10.0
 """How long without a crash it takes until all know what one of them knew."""
 
@@ -96,6 +98,11 @@ class Troubles:
             self._setting.troubled = True
             living = [p for p in w.processes.values() if not p.dead and p is not self._setting.operator]
             w.stop(w.random.choice(living), w.random.choice((0.05, 1.0, 8.0)))
+        elif fault == "silent shard":  # for longer than a call waits
+            self._setting.troubled = True
+            running = [h.process for h in shards if h.process is not None and not h.process.dead]
+            if running:
+                w.stop(w.random.choice(running), SILENT_S)
         elif fault == "kill client":
             client = w.random.choice(self._clients)
             if not client.process.dead and client.working:

@@ -1,4 +1,12 @@
-"""A save under way: the two waits that training needs."""
+"""A save under way: the two waits that training needs, and its end where its caller does not go on waiting.
+
+Rules
+- A save counts for its caller until the call that asked for it returns. Where that call ends by an exception, the save
+  is given up: it commits nothing afterwards. One that is being committed just then is waited for.
+- A timeout of `staged` or `committed` ends only the wait.
+- No waiting thread can block the thread that carries the save out, whatever a signal handler raises in it. So there is
+  no `threading.Event` here: an exception in the middle of its `wait` can leave its lock taken for good.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +14,38 @@ import threading
 import time
 from collections.abc import Callable
 
-from ....store.errors import OperationTimeoutError
-from ....store.waiting import seconds_of
+from ....store.errors import OperationTimeoutError, without_frames
+from ....store.holders import Save
+from ....store.waiting import Deadline
 from ...engine.opened import Opened
 from .request import Saved
 
+LATE_S = 30.0
+"""How much longer than its timeout a save that has begun is waited for: its own steps end by the timeout, and know why
+it ran out."""
+
 
 class PendingSave:
-    """What `Repository.save_async` gives: `staged`, then `committed`."""
+    """A save that was begun by `Repository.save_async`: `staged`, then `committed`.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: the model's.
+        deadline: the save's own.
+        abort: has the shards drop what they granted for the save, without waiting.
+    """
+
+    def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
         self._name = name
         self._opened = Opened(f"save of {name!r}")
-        self._staged = threading.Event()
-        self._ended = threading.Event()
+        self._deadline = deadline
+        self._abort = abort
+        self._lock = threading.Lock()
+        """Guards what a save may still become: given up, or committed."""
+        self._begun = self._given_up = self._commits = False
+        self._staged, self._ended = _Mark(), _Mark()
         self._is_staged = False
+        self.save: Save | None = None
+        """Under which shards know it, as soon as one may have been asked for something."""
         self.ended_at = 0.0
         """When it ended, by `time.perf_counter`; 0 before that."""
         self._saved: Saved | None = None
@@ -53,27 +78,82 @@ class PendingSave:
             raise self._error or OperationTimeoutError(f"save of {self._name!r}: ended without a result")
         return self._saved
 
+    def done(self) -> bool:
+        """Tell whether it ended, well or not."""
+        return self._ended.is_set()
+
+    def give_up(self) -> None:
+        """Have the save commit nothing from now on; wait for it if it is being committed."""
+        with self._lock:
+            self._given_up = True
+            commits = self._commits
+        if commits:
+            self._ended.wait(self._deadline.left() + LATE_S)
+        elif self.save is not None and not self.done():
+            self._abort(self.save)
+
+    # ---- for the thread that carries the save out -----------------------------------------------------
+
     def run(self, work: Callable[[], Saved]) -> None:
         """Carry the save out in this thread; the caller that waits gets its result or its error."""
+        self._begun = True
         try:
             self._saved = work()
         except BaseException as exc:  # noqa: BLE001  handed to the caller that waits
-            self._error = exc
+            self._error = without_frames(exc)
         finally:
             self.ended_at = time.perf_counter()
             self._staged.set()
             self._ended.set()
 
-    def done(self) -> bool:
-        """Tell whether it ended, well or not."""
-        return self._ended.is_set()
-
     def mark_staged(self) -> None:
-        """Tell who waits that the caller may change its tensors."""
+        """Note that the caller may change its tensors."""
         self._is_staged = True
         self._staged.set()
 
-    def _wait(self, event: threading.Event, timeout: float | None, what: str) -> None:
+    def check(self) -> None:
+        """Go on with the save.
+
+        Raises:
+            OperationTimeoutError: it was given up.
+        """
+        if self._given_up:
+            raise OperationTimeoutError(f"save of {self._name!r}: given up, as the call that asked for it has ended")
+
+    def commit(self) -> None:
+        """Go on to the commit; from here on nobody can give the save up. Errors as in `check`."""
+        with self._lock:
+            self.check()
+            self._commits = True
+
+    def _wait(self, mark: _Mark, timeout: float | None, what: str) -> None:
         self._opened.check_process()
-        if not event.wait(None if timeout is None else seconds_of(timeout)):
+        if mark.wait((self._deadline if timeout is None else Deadline.after(timeout)).left()):
+            return
+        if timeout is not None:
             raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within {timeout} s; it is not yet")
+        if not (self._begun and mark.wait(LATE_S)):
+            found = "it is still under way" if self._begun else "saves that were asked for before it are under way"
+            raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within its timeout; {found}")
+
+
+class _Mark:
+    """Something that happens once, for threads to wait for. To set it never blocks."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        if not self._set:
+            self._set = True
+            self._turn.release()
+
+    def wait(self, timeout: float) -> bool:
+        if not self._set and self._turn.acquire(timeout=timeout):
+            self._turn.release()  # the next one's turn; where an exception comes before this, that one sees `_set`
+        return self._set

@@ -21,7 +21,7 @@ from ....store.graphs.graph import ModelGraph
 from ....store.holders import Save
 from ....store.refs import Model, ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
-from ....store.waiting import Deadline, seconds_of
+from ....store.waiting import Deadline
 from ...rpc.channel import Answer
 from ...rpc.messages import Begun
 from ..pins import Asked
@@ -80,7 +80,8 @@ class SaveRequest:
     quality: float | None
     metadata: str
     recipe: str | None
-    timeout: float
+    deadline: Deadline
+    """Of all of it, from when it was asked for: what it waits for earlier saves counts."""
     durable: bool = False
     """On disk before it is committed."""
     announced: Announced | None = None
@@ -145,7 +146,7 @@ def requested(
         quality=quality_of(quality, f"{where}: quality"),
         metadata=_metadata_text(name, metadata),
         recipe=recipe,
-        timeout=seconds_of(timeout),
+        deadline=Deadline.after(timeout),
         durable=durability == "disk",
         announced=announced,
         bring=bring,

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 
-from ....store.errors import MovedError, TensorVineError
+from ....store.errors import MovedError, TensorVineError, without_frames
 from ....store.holders import Save
 from ....store.segments.arena import Part
-from ....store.waiting import Deadline
 from ...shard.calls import ShardCalls
 from ..session import Session
+from .pending import PendingSave
 from .request import SaveRequest, to_write
 from .upload import Upload, announce
 
@@ -55,16 +55,18 @@ class ReservedMemory:
         self._lock = threading.Lock()
         session.at_renewal = self.spare
 
-    def take(self, request: SaveRequest) -> tuple[SaveRequest, Upload] | None:
+    def take(self, request: SaveRequest, pending: PendingSave) -> tuple[SaveRequest, Upload] | None:
         """Copy a save's tensors into the memory that waits for them; None where none does.
 
         May be called while another save is under way. Gives the request on the copies, and what `Saver.save` takes.
+        The memory is `pending`'s from here on: where an exception ends this, giving `pending` up gives it back.
         """
-        arrays, deadline = to_write(request), Deadline.after(request.timeout)
+        arrays, deadline = to_write(request), request.deadline
         with self._lock:
             reserved = self._waiting
             if reserved is None or reserved.lengths != announce(arrays):
                 return None
+            pending.save = reserved.save
             self._waiting = None
         if reserved.shard not in self._session.staying:  # it drains
             self._give_back(reserved)
@@ -91,8 +93,8 @@ class ReservedMemory:
         except MovedError:  # it has drained meanwhile
             self._give_back(reserved)
             return None
-        except BaseException:
-            self._give_back(reserved)
+        except BaseException as exc:
+            without_frames(exc)
             raise
         return replace(request, arrays={**request.arrays, **copies}), upload
 
@@ -117,14 +119,14 @@ class ReservedMemory:
         incarnation = connection.hello.pid
         try:
             offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
-            for offset, length in zip(offsets, lengths if offsets else [], strict=True):
+            if not offsets:
+                log.info("no room to reserve memory for the next save of %r: this process stages it", request.name)
+                return
+            for offset, length in zip(offsets, lengths, strict=True):
                 connection.view.part(Part(offset, length))
-        except BaseException:  # the shard may have granted it
+        except BaseException:  # the shard may have reserved it, or do so later
             self._session.pins.abort(save, [near])
             raise
-        if not offsets:
-            log.info("no room to reserve memory for the next save of %r: it is staged in this process", request.name)
-            return
         with self._lock:
             self._waiting = _Reserved(save, near, incarnation, lengths, offsets)
 

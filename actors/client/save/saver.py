@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
@@ -29,6 +28,7 @@ from ....store.versions.architectures import Architecture
 from ....store.versions.manifest import check_metadata, encode_body, slots_of
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
+from ...memory.workers import Workers
 from ...rpc.messages import Beginning, Begun
 from ...shard.calls import ShardCalls
 from ..catalog import Catalog
@@ -36,6 +36,7 @@ from ..pins import Asked
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
 from .inheritance import Inheritance, Plan
+from .pending import PendingSave
 from .request import Announced, Saved, SaveRequest, to_write
 from .reserved import ReservedMemory
 from .upload import Upload, announce
@@ -56,7 +57,7 @@ class Saver:
         self._catalog = catalog
         self._inheritance = Inheritance(session, catalog, reader)
         self._serial = count(1)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-copy")
+        self._helper = Workers(1, thread_name_prefix="tensorvine-copy")
         self.reserved = ReservedMemory(session, self._helper)
         self._filled: int | None = None
         """The shard that was written to last, or will probably be first."""
@@ -117,35 +118,43 @@ class Saver:
         """Drop what was granted and pinned for a save that does not come; does not wait."""
         announced.asked.abort()
 
-    def save(self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None = None) -> Saved:
+    def save(
+        self,
+        request: SaveRequest,
+        pending: PendingSave,
+        staged: Callable[[], None],
+        upload: Upload | None = None,
+    ) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
 
         Args:
             request: what to save.
+            pending: says whether the save was given up, and learns its id.
             staged: called once.
             upload: what `ReservedMemory.take` gave; None: the tensors are still the caller's.
 
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
         """
-        deadline = Deadline.after(request.timeout)
         try:
-            return self._save(request, staged, upload, deadline)
+            return self._save(request, pending, staged, upload)
         except ShardUnavailableError:
             if upload is None or upload.shard in self._session.topology.alive:
                 raise
         # The shard has drained and ended. Its memory is mapped as long as the copies there are.
-        return self._save(request, staged, None, deadline)
+        return self._save(request, pending, staged, None)
 
     def _save(
-        self, request: SaveRequest, staged: Callable[[], None], upload: Upload | None, deadline: Deadline
+        self, request: SaveRequest, pending: PendingSave, staged: Callable[[], None], upload: Upload | None
     ) -> Saved:
+        deadline = request.deadline
         if upload is not None:
             save = upload.save
         elif request.announced is not None:
             save = request.announced.save
         else:
             save = Save(self._session.client, next(self._serial))
+        pending.save = save
         home = self._session.home(request.name)
         self._session.keep_alive()
         leases: list[Lease] = []
@@ -158,6 +167,7 @@ class Saver:
                 asked.add(begun.shard)  # the name may have moved since
             if begun.lease is not None:
                 leases.append(begun.lease)
+            pending.check()
             plan = self._inheritance.plan(request, begun, deadline)
             if upload is not None:
                 upload.keep(plan.written)
@@ -166,6 +176,7 @@ class Saver:
                 upload = self._written(request, plan, save, begun, begun.offsets if fits else [], deadline, asked)
                 staged()
                 upload.finish()
+            pending.commit()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
         except BaseException:
             self._session.pins.abort(save)  # everywhere: what was asked, and not answered, may be anywhere

@@ -5,8 +5,11 @@ Rules
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries saves out, in the order in which they were asked for. For a few seconds after each, and at first
   after this client came to a repository that ran, it maps the memory that the next is likely to get, in steps of a
-  millisecond or two. Then it ends; the next save starts it again.
-- `close` waits for as long as the saves that are queued may take by their own timeouts.
+  millisecond or two. Then it ends; the next save starts it again. No exception of a save, or of what is done between
+  saves, ends it.
+- A save whose tensors other processes bring has a thread of its own: they take as long as their tasks, which may save
+  by this client themselves.
+- `close` waits for as long as the saves that are under way may take by their own timeouts.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ....store.errors import TensorVineError
 from ....store.waiting import NEVER, Deadline
@@ -36,6 +39,9 @@ AHEAD_S = 0.1
 """How long after a client came its shard is greeted, and the pause between looks for memory that it has made ready."""
 AHEAD_LOOKS = 30
 """How often the thread so looks after a save."""
+
+
+Until = Literal["copied", "staged", "committed"]
 
 
 @dataclass(slots=True)
@@ -61,10 +67,13 @@ class Saves:
     """
 
     def __init__(self, session: Session, catalog: Catalog, reader: Reader, greets: bool = True) -> None:
+        self._session = session
         self.saver = Saver(session, catalog, reader)
         self._staging = Staging()
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._apart: set[threading.Thread] = set()
+        """Those of saves whose tensors other processes bring."""
         self._lock = threading.Lock()
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
@@ -75,24 +84,45 @@ class Saves:
             self._greeting = threading.Thread(target=self._greet, name="tensorvine-greet", daemon=True)
             self._greeting.start()
 
-    def submit(self, request: SaveRequest, *, copy: bool) -> PendingSave:
-        """Queue a save; with `copy` the caller may change its tensors as soon as this returns, if memory allows it.
+    def submit(self, request: SaveRequest, until: Until) -> PendingSave:
+        """Queue a save, and wait for it. Where this ends by an exception, the save is given up.
+
+        Args:
+            request: what to save.
+            until: "copied": the caller may change its tensors as soon as this returns, if memory allows it; else when
+                `PendingSave.staged` does. "staged": it may, and waits where memory does not allow it. "committed":
+                nothing is copied here, and the version exists.
 
         Raises:
             ClosedError: this was closed, or this is a forked child of the process that made it.
+            TensorVineError: as in `PendingSave.staged` or `committed`.
         """
         self._opened.check()
-        work = _Work(PendingSave(request.name), request, again=copy)
-        if copy:
+        pending = PendingSave(request.name, request.deadline, self._session.pins.abort)
+        try:
+            self._queue_it(_Work(pending, request, again=until != "committed"))
+            if until == "staged":
+                pending.staged()
+            elif until == "committed":
+                pending.committed()
+        except BaseException:
+            pending.give_up()
+            raise
+        return pending
+
+    def _queue_it(self, work: _Work) -> None:
+        if work.again:
             self._stage(work)
         with self._lock:
             if self._opened.closed and work.buffer is not None:  # meanwhile
                 work.buffer.release()
             self._opened.check()
-            self._ends = Deadline(max(self._ends.at, time.monotonic()) + request.timeout)
-            self._queue.put(work)
-            self._run()
-        return work.pending
+            self._ends = Deadline(max(self._ends.at, work.request.deadline.at))
+            if work.request.bring is not None:
+                self._run_apart(work)
+            else:
+                self._queue.put(work)
+                self._run()
 
     def close(self, deadline: Deadline = NEVER) -> None:
         """Finish what is queued, as far as there is time, and end the threads."""
@@ -104,17 +134,29 @@ class Saves:
         close_all("saves", lambda: self._join(left), self.saver.close, self._staging.close)
 
     def _join(self, timeout: float) -> None:
-        for thread in (self._greeting, self._thread):
+        deadline = Deadline.after(timeout)
+        for thread in (self._greeting, self._thread, *self._apart):
             if thread is not None:
-                thread.join(timeout)
+                thread.join(deadline.left())
                 if thread.is_alive():
                     log.error("%s should have ended and goes on; what it is about will be given up", thread.name)
 
     def _run(self) -> None:
         """Have a thread carry saves out. Call it with the lock held."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._carry_out, name="tensorvine-save", daemon=True)
             self._thread.start()
+
+    def _run_apart(self, work: _Work) -> None:
+        """Have a thread of its own carry a save out. Call it with the lock held."""
+
+        def carry_out() -> None:
+            self._save(work)
+            self._apart.discard(thread)
+
+        thread = threading.Thread(target=carry_out, name="tensorvine-save-apart", daemon=True)
+        self._apart.add(thread)
+        thread.start()
 
     def _greet(self) -> None:
         """Get to know the shard of this node, and map what a first save is likely to get there."""
@@ -131,7 +173,7 @@ class Saves:
 
     def _stage(self, work: _Work) -> None:
         """Copy the tensors: into the shard's memory where some is reserved, else into a buffer of this process."""
-        placed = self.saver.reserved.take(work.request)
+        placed = self.saver.reserved.take(work.request, work.pending)
         if placed is not None:
             work.request, work.upload = placed
             self._staging.let_go()
@@ -144,13 +186,16 @@ class Saves:
 
     def _carry_out(self) -> None:
         while (work := self._next()) is not None:
-            released = work.buffer.release if work.buffer is not None else work.pending.mark_staged
-            work.pending.run(lambda work=work, released=released: self.saver.save(work.request, released, work.upload))
-            if work.buffer is not None:
-                work.buffer.release()
+            self._save(work)
             if work.again:
                 self._reserve(work.request)
-            del work, released  # the tensors must not live until the next save
+            del work  # the tensors must not live until the next save
+
+    def _save(self, work: _Work) -> None:
+        staged = work.buffer.release if work.buffer is not None else work.pending.mark_staged
+        work.pending.run(lambda: self.saver.save(work.request, work.pending, staged, work.upload))
+        if work.buffer is not None:
+            work.buffer.release()
 
     def _next(self) -> _Work | None:
         """Wait for the next save, and map ahead meanwhile; None: none has come for a while."""
@@ -160,7 +205,7 @@ class Saves:
                 return self._queue.get(timeout=pause)
             except queue.Empty:
                 more = self._map_ahead()
-            looks -= 0 if more else 1
+            looks = 0 if more is None else looks - (not more)
             pause = 0.0 if more else AHEAD_S
         with self._lock:
             try:
@@ -169,13 +214,16 @@ class Saves:
                 self._thread = None
                 return None
 
-    def _map_ahead(self) -> bool:
-        """Map some of the memory that the next save will get; False: there is no more now."""
+    def _map_ahead(self) -> bool | None:
+        """Map some of the memory that the next save will get; False: there is no more now, None: it cannot be done."""
         try:
             return self.saver.map_ahead()
         except TensorVineError as exc:  # the save itself will say so, if it is so still
             log.info("no memory is mapped ahead of the next save: %s", exc)
             return False
+        except Exception:
+            log.exception("no memory is mapped ahead of the next save, which costs it time and no more")
+            return None
 
     def _reserve(self, request: SaveRequest) -> None:
         """Have memory wait for the next save like this one; a failure costs that save a copy, and no more."""
@@ -183,3 +231,5 @@ class Saves:
             self.saver.reserved.renew(request)
         except TensorVineError as exc:
             log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
+        except Exception:
+            log.exception("no memory could be reserved for the next save of %r", request.name)

@@ -5,6 +5,7 @@ Rules
   memory of the shard has been reserved for such saves.
 - A save that comes while the buffer is in use, until the one before is in the shard's memory, does without, and is
   staged when its turn comes. So does one that is larger than a quarter of this machine's memory: the log says so once.
+- After a copy that an exception ended, the buffer is in use until no array refers to it: the helper may still write.
 - A save that waits anyway (`save`) copies straight into the shard's memory.
 """
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 
+from ....store.errors import without_frames
 from ....store.segments.segment import layout
+from ...memory.workers import Workers
 from .request import once
 from .upload import copy_into
 
@@ -34,14 +37,8 @@ class Staged:
     """Copies in the buffer of a client."""
 
     arrays: dict[str, np.ndarray]
-    _buffer: threading.Semaphore
-    _released: bool = False
-
-    def release(self) -> None:
-        """Let the next save have the buffer; a second call is no change."""
-        if not self._released:
-            self._released = True
-            self._buffer.release()
+    release: Callable[[], None]
+    """Gives the next save the buffer; a second call changes nothing."""
 
 
 class Staging:
@@ -49,8 +46,10 @@ class Staging:
 
     def __init__(self) -> None:
         self._block = np.empty(0, np.uint8)
-        self._free = threading.Semaphore(1)
-        self._helper: ThreadPoolExecutor | None = None
+        self._lent: Callable[[], object] = _nothing
+        """Returns the array that a save has on the block, for as long as it needs that; then None."""
+        self._lock = threading.Lock()
+        self._helper: Workers | None = None
         self._most = int(psutil.virtual_memory().total * LARGEST_SHARE)
         self._told = False
 
@@ -69,31 +68,42 @@ class Staging:
                 self._told = True
                 log.warning("%s: %d bytes are too many to copy: they are staged in the shard", what, length)
             return None
-        if not self._free.acquire(blocking=False):
-            return None
-        staged = Staged({}, self._free)
-        try:
+        with self._lock:
+            if self._lent() is not None:
+                return None
             if self._block.nbytes < length:
                 self._block = np.empty(length, np.uint8)
+            block = np.frombuffer(self._block.data, np.uint8)  # the base of its views, those of the helper included
+            lent = self._lent = weakref.ref(block)
             if self._helper is None:
-                self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-stage")
-            copy_into(self._block, list(copied.values()), self._helper)
-        except BaseException:
-            staged.release()
+                self._helper = Workers(1, thread_name_prefix="tensorvine-stage")
+        try:
+            copy_into(block, list(copied.values()), self._helper)
+            made: dict[str, np.ndarray] = {}
+            for offset, (name, array) in zip(offsets, copied.items(), strict=True):
+                made[name] = block[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+        except BaseException as exc:
+            del block
+            without_frames(exc)
             raise
-        for offset, (name, array) in zip(offsets, copied.items(), strict=True):
-            part = self._block[offset : offset + array.nbytes]
-            staged.arrays[name] = part.view(array.dtype).reshape(array.shape)
-        staged.arrays = {name: staged.arrays[of] for name, of in first.items()}
-        return staged
+        return Staged({name: made[of] for name, of in first.items()}, lambda: self._release(lent))
+
+    def _release(self, lent: Callable[[], object]) -> None:
+        with self._lock:
+            if self._lent is lent:
+                self._lent = _nothing
 
     def let_go(self) -> None:
-        """Give the buffer's memory back, unless it is in use: saves are staged elsewhere now."""
-        if self._block.nbytes and self._free.acquire(blocking=False):
-            self._block = np.empty(0, np.uint8)
-            self._free.release()
+        """Free the buffer's memory, unless it is in use: saves are staged elsewhere now."""
+        with self._lock:
+            if self._block.nbytes and self._lent() is None:
+                self._block = np.empty(0, np.uint8)
 
     def close(self) -> None:
         """End the helper thread."""
         if self._helper is not None:
             self._helper.shutdown()
+
+
+def _nothing() -> None:
+    return None

@@ -1,7 +1,8 @@
 """The bytes of one save on their way to one shard.
 
 Rules
-- Where the shard's memory is mapped: fill the parts of it that it granted. No message until all are filled.
+- Where the shard's memory is mapped: fill the parts of it that it granted. No message until all are filled. A part is
+  locked while any thread here writes into it: an aborted save gives it back, but nobody gets it before that.
 - To another node: the shard fetches the arrays from where they lie (`offer`). One that cannot connect to this process
   says so, once per connection to it: then blocks go into the engine's object store, at most `IN_FLIGHT` at a time.
 - Either way the arrays are the caller's again when `write` returns.
@@ -164,7 +165,7 @@ class Upload:
         return places
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays as they lie in the shard's memory after `write`."""
+        """Return the arrays as they lie in the shard's memory after `write`, locked in place while they live."""
         view = self._session.connection(self.shard, self._deadline).view
         if view is None:
             return {}

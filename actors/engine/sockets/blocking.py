@@ -8,6 +8,8 @@ Rules
 - To another machine a connection is made within `SEND_S`, or not tried again for `AWAY_S`: a firewall may say nothing.
 - Calls are numbered, and a connection carries one awaited call at a time. Who does not wait any more leaves its answer
   to the next, which skips it.
+- A connection is referred to by its answer or by the pool, and is closed when nothing does: so one whose call an
+  exception ended, at whatever point, is closed with the frames of that call.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
@@ -81,8 +83,12 @@ class BlockingConnections:
         except OSError as exc:
             log.debug("socket %s: %s goes by the engine: %s", self._address.name, request.remote.name, exc)
             if connection is not None:
-                self._pool.drop(connection)
+                connection.close()
             return None
+        except BaseException:  # such as Ctrl-C: part of the call may have been sent
+            if connection is not None:
+                connection.close()
+            raise
         return SocketAnswer(connection, number, self._pool)
 
     def close(self) -> None:
@@ -123,11 +129,11 @@ class SocketAnswer:
             raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
         except OSError as exc:
             self._connection, self._ended = None, exc
-            self._pool.drop(connection)
+            connection.close()
             return
         except BaseException:  # such as Ctrl-C: nobody knows what the socket would bring next
             self._connection, self._ended = None, ConnectionAbortedError("the wait was broken off")
-            self._pool.drop(connection)
+            connection.close()
             raise
         self._connection, self._message = None, message
         self._pool.give(connection)
@@ -138,16 +144,9 @@ class SocketAnswer:
 
 
 class _Pool:
-    """All connections of a process to one actor, idle or in use, so that its end finds them open, and closes them.
-
-    One that is closed lives until its last answer was given or dropped: of what is collected together, a socket may be
-    the first.
-    """
-
-    _closing: ClassVar[set[_Pool]] = set()
+    """The idle connections of a process to one actor. One that is given back after `close` is closed."""
 
     def __init__(self) -> None:
-        self._all: set[_Connection] = set()
         self._idle: deque[_Connection] = deque()
         self._closed = False
         self._again = 0.0
@@ -163,7 +162,7 @@ class _Pool:
         if time.monotonic() < self._again:
             raise ConnectionRefusedError("it has ended a connection in the place of a welcome just now")
         try:
-            connection = _Connection(address)
+            return _Connection(address)
         except (ConnectionResetError, BrokenPipeError):
             self._again = time.monotonic() + AGAIN_S
             raise
@@ -172,28 +171,17 @@ class _Pool:
                 self._again = time.monotonic() + AWAY_S
                 log.info("%s: no connection, calls go by the engine for %.0f s: %s", address.name, AWAY_S, exc)
             raise
-        self._all.add(connection)
-        return connection
 
     def give(self, connection: _Connection) -> None:
         self._idle.append(connection)
         if self._closed:
             self.close()
 
-    def drop(self, connection: _Connection) -> None:
-        self._all.discard(connection)
-        connection.close()
-        if not self._all:
-            self._closing.discard(self)
-
     def close(self) -> None:
         self._closed = True
-        self._closing.add(self)
         with contextlib.suppress(IndexError):
             while True:
-                self.drop(self._idle.pop())
-        if not self._all:
-            self._closing.discard(self)
+                self._idle.pop().close()
 
 
 class _Connection:
@@ -205,6 +193,8 @@ class _Connection:
         self._away = address.place is not None
         self._heard = time.monotonic()
         self._socket = _near(address) if address.place is None else _away(address, address.place)
+        self.close = weakref.finalize(self, self._socket.close)
+        """Closes the socket, which is not collected before this is called."""
 
     def send(self, message: bytes) -> int:
         if self._sent - self._answered >= UNANSWERED:
@@ -237,9 +227,6 @@ class _Connection:
                 raise ConnectionResetError("it has ended")
             self._heard = time.monotonic()
             self._buffer += data
-
-    def close(self) -> None:
-        self._socket.close()
 
     def _check_there(self) -> None:
         """Find out that the server has ended, or its machine is gone: what is sent then would come to nothing."""

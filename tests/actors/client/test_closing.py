@@ -10,11 +10,12 @@ import pytest
 from tensorvine.actors.client import deployment, repository
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save import saves
-from tensorvine.actors.client.save.request import SaveRequest
+from tensorvine.actors.client.save.request import SaveRequest, requested
 from tensorvine.actors.client.save.saves import Saves
 from tensorvine.actors.engine.opened import Opened
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.store.errors import OperationTimeoutError, StorageError, TensorVineError
+from tensorvine.store.waiting import Deadline
 
 from tests.support.waiting import eventually
 
@@ -105,8 +106,15 @@ class SlowSaver:
     def __init__(self, *parts: Any) -> None:
         self.closed = threading.Event()
         self.closed_early = False
+        self.reserved = self
 
-    def save(self, request: SaveRequest, staged: Any, upload: Any) -> str:
+    def take(self, *_: Any) -> None:
+        """No memory is reserved."""
+
+    def renew(self, *_: Any) -> None:
+        """None is."""
+
+    def save(self, *_: Any) -> str:
         self.closed_early = self.closed.wait(0.2)
         return "saved"
 
@@ -118,6 +126,39 @@ class SlowSaver:
 
     def close(self) -> None:
         self.closed.set()
+
+    def abort(self, save: Any) -> None:
+        """Nobody was asked for anything."""
+
+
+class FailingSaver(SlowSaver):
+    """Whatever is done between saves fails, as nobody expects."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.looks = 0
+
+    def renew(self, *_: Any) -> None:
+        raise RuntimeError("renew")
+
+    def map_ahead(self) -> bool:
+        self.looks += 1
+        raise RuntimeError("map ahead")
+
+
+def test_no_exception_between_saves_ends_the_thread_that_saves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saves, "Saver", FailingSaver)
+    nothing: Any = None
+    own = Saves(nothing, nothing, nothing, greets=False)
+    saver: Any = own.saver
+    for number in range(1, 4):
+        pending = own.submit(requested("m", {}, None), until="copied")
+        assert pending.committed(60.0) == "saved"
+        eventually(lambda looks=number: saver.looks == looks and own._thread is None, "it looks once", pause=0.002)
+    own.close()
+    assert caplog.text.count("RuntimeError: renew") == caplog.text.count("RuntimeError: map ahead") == 3
 
 
 def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +176,11 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
         quality=None,
         metadata="{}",
         recipe=None,
-        timeout=60.0,
+        deadline=Deadline.after(60.0),
         durable=False,
         announced=None,
     )
-    pending = own.submit(request, copy=False)
+    pending = own.submit(request, until="copied")
     own.close()
     assert pending.committed(60.0) == "saved"
     saver: Any = own.saver

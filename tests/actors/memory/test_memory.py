@@ -13,19 +13,24 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.client.save.upload import copy_into
+from tensorvine.actors.memory import copying as copying_module
 from tensorvine.actors.memory import locks as locks_module
 from tensorvine.actors.memory import memory as memory_module
 from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.memory.pages import CHUNK_BYTES
+from tensorvine.actors.memory.workers import Workers
 from tensorvine.actors.shard import segment_memory as segment_memory_module
 from tensorvine.actors.shard.segment_memory import SegmentMemory
-from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.errors import ShardUnavailableError, without_frames
 from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
@@ -33,7 +38,9 @@ from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
 from tensorvine.store.segments.segment import SegmentId, Stored, layout
 from tensorvine.store.shard import ShardState
 
+from tests.support.interrupts import Interrupt, at_each, when_waiting
 from tests.support.other_user import as_other_user, needs_root
+from tests.support.waiting import PATIENCE_S, eventually
 
 PART = Part(HEADER_BYTES, 4096)
 HEADER = header_of((0, 7), 1)
@@ -182,19 +189,14 @@ class TestLocks:
         """A finalizer runs wherever Python's collector does: here between the look at the count and the counting."""
         first: list[np.ndarray] = [memory.read(PART)]
 
-        class Counts(dict[Any, int]):
-            def __contains__(self, key: object) -> bool:
-                found = super().__contains__(key)
+        class Counts(dict[Any, set[Any]]):
+            def setdefault(self, key: Any, default: Any = None) -> Any:
+                found = super().setdefault(key, default)
                 first.clear()
                 return found
 
-            def get(self, key: Any, default: Any = None) -> Any:
-                found = super().get(key, default)
-                first.clear()
-                return found
-
-        locks = memory._readers
-        locks._counts = Counts(locks._counts)
+        locks = memory._locks
+        locks._held = Counts(locks._held)
         second = memory.read(PART)
         assert first == []
         assert memory.is_read(PART)
@@ -216,8 +218,70 @@ class TestLocks:
         for thread in threads:
             thread.join()
         gc.collect()
-        assert memory._readers._counts == {}
+        assert memory._locks._held == {}
         assert not any(memory.is_read(Part(HEADER_BYTES + 4096 * place, 64)) for place in range(3))
+
+
+class TestWriters:
+    """What keeps a part in place while somebody writes there."""
+
+    def test_a_part_is_locked_until_no_array_to_write_to_is_left(self, memory: SharedMemory, view: MemoryView) -> None:
+        block = view.part(PART)
+        slot = block[128:256].view(np.float32)
+        del block
+        assert memory.is_read(PART)
+        del slot
+        assert not memory.is_read(PART)
+
+    @pytest.mark.parametrize("work", ["copies", "makes pages"])
+    def test_a_helper_that_an_exception_left_alone_keeps_the_part(
+        self, monkeypatch: pytest.MonkeyPatch, work: str
+    ) -> None:
+        """A signal handler raises while the caller waits for its helper: the part is another's only after that."""
+        length, state = 4 * CHUNK_BYTES, ShardState(0, lambda name: 0)
+        state.open("c", 0.0)
+        held = SegmentMemory(state, threading.RLock(), length, 0)
+        view = MemoryView(os.getpid(), held.memory.fd, held.memory.file, length)
+        (offset,) = held.grant(Save("c", 1), [length])
+        part, began, go_on = Part(offset, length), threading.Event(), threading.Event()
+
+        def late(true: Callable[..., Any], *arguments: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                assert began.wait(PATIENCE_S)
+            else:
+                began.set()
+                assert go_on.wait(PATIENCE_S)
+            return true(*arguments)
+
+        if work == "copies":
+            view.part(part)  # its pages are made
+            monkeypatch.setattr(copying_module.np, "copyto", partial(late, np.copyto))
+        else:
+            monkeypatch.setattr(pages_module, "_advise", partial(late, pages_module._advise))
+        with Workers(1) as helper, when_waiting(wait, go_on):
+            try:
+                copy_into(view.part(part, helper), [np.full(length, 7, np.uint8)], helper)
+            except Interrupt as exc:
+                without_frames(exc)
+                held.end_save(Save("c", 1))
+                assert held.grant(Save("c", 2), [length]) == []
+            else:
+                pytest.fail("expected an exception")
+        eventually(lambda: held.grant(Save("c", 2), [length]) == [offset], "the part comes back")
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_an_exception_at_any_point_leaves_no_lock_behind(self, memory: SharedMemory, view: MemoryView) -> None:
+        memory.label(PART, HEADER)
+
+        def work() -> None:
+            view.part(PART)[:1] = view.read(PART, HEADER) is not None
+
+        points = sum(1 for _ in at_each(work, "/memory/"))
+        assert points > 30
+        gc.collect()
+        work()
+        assert view._locks._held == {}
+        assert not memory.is_read(PART)
 
 
 class TestForks:
@@ -306,6 +370,20 @@ class TestForks:
             assert ended(pid) == -signal.SIGKILL
             assert not memory.is_read(part), "the worker of the dead reader locks what it does not hold"
             go()
+        """)
+
+    def test_a_child_keeps_nothing_of_what_its_parent_wrote(self) -> None:
+        self.play("""
+            view = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
+            written = view.part(part)
+            wait, go = turn()
+            pid = forked(wait)
+            memory.clear(part)
+            assert memory.is_read(part)
+            del written
+            assert not memory.is_read(part)
+            go()
+            assert ended(pid) == 0
         """)
 
     def test_threads_that_fork_at_one_time_have_children_with_locks(self) -> None:

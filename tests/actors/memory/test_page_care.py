@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tensorvine.actors.memory import locks as locks_module
 from tensorvine.actors.memory import memory as memory_module
 from tensorvine.actors.memory import page_care as page_care_module
 from tensorvine.actors.memory import pages as pages_module
@@ -208,6 +209,26 @@ class TestClients:
                 view.part(again)
         view.part(again)
         assert life.memory.bytes_resident >= part.length
+
+    @pytest.mark.parametrize("who", ["client", "shard"])
+    def test_pages_that_are_made_while_they_go_do_not_count_as_made(
+        self, life: Life, monkeypatch: pytest.MonkeyPatch, who: str
+    ) -> None:
+        """A helper may go on making pages of a part that was given back meanwhile."""
+        maker = life.view()._pages if who == "client" else life.memory._pages
+        life.retire(life.saved(10 * CHUNK_BYTES, 5)[0])
+        true, made = memory_module.punch, list[tuple[int, int]]()
+
+        def punch(fd: int, offset: int, length: int) -> None:
+            start = offset - locks_module.PAGE_BYTES
+            maker.make(start, start + length)
+            made.append((start, start + length))
+            true(fd, offset, length)
+
+        monkeypatch.setattr(memory_module, "punch", punch)
+        life.wait(1000.0)
+        assert made
+        assert all(maker.unmade(start, start + CHUNK_BYTES) for start, _ in made)
 
     def test_pages_that_went_elsewhere_leave_what_is_mapped(self, life: Life) -> None:
         view = life.view()

@@ -202,7 +202,7 @@ class TestUnderWay:
             sent(caller, TargetCalls.wait("gate"))  # nobody waits for it
         assert caller.send(TargetCalls.note(1)) is None, "it goes by the engine"
         assert called(caller, TargetCalls.note(2)) == 2
-        assert len(caller._pool._all) == 1
+        assert len(caller._pool._idle) == 1
         for number in range(10):
             assert called(caller, TargetCalls.note(number)) == number
         serving.run(serving.target.open("gate"))
@@ -275,7 +275,7 @@ class TestFalseAnswers:
         caller = BlockingConnections(server.address)
         with pytest.raises(ShardUnavailableError, match=f"an actor: expected an answer; .*{why}"):
             called(caller, TargetCalls.note(1))
-        assert not caller._pool._all
+        assert not caller._pool._idle
         server.close()
         caller.close()
 

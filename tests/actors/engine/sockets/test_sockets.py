@@ -29,6 +29,7 @@ from tensorvine.actors.rpc.lazy_server import LazyServer
 from tensorvine.store.errors import MovedError, OperationTimeoutError, ShardUnavailableError
 
 from tests.support.call_targets import METHODS, WAIT_S, Away, Serving, Target, TargetCalls, called, sent
+from tests.support.interrupts import at_each
 from tests.support.waiting import eventually
 
 
@@ -230,6 +231,17 @@ class TestTrouble:
         with pytest.raises(ShardUnavailableError, match="broken off"):
             waiting.result(WAIT_S, "x")
         assert called(caller, TargetCalls.note(1)) == 1
+        eventually(lambda: len(serving.server._served) == 1, "one connection is left", pause=0.002)
+
+    @pytest.mark.filterwarnings("ignore:.*unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_an_exception_at_any_point_of_a_call_leaves_no_connection(
+        self, serving: Serving, caller: BlockingConnections
+    ) -> None:
+        for first in (True, False):  # also where a connection is made
+            points = sum(1 for _ in at_each(lambda: called(caller, TargetCalls.note(1)), "/sockets/"))
+            assert points > (40 if first else 20)
+        gc.collect()
+        assert [called(caller, TargetCalls.note(number)) for number in range(3)] == [0, 1, 2]
         eventually(lambda: len(serving.server._served) == 1, "one connection is left", pause=0.002)
 
     def test_one_that_nobody_closes_is_closed_when_it_is_collected(self, serving: Serving) -> None:
