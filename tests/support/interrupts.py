@@ -26,18 +26,24 @@ class Interrupt(BaseException):
 
 
 @contextlib.contextmanager
-def when_waiting(function: Callable[..., object], until: threading.Event) -> Generator[None]:
-    """Raise `Interrupt` in the main thread, where this is used, once it waits in a function; then set `until`.
+def when_waiting(
+    function: Callable[..., object], until: threading.Event | None = None, after: threading.Event | None = None
+) -> Generator[None]:
+    """Raise `Interrupt` in the main thread, where this is used, once it waits in a function.
 
     Args:
         function: one of Python.
         until: set after the block has ended.
+        after: waited for before.
     """
     main, over, raised = threading.main_thread().ident, threading.Event(), threading.Event()
+    assert main is not None
     assert main == threading.get_ident()
 
     def interrupt() -> None:
         while not over.wait(0.005):
+            if after is not None and not after.is_set():
+                continue
             if not raised.is_set() and is_inside(sys._current_frames()[main], function):
                 signal.pthread_kill(main, signal.SIGUSR1)  # again where it came just before the thread began to wait
 
@@ -55,7 +61,8 @@ def when_waiting(function: Callable[..., object], until: threading.Event) -> Gen
         over.set()
         thread.join()
         signal.signal(signal.SIGUSR1, before)
-        until.set()
+        if until is not None:
+            until.set()
 
 
 def is_inside(frame: FrameType | None, function: Callable[..., object]) -> bool:
