@@ -99,8 +99,10 @@ class BlockingConnections:
 class SocketAnswer:
     """An answer to come."""
 
+    _connection: _Connection | None = None
+
     def __init__(self, connection: _Connection, number: int, pool: _Pool) -> None:
-        self._connection: _Connection | None = connection
+        self._connection = connection
         self._number = number
         self._pool = pool
         self._message = b""
