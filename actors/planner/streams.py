@@ -66,6 +66,8 @@ class Advice:
     curve: Fitted | None = None
     """The curve that it rests on."""
     costs: UpdateCosts | None = None
+    why: str = ""
+    """Why the plan has no update after the first version; empty if it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,8 @@ class Streams:
 def _advice(kept: _Kept) -> Advice:
     curve = kept.stream.curve
     fitted = Fitted(curve.form, dict(curve.params), curve.origin, curve.mse) if curve is not None else None
-    return Advice(kept.known, kept.stream.schedule if kept.request is not None else None, fitted, kept.stream.costs)
+    schedule = kept.stream.schedule if kept.request is not None else None
+    return Advice(kept.known, schedule, fitted, kept.stream.costs, kept.stream.why)
 
 
 def _runs(losses: Sequence[tuple[int, float]]) -> list[tuple[int, list[float]]]:

@@ -82,6 +82,12 @@ class Candidate:
                 frozen = self._to_freeze(parts.graph) if freeze and self.layers else set[str]()
                 if frozen:
                     self._thaw = parts.freeze(frozen)
+                if self.layers:
+                    whole = [
+                        layer for layer in parts.graph.layers if layer.tensors and frozen.issuperset(layer.tensors)
+                    ]
+                    taken, of = len(self.layers), len(parts.graph.layers)
+                    log.info("%s: %d of %d layers from %s, %d frozen", name, taken, of, self.ancestor, len(whole))
                 self._announce(repository, parts, frozen)
                 parts.forget()
         except BaseException:

@@ -196,6 +196,9 @@ class Trainers(list[Actor]):
             self._owns_cluster = False
             self.engine.leave()
 
+    def __repr__(self) -> str:
+        return f"Trainers({self.name!r}, {len(self)} ranks{'' if self._actor_names else ', closed'})"
+
     def __enter__(self) -> Self:
         return self
 

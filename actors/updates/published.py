@@ -39,7 +39,7 @@ class Update:
     """When it existed, in seconds since the epoch by this machine's clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PublishReport:
     """What a training published, and why then."""
 
@@ -55,6 +55,10 @@ class PublishReport:
     """The loss curve that it rests on."""
     costs: UpdateCosts | None
     """What was measured."""
+
+    def __repr__(self) -> str:
+        last = f", the last {self.updates[-1].ref}" if self.updates else ""
+        return f"PublishReport({len(self.updates)} updates{last}, {self.failed} failed, {len(self.losses)} losses)"
 
 
 class Told:

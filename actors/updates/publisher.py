@@ -139,6 +139,8 @@ class Publisher:
         self._told = Told()
         self._run = uuid.uuid4().hex[:16]
         self._advice = Advice(0)
+        self._said = ""
+        """The plan that was logged last."""
         self._kept: deque[ModelRef] = deque()
         self._unretired: ModelRef | None = None
         """The version whose retirement failed last."""
@@ -284,6 +286,10 @@ class Publisher:
             self._thread.join(PLANNER_TIMEOUT_S)
         self._retire()
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closing.is_set() else ""
+        return f"Publisher({self.name!r}, iteration {self._iteration}, {self._updated} updates{closed})"
+
     def __enter__(self) -> Publisher:
         return self
 
@@ -400,12 +406,24 @@ class Publisher:
         if advice.known != told.place + len(told.losses):
             self._now.set()  # it started again: tell all
             return
+        self._say(advice)
         with self._lock:
             self._advice = advice
             if advice.schedule is not None and self._trigger.schedule != advice.schedule:
                 self._trigger = self._trigger.planned(advice.schedule)
                 last = self._updates[-1].iteration if self._updates else 0
                 self._owed |= any(last < iteration <= self._iteration for iteration in advice.schedule.iterations)
+
+    def _say(self, advice: Advice) -> None:
+        """Log a plan, unless it was logged before."""
+        if advice.schedule is None:
+            return
+        said, chosen = f"no update: {advice.why}", advice.schedule.iterations
+        if chosen:
+            said = f"updates after {len(chosen)} iterations, from {chosen[0]} to {chosen[-1]}"
+        if said != self._said:
+            self._said = said
+            log.info("plan for %r: %s", self.name, said)
 
     def _untold(self) -> Observed:
         with self._lock:

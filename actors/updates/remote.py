@@ -97,6 +97,9 @@ class Remote:
             log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
         self._engine.kill(self._actor_name)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}{', closed' if self._closed else ''})"
+
     def __enter__(self) -> Self:
         self._opened.check()
         return self

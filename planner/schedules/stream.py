@@ -116,6 +116,8 @@ class Stream:
         """As fitted for the plan in force; None before the first."""
         self.schedule: Schedule | None = None
         """The plan in force."""
+        self.why = ""
+        """Why it has no update after the first version; empty if it has."""
         self._iterations = array("q")
         self._losses = array("d")
         self._count = 0
@@ -239,6 +241,7 @@ class Stream:
             self._fit()
         self.schedule = self._scheduled(now, until, costs) if finite else Schedule((), None, math.nan)
         self._planned = _Planned(now, until, self._count, costs, finite)
+        self.why = "" if self.schedule.iterations else self._why_none(now, until, costs, finite)
         return self.schedule
 
     def _note(self, what: str, seconds: float) -> None:
@@ -325,6 +328,22 @@ class Stream:
         began = until if self._began is None else self._began
         allowed_s = self.request.slowdown * (until - began) * costs.iteration_s - self._spent_s
         return max(int(allowed_s / costs.stall_s), 0)
+
+    def _why_none(self, now: int, until: int, costs: UpdateCosts | None, finite: bool) -> str:
+        if not finite:
+            return "half of the recent losses or more are not finite"
+        if until <= now:
+            return "the training ends"
+        if costs is None or self.curve is None:
+            return "the costs of an update are not measured yet"
+        if self.request.method == "optimal" and self._most(costs, until) == 0:
+            return (
+                f"updates may take {self.request.slowdown:.3g} of the training's time, and one takes "
+                f"{costs.stall_s:.3g} s, an iteration {costs.iteration_s:.3g} s"
+            )
+        if self.curve(until) >= self.curve(now):
+            return "the predicted loss does not fall"
+        return "none would gain more than it costs"
 
     def _drift(self) -> float:
         """How far the recent losses are above the prediction (below it: negative); 0 while that says nothing."""

@@ -181,7 +181,8 @@ class RayEngine:
 
     def restarted(self) -> bool:
         """Tell whether this actor was restarted."""
-        return bool(cast(object, ray.get_runtime_context().was_current_actor_reconstructed))
+        own = ray.get_runtime_context().get_actor_id()
+        return own is not None and bool(cast("dict[str, Any]", state.actor_table(own)).get("NumRestarts"))
 
     def keep(self, name: str, value: bytes | None) -> None:
         """Keep bytes in the key-value store of Ray's head, without which no actor of the cluster lives."""

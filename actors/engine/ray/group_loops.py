@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 from ray import _raylet
+from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,12 @@ def with_loops(cls: type) -> type:
 
 
 def install() -> None:
-    """Have Ray make such loops in this process, which is about to become an actor."""
+    """Make Ray use such loops in this process, which is about to become an actor.
+
+    Ray warns of each `ray.get` in an actor with event loops. Ours are called in threads and in constructors, where they
+    block no loop that answers; loops await (`RayEngine.awaitable`).
+    """
+    os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
     new_loop: NewLoop | None = getattr(_raylet, "get_new_event_loop", None)
     if new_loop is None:
         log.info("this Ray makes its actors' event loops otherwise: they are left as they are")

@@ -118,6 +118,9 @@ class ForkableRank(OutsideRank):
             self._ends.append(time.monotonic())
             self._fork_hooks.step_ended(number)
 
+    def __repr__(self) -> str:
+        return f"ForkableRank({self.run!r}, rank {self.rank} of {self.size})"
+
     def __enter__(self) -> Self:
         return self
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -420,6 +421,21 @@ class TestConsumer:
         given = {"build": Tagged, **arguments}
         with pytest.raises(ValueError, match=message):
             Consumer.start(repo, "m", given.pop("build"), **given)
+
+    @pytest.mark.ray
+    def test_actors_on_ray_log_no_warnings_of_rays(self, repo, name):
+        if type(repo.engine).__name__ != "RayEngine":
+            pytest.skip("Ray's warnings")
+        repo.save(name, tensors(1))
+        with Consumer.start(repo, name, Tagged) as consumer:
+            consumer.infer(None)
+            pids = [pid_of(consumer), repo._session.connection(0).hello.pid]
+        logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+        said = [path.read_text() for pid in pids for path in logs.glob(f"worker-*-{pid}.err")]
+        assert len(said) == len(pids)
+        for text in said:
+            assert "DeprecationWarning" not in text
+            assert "blocking ray.get" not in text
 
     def test_a_build_that_makes_no_model_is_an_error_of_the_start(self, repo, name):
         with pytest.raises(TypeError) as caught:

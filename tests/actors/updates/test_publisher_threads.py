@@ -299,3 +299,21 @@ def test_a_warm_up_ends_where_steps_leave_iterations_out(repo: Any, monkeypatch:
     assert report.schedule is not None
     assert report.schedule.iterations
     assert len(report.updates) > 10
+
+
+def test_a_plan_is_logged_once_with_its_reason(
+    repo: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="tensorvine")
+    monkeypatch.setattr(Publisher, "_start", lambda self: None)
+    with Publisher(repo, "net", PlanRequest(warmup=5, stop=4000, slowdown=None)) as publisher:
+        for _ in range(40):
+            publisher._steps_s.append(1.0)
+            publisher.step(1.0, MODEL)
+            publisher._tell()
+        for _ in range(3):
+            publisher._tell()
+        assert repr(publisher) == "Publisher('net', iteration 40, 1 updates)"
+        assert repr(publisher.report()) == "PublishReport(1 updates, the last net@1, 0 failed, 40 losses)"
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("plan for")]
+    assert said == ["plan for 'net': no update: the predicted loss does not fall"]

@@ -289,6 +289,45 @@ class TestWhat:
         assert counts[0] > counts[1] > counts[2] >= 1
 
 
+class TestWhyNone:
+    """A plan without an update says why."""
+
+    @staticmethod
+    def why(losses: np.ndarray, stall_s: float | None = 0.001, **asked: object) -> str:
+        stream = Stream(request(stop=2000, **asked))
+        stream.observe(0, losses.tolist())
+        stream.iteration_took(0.01)
+        stream.published(50)
+        if stall_s is not None:
+            stream.stalled(stall_s)
+        schedule = stream.plan(len(losses) - 1)
+        assert bool(schedule.iterations) != bool(stream.why)
+        return stream.why
+
+    def test_a_plan_with_updates_has_no_reason(self) -> None:
+        assert not self.why(falling(200, 0.0))
+
+    def test_losses_that_are_not_finite(self) -> None:
+        assert "not finite" in self.why(np.full(200, math.nan))
+
+    def test_costs_that_are_not_measured(self) -> None:
+        assert "not measured yet" in self.why(falling(200, 0.0), None)
+
+    def test_a_stall_that_is_too_long_for_its_share(self) -> None:
+        assert self.why(falling(200, 0.0), 100.0) == (
+            "updates may take 0.02 of the training's time, and one takes 100 s, an iteration 0.01 s"
+        )
+
+    def test_a_loss_that_does_not_fall(self) -> None:
+        assert self.why(np.linspace(1, 2, 200)) == "the predicted loss does not fall"
+
+    def test_a_gain_that_is_less_than_the_price(self) -> None:
+        assert self.why(falling(200, 0.0), price=1e9) == "none would gain more than it costs"
+
+    def test_the_end_of_the_training(self) -> None:
+        assert self.why(falling(2001, 0.0)) == "the training ends"
+
+
 class TestAfterAJump:
     def test_updates_go_on_though_the_noise_still_hides_that_the_loss_falls(self):
         rng = np.random.default_rng(5)
