@@ -218,7 +218,7 @@ def _finite(value: object) -> object:
     return value
 
 
-def say_error(error: Exception) -> None:
+def say_error(error: object) -> None:
     """Say an error in one line on standard error."""
     typer.echo(f"tensorvine: {' '.join(str(error).split())}", err=True)
 

@@ -20,7 +20,7 @@ import typer
 from ...store.errors import TensorVineError
 from ..client import say_error
 from .cluster_files import cluster_files
-from .completion import Commands
+from .completion import Commands, without_urls
 from .files import export, import_
 from .life import down, up
 from .lineage import lineage
@@ -81,10 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told.setFormatter(_OneLine("tensorvine: %(message)s"))
     ours.addHandler(told)
     logging.getLogger().addHandler(silent)  # without any, Python prints what others warn of
+    words = list(arguments) if arguments is not None else sys.argv[1:]
     try:
-        application()(list(arguments) if arguments is not None else None)
+        application()(words)
     except TensorVineError as exc:
-        say_error(exc)
+        say_error(
+            without_urls(str(exc), (word for word in words if "@" in word or "?" in word))
+        )  # others are no secret
         sys.exit(1)
     finally:
         ours.removeHandler(told)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ..bounds import jsontext
 from ..codecs.blocks import Encoded
-from ..errors import CorruptDataError, StorageError
+from ..errors import CorruptDataError, StorageError, shown
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 from .directory import FOLDER, TEMPORARY, Directory, GuardedDirectory
@@ -158,7 +158,7 @@ class Archive:
 
     def manifest_of(self, name: str, content: Buffer) -> Manifest:
         """Decode a manifest's file that was read already; errors as in `read_manifest`."""
-        where = f"{self.directory.uri}/{name}"
+        where = shown(f"{self.directory.uri}/{name}")
         manifest = decode_manifest(content, where, self._shards)
         if manifest_name(manifest.header.ref) != name:
             raise CorruptDataError(f"{where}: expected the manifest of this name; found {manifest.header.ref}'s")

@@ -9,6 +9,7 @@ Rules
   the exception (`append`): they grow, are not synced, and whoever reads them knows a torn end.
 - Whatever goes wrong leaves here as `StorageError` and names the file, or as `CorruptDataError` where the file is none
   or was cut; a file that a failed write left is removed.
+- Errors and logs show the names of files with characters that are not printable escaped: others may choose them.
 - Where that fails, or after a crash, it is swept by its suffix. While others write, the kernel says which are nobody's:
   who writes a file has it locked.
 """
@@ -28,7 +29,7 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 from pyarrow import fs as pyarrow_fs  # pyright: ignore[reportMissingTypeStubs]
 
-from ..errors import CorruptDataError, StorageError
+from ..errors import CorruptDataError, StorageError, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -259,7 +260,7 @@ def naming(where: object, action: str, foreign: bool = False) -> Generator[None]
         reason = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else str(exc)
         if not reason or (foreign and cause is None):
             reason = type(exc).__name__
-        raise StorageError(f"{where}: expected to {action} it; {reason}") from cause
+        raise StorageError(shown(f"{where}: expected to {action} it; {reason}")) from cause
 
 
 def _told(exc: Exception) -> OSError | None:

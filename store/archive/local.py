@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import CorruptDataError, StorageError
+from ..errors import CorruptDataError, StorageError, shown
 from ..sharing import make_folder, open_file
 from .directory import FOLDER, SMALL_BYTES, TEMPORARY, Bytes, Content, Directory, Fill, OpenFile, check_part, naming, pa
 
@@ -377,7 +377,7 @@ def open_regular(path: Path, flags: int, folder: int) -> int:
 
 def _check_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise CorruptDataError(f"{path}: expected a regular file; found {_kind(mode)}")
+        raise CorruptDataError(shown(f"{path}: expected a regular file; found {_kind(mode)}"))
 
 
 def _kind(mode: int) -> str:
@@ -388,12 +388,12 @@ def _whole(path: Path, descriptor: int) -> bytes:
     """Read a file from its beginning to its end."""
     nbytes = os.fstat(descriptor).st_size
     if nbytes > SMALL_BYTES:
-        raise CorruptDataError(f"{path}: expected at most {SMALL_BYTES} bytes; found {nbytes}")
+        raise CorruptDataError(shown(f"{path}: expected at most {SMALL_BYTES} bytes; found {nbytes}"))
     found = os.pread(descriptor, nbytes, 0)
     while len(found) < nbytes:
         more = os.pread(descriptor, nbytes - len(found), len(found))
         if not more:
-            raise CorruptDataError(f"{path}: expected {nbytes} bytes; found {len(found)}: it was cut meanwhile")
+            raise CorruptDataError(shown(f"{path}: expected {nbytes} bytes; found {len(found)}: it was cut meanwhile"))
         found += more
     return found
 

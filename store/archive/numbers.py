@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable
 
-from ..errors import InvalidNameError
+from ..errors import InvalidNameError, shown
 from ..refs import ModelRef
 from .directory import Directory
 
@@ -77,12 +77,12 @@ def given(directory: Directory) -> set[ModelRef]:
     """
     found: set[ModelRef] = set()
     for name, what in directory.odd(FOLDER).items():
-        log.warning("%s/%s: expected a log of numbers; found %s", directory.uri, name, what)
+        log.warning("%s/%s: expected a log of numbers; found %s", directory.uri, shown(name), what)
     for name in directory.list(FOLDER):
         refs, damaged = decoded(directory.read(name).to_pybytes())
         found.update(refs)
         if damaged:
-            log.warning("%s/%s: %d lines are damaged", directory.uri, name, damaged)
+            log.warning("%s/%s: %d lines are damaged", directory.uri, shown(name), damaged)
     return found
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import dask
 import pytest
 import typer
-from tensorvine.clusters.cli.main import application
+from tensorvine.clusters.cli import main as cli
+from tensorvine.clusters.cli.main import application, main
 from tensorvine.clusters.cli.options import count_from, keep_from, nodes_from, scaling_from
 from tensorvine.clusters.client import EngineName, place_of
 from tensorvine.planner.scaling import ScalePolicy
-from tensorvine.store.errors import EngineUnavailableError
+from tensorvine.store.errors import EngineUnavailableError, StorageError
 from tensorvine.store.versions.retention import KeepBest, KeepBytes, KeepEvery, KeepLast
 from typer.testing import CliRunner, Result
 
@@ -235,3 +236,40 @@ class TestCompletion:
     def test_commands_and_options_are_completed(self, line: str, found: list[str]) -> None:
         words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
         assert invoked(_TENSORVINE_COMPLETE="complete_bash", **words).stdout.split() == found
+
+
+class TestSecrets:
+    """URLs with passwords in the place of something else."""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("URL",),
+            ("up", "URL"),
+            ("up", "--nodes", "URL"),
+            ("up", "--scaling", "URL"),
+            ("up", "--redis", "xURL"),
+            ("up", "--store-bytes", "URL"),
+            ("scale", "URL"),
+            ("ls", "a", "URL"),
+            ("--show-completion", "URL"),
+        ],
+        ids=" ".join,
+    )
+    @pytest.mark.parametrize("url", ["redis://:hidden@host/0", "s3://key:hid den@bucket/a?x='hidden'"])
+    def test_no_error_of_usage_repeats_one(self, words: tuple[str, ...], url: str) -> None:
+        result = invoked(*(word.replace("URL", url) for word in words))
+        assert result.exit_code == 2
+        assert not re.search(r"hid ?den|://[^h]", flat(result.output))
+
+    def test_other_errors_repeat_none_with_a_user_or_options(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise StorageError(f"a/b://c: expected x; found {' '.join(words)}")
+
+        monkeypatch.setattr(cli, "application", lambda: fail)
+        words = ["redis://:hidden@host", "s3://bucket/a?key=hidden", "s3://other/a"]
+        with pytest.raises(SystemExit):
+            main(words)
+        assert capsys.readouterr().err == "tensorvine: a/b://c: expected x; found (a URL) (a URL) s3://other/a\n"

@@ -22,7 +22,7 @@ from ....store.archive.archive import Archive
 from ....store.archive.directory import Content
 from ....store.archive.manifestfile import Manifest, SlotLists, version_of
 from ....store.archive.numbers import given
-from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, without_frames
+from ....store.errors import CorruptDataError, ModelLostError, StorageError, Unreadable, shown, without_frames
 from ....store.holders import Reason
 from ....store.recovery import Read, Recovered, recover, relearn, take_over
 from ....store.refs import ModelRef
@@ -79,7 +79,7 @@ class Recovery:
         first = index == min(self._peers.topology.shards)
         for file in self._state.unreadable():
             if first if file.ref is None else home(file.ref.name) == index:
-                what = file.ref or file.file
+                what = file.ref or shown(file.file)
                 log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, what, file.reason)
         self.recovered = self._state.version_holders()
         for reader, segment in found.missing:
@@ -187,7 +187,7 @@ class Recovery:
         unread: dict[ModelRef, Unreadable] = {}
         where = self._archive.directory.uri
         hidden: dict[str, Unreadable] = {
-            name: CorruptDataError(f"{where}/{name}: expected a manifest, or a folder of them; found {what}")
+            name: CorruptDataError(shown(f"{where}/{name}: expected a manifest, or a folder of them; found {what}"))
             for name, what in self._archive.hidden().items()
         }
         for start in range(0, len(names), READ_AT_ONCE):

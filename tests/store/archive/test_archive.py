@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.encoding import decode_slot
+from tensorvine.store.archive.numbers import given
 from tensorvine.store.archive.segmentfile import SegmentFile
 from tensorvine.store.arrays import dtype_name
 from tensorvine.store.errors import CorruptDataError, ModelNotFoundError, StorageError
@@ -224,3 +225,27 @@ def server() -> Iterator[S3Server]:
 @pytest.fixture(params=["local", "s3"])
 def any_uri(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> str:
     return str(tmp_path) if request.param == "local" else server.uri(f"{tmp_path.name}/repository")
+
+
+def test_names_of_files_that_others_chose_are_written_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive = Archive(str(tmp_path), shards=1)
+    name = "a\nERROR forged\x1b[2J\udcff.arrow"
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / name).write_bytes(b"no manifest")
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "numbers" / "\x1b[2J\n.log").write_bytes(b"damaged\n")
+    (tmp_path / "numbers" / "\x1b[2J\r.log").symlink_to("nowhere")
+    (listed,) = archive.manifests()
+    given(archive.directory)
+    with pytest.raises(CorruptDataError) as damaged:
+        archive.read_manifest(listed)
+    (tmp_path / listed).unlink()
+    with pytest.raises(StorageError) as missing:
+        archive.read_manifest(listed)
+    (tmp_path / listed).symlink_to("nowhere")
+    with pytest.raises(CorruptDataError) as link:
+        archive.read_manifest(listed)
+    assert len(caplog.messages) == 2
+    for text in (*map(str, (damaged.value, missing.value, link.value)), *caplog.messages):
+        assert text.isprintable(), text
+    assert "a\\nERROR forged\\x1b[2J\\udcff.arrow" in str(link.value)
