@@ -94,7 +94,8 @@ class PartLocks:
                     held.discard(hold)
                     if not held:
                         self._held.pop(hold.offset, None)
-                        _lock(self._fds[0], fcntl.F_UNLCK, hold.offset)
+                        if self._fds:  # else the interpreter ends, and has closed it
+                            _lock(self._fds[0], fcntl.F_UNLCK, hold.offset)
                     self._released.popleft()  # last: to do all of this again changes nothing
 
     # ---- forks ----------------------------------------------------------------------------------------
@@ -177,8 +178,8 @@ def _forbid(mapping: mmap.mmap) -> None:
 
 
 def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    while fds:
+        os.close(fds.pop())
 
 
 def _opened_again(fd: int) -> int:
