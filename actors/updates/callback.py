@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from ..client.repository import Repository
 from .fitting import FitCallback
@@ -37,10 +38,16 @@ class CheckpointCallback(FitCallback):
         synchronous: bool = False,
         keep: int | None = None,
     ) -> None:
-        self.publisher = Publisher(
-            repo, name, schedule, warmup=warmup, transport=transport, synchronous=synchronous, keep=keep
-        )
+        options = {"warmup": warmup, "transport": transport, "synchronous": synchronous, "keep": keep}
+        self._begin = partial(Publisher, repo, name, schedule, **options)
+        self.publisher = self._begin()
         super().__init__(self.publisher)
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Pass on how long the training and its epochs are; a second `fit` has a publisher and a plan of its own."""
+        if self.publisher.is_closed:
+            self._steps = self.publisher = self._begin()
+        super().on_train_begin(logs)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
         """Wait until the last update exists."""

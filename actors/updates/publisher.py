@@ -271,6 +271,11 @@ class Publisher:
         if self._thread is not None:
             self._tell()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or is a forked child's copy."""
+        return self._opened.closed
+
     def close(self) -> None:
         """Wait for the last update, end the thread, and retire the versions not kept.
 
