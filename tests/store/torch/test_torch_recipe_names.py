@@ -91,6 +91,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("__main__", "ends"):
         (tmp_path / "a_program" / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_program", raising=False)  # of a test before
     return written
 
 
