@@ -69,7 +69,7 @@ class PartLocks:
     def is_taken(self, part: Part, own: int) -> bool:
         """Tell whether another process has a lock on `part`, or this one has more than `own` arrays on it."""
         with self._mutex:
-            return self._counts.get(part.offset, 0) > own or is_locked(self._fds[0], part.offset)
+            return len(self._held.get(part.offset, ())) > own or is_locked(self._fds[0], part.offset)
 
     @contextlib.contextmanager
     def held(self, part: Part) -> Generator[None]:

@@ -185,7 +185,7 @@ class SharedMemory:
 
     def is_read_by_others(self, part: Part, own: int = 1) -> bool:
         """Tell whether anything else than `own` arrays of this process is on this part."""
-        return self._readers.is_taken(part, own)
+        return self._locks.is_taken(part, own)
 
     def _header(self, part: Part) -> np.ndarray:
         return self._blocks[part.offset - HEADER_BYTES : part.offset]

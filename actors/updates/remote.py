@@ -98,7 +98,7 @@ class Remote:
         self._engine.kill(self._actor_name)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}{', closed' if self._closed else ''})"
+        return f"{type(self).__name__}({self.name!r}{', closed' if self._opened.closed else ''})"
 
     def __enter__(self) -> Self:
         self._opened.check()
