@@ -25,6 +25,7 @@ class Part:
 
     path = None
     repository = "stand-in"
+    pins = SimpleNamespace(abort=lambda save: None)
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
@@ -151,7 +152,8 @@ def test_no_exception_between_saves_ends_the_thread_that_saves(
 ) -> None:
     monkeypatch.setattr(saves, "Saver", FailingSaver)
     nothing: Any = None
-    own = Saves(nothing, nothing, nothing, greets=False)
+    session: Any = Part("stand-in", [], None)
+    own = Saves(session, nothing, nothing, greets=False)
     saver: Any = own.saver
     for number in range(1, 4):
         pending = own.submit(requested("m", {}, None), until="copied")

@@ -29,7 +29,7 @@ from tensorvine.actors.rpc.messages import Beginning
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import (
-    CorruptDataError,
+    ModelLostError,
     ModelNotFoundError,
     OperationTimeoutError,
     ShardUnavailableError,
@@ -217,9 +217,9 @@ def test_a_query_that_is_interrupted_leaves_no_pin(wire: Wire, prefixes: Prefixe
 
 def test_a_query_whose_work_beside_it_fails_leaves_no_pin(wire: Wire, prefixes: Prefixes) -> None:
     def fail() -> None:
-        raise CorruptDataError("this is no model")
+        raise ModelLostError("this is no model")
 
-    with pytest.raises(CorruptDataError, match="this is no model"):
+    with pytest.raises(ModelLostError, match="this is no model"):
         prefixes.longest([GRAPH], meanwhile=fail)
     assert wire.pins() == [0, 0]
 
@@ -298,13 +298,13 @@ def test_a_begin_that_fails_after_it_pinned_leaves_no_pin(
     wire: Wire, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(segments: object) -> None:
-        raise CorruptDataError("a file is damaged")
+        raise ModelLostError("the bytes are gone")
 
     monkeypatch.setattr(wire.shards[0].writes, "digests", fail)
     save = Save(session.client, 1)
     asked = begin(session, save, name_at(0))
     object.__setattr__(asked.arguments[0], "inherits", True)
-    with pytest.raises(CorruptDataError, match="a file is damaged"):
+    with pytest.raises(ModelLostError, match="the bytes are gone"):
         session.call(0, asked)
     session.pins.abort(save)
     assert wire.pins() == [0, 0]

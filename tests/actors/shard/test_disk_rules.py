@@ -245,7 +245,8 @@ class TestDeletes:
 
         def noted(path: os.PathLike[str], **named: Any) -> None:
             unlink(path, **named)
-            comes_back.add(os.fspath(path))
+            folder = os.readlink(f"/proc/self/fd/{named['dir_fd']}") if "dir_fd" in named else ""
+            comes_back.add(os.path.join(folder, os.fspath(path)))
 
         def synced(descriptor: int) -> None:
             fsync(descriptor)
@@ -534,7 +535,7 @@ class TestOrphans:
         life, directory = Life(path, again=True), LocalDirectory(path)
         (path / "segments" / ".killed.tmp").write_bytes(b"half")
 
-        def fails(sink: Any) -> None:
+        def fails(sink: Any, **_: Any) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patch:

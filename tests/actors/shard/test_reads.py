@@ -80,7 +80,7 @@ def test_it_stays_until_the_reader_has_locked_it(life: Life, monkeypatch: pytest
         view = MemoryView(os.getpid(), memory.fd, memory.file, memory.capacity)
         found = view.read(cast(Part, block.handle), header_of(SEGMENT, block.generation))
         assert found is not None
-        await until(lambda: not memory._readers._counts)
+        await until(lambda: not memory._locks._held)
         assert stays(life)  # the reader has it
         assert np.array_equal(found[:NBYTES], noise(NBYTES))
         del found
@@ -107,7 +107,7 @@ def test_it_is_released_to_a_reader_of_the_shards_own_process(life: Life) -> Non
         block = await read(life)
         assert isinstance(block.handle, Part)
         sent = life.segment_memory.memory.read(block.handle)
-        await until(lambda: life.segment_memory.memory._readers._counts == {block.handle.offset: 1})
+        await until(lambda: [len(held) for held in life.segment_memory.memory._locks._held.values()] == [1])
         assert stays(life)
         del sent
         assert not stays(life)

@@ -75,6 +75,7 @@ class TestDeath(near.TestDeath):
         with pytest.raises(ShardUnavailableError, match="its machine is silent"):
             answer.result(WAIT_S, "shard 3")
         caller.close()
+        silent.close()  # the connection closes the socket that it opened
 
 
 class TestBothEnds:

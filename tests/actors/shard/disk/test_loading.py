@@ -18,6 +18,7 @@ from tensorvine.store.errors import CorruptDataError, StoreFullError
 from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
+from tensorvine.store.sizes import size
 
 from tests.support.disk import MIB
 from tests.support.disklife import CAPACITY, Life, note, put
@@ -112,7 +113,7 @@ class TestAdmission:
     def test_what_never_fits_is_said_at_once(self, life: Life) -> None:
         (error,) = run(life, load(life, ONE, TWO, THREE))
         assert isinstance(error, StoreFullError)
-        assert f"expected at most {CAPACITY} bytes" in str(error)
+        assert f"expected at most {size(CAPACITY)}," in str(error)
 
     def test_where_a_save_takes_the_rest_the_error_names_the_load(self, life: Life) -> None:
         with life.lock:
