@@ -86,8 +86,11 @@ Model: TypeAlias = ModelRef | HasRef | str
 """A version: a reference, an answer that has one as `.ref`, `"name@3"`, or `"name"` for the latest version."""
 
 
+LAST_VERSION = 10**18 - 1
+
+
 def _is_version(version: object) -> bool:
-    return isinstance(version, int) and not isinstance(version, bool) and 1 <= version < 10**18
+    return isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= LAST_VERSION
 
 
 def split_ref(model: Model) -> tuple[str, int | None]:

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from itertools import islice
 
 from .archive.manifestfile import Manifest, manifest_name
-from .errors import Unreadable
+from .errors import CorruptDataError, Unreadable
 from .graphs.index import PrefixQuery
 from .holders import Lease, Query
-from .refs import ModelRef
+from .refs import LAST_VERSION, ModelRef, check_name
 from .segments.segment import SegmentId
 from .versions.handover import Bundle, MovedName, MovedVersion
 from .versions.ledger import Fact
 from .versions.table import VersionTable
-from .versions.version import Match, Record
+from .versions.version import Draft, Match, Record
 
 COMPARED = 16
 """How many versions of its graph a new root version is compared with."""
@@ -162,6 +162,20 @@ class ShardState(VersionTable):
             for name, known in self._names.items()
             for ref, parent in self.lineage.known(name)
         }
+
+    def begin_commit(self, draft: Draft) -> ModelRef:
+        """Choose the version number, as `VersionTable.begin_commit` does.
+
+        Raises:
+            CorruptDataError: the name's highest version has the last number that there is; the message names its file.
+        """
+        if self._name(check_name(draft.name)).next_version > LAST_VERSION:
+            last = ModelRef(draft.name, LAST_VERSION)
+            raise CorruptDataError(
+                f"save of {draft.name!r}: expected a version number up to {LAST_VERSION}; {last} exists, by its manifest "
+                f"{manifest_name(last)} or a line of a log in numbers/: remove the one that no save wrote, and restart"
+            )
+        return super().begin_commit(draft)
 
     # ---- queries --------------------------------------------------------------------------------------
 

@@ -241,7 +241,7 @@ class TestKubeRay:
         (user,) = {(pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) for pod in pods}
         assert f"\nUSER {user[0]}:{user[1]}\n" in text
         assert f"useradd --uid {user[0]} --gid {user[1]} " in text
-        assert re.search(r"^FROM python:3\.\d+\.\d+-slim-\w+$", text, re.MULTILINE)
+        assert re.search(r"^FROM python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
         assert " wget " in text  # KubeRay's probes
         assert re.search(r"^ARG EXTRAS=\S*\bserve\b", text, re.MULTILINE)  # what they ask
         assert "--constraint /opt/tensorvine/constraints.txt" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -88,3 +89,4 @@ class TestDaskOnKubernetes:
         assert f"\nUSER {user[0]}:{user[1]}\n" in text
         assert f"useradd --uid {user[0]} --gid {user[1]} " in text
         assert "--constraint /opt/tensorvine/constraints.txt" in text
+        assert re.search(r"^FROM python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)

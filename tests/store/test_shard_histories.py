@@ -6,10 +6,16 @@ import math
 from dataclasses import replace
 
 import pytest
-from tensorvine.store.errors import GraphError, ModelLostError, ModelNotFoundError, OperationTimeoutError
+from tensorvine.store.errors import (
+    CorruptDataError,
+    GraphError,
+    ModelLostError,
+    ModelNotFoundError,
+    OperationTimeoutError,
+)
 from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.holders import Lease, Query, Save
-from tensorvine.store.refs import ModelRef
+from tensorvine.store.refs import LAST_VERSION, ModelRef
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.table import LATEST_NS
@@ -67,6 +73,13 @@ class TestHistories:
         state.retire(first)
         assert state.unshared((0, 3)) == []
         assert state.unshared((0, 9)) == []
+
+    def test_a_name_whose_last_number_is_taken_is_refused_with_the_file(self) -> None:
+        state = self.state()
+        state.miss(ModelRef("a/m", LAST_VERSION), CorruptDataError("cut"), mine=True)
+        state.adopt(Save("c", 1), (0, 1), "block", [64])
+        with pytest.raises(CorruptDataError, match=f"save of 'a/m'.*manifests/a/m@{LAST_VERSION}.arrow"):
+            state.begin_commit(self.draft("a/m", [0]))
 
     def test_no_version_is_older_than_those_of_its_name_before_it(self) -> None:
         state = self.state()
