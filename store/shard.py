@@ -172,8 +172,8 @@ class ShardState(VersionTable):
         if self._name(check_name(draft.name)).next_version > LAST_VERSION:
             last = ModelRef(draft.name, LAST_VERSION)
             raise CorruptDataError(
-                f"save of {draft.name!r}: expected a version number up to {LAST_VERSION}; {last} exists, by its manifest "
-                f"{manifest_name(last)} or a line of a log in numbers/: remove the one that no save wrote, and restart"
+                f"save of {draft.name!r}: expected a version number up to {LAST_VERSION}; {last} exists, by its "
+                f"manifest {manifest_name(last)} or a line of a log in numbers/: remove the forged one, and restart"
             )
         return super().begin_commit(draft)
 
