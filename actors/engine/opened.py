@@ -1,4 +1,4 @@
-"""Who may use an open client: the process that opened it, until it is closed.
+"""Restrict an open client to the process that opened it, until it is closed.
 
 Rules
 - A forked child has copies of its parent's sockets, and none of its threads. A call there could read the parent's

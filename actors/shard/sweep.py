@@ -1,8 +1,8 @@
-"""What a shard looks after all the time: clients that died, and what nobody needs.
+"""The regular work of a shard: end the sessions of dead clients, and free unused memory and files.
 
 Rules
 - Ending sessions waits for no other shard: a client that died is noticed within `SWEEP_S`, however many are silent.
-  What asks other shards has a thread of its own.
+  Questions to other shards have a thread of their own.
 """
 
 from __future__ import annotations

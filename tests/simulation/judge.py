@@ -142,12 +142,12 @@ class Judge(Client):
                 self._oracle.fail("R4", f"{saved.ref} comes after {name}@{highest}")
 
     def _let_go_of(self) -> None:
-        """Check that clients which have let go of all, and live on, keep nothing but memory for one save to come."""
+        """Check that clients that released everything, and live on, keep nothing but memory for one save to come."""
         w, end = self._world, self._world.now + LOOKED_S
         while (kept := self._kept()) and w.now < end:
             w.sleep(1.0)
         for what in kept:
-            self._oracle.fail("R7", f"clients have let go of all and live: {what}")
+            self._oracle.fail("R7", f"clients that released everything still have: {what}")
 
     def _kept(self) -> list[str]:
         found: list[str] = []

@@ -1,8 +1,9 @@
 """The agent of a machine: a node of the engine on Dask. It starts actors' processes, and notices when they end.
 
 Rules
-- It is a process group of its own and nobody's child, so it survives whoever started it. There is one per cluster,
-  machine and user. Its socket has a random name, which it writes to a file for its workers (`workers.agentfile`).
+- It is a process group of its own without a parent, so it survives the process that started it. There is one per
+  cluster, machine and user. Its socket has a random name, which it writes to a file for its workers
+  (`workers.agentfile`).
 - It ends with its actors when nobody is attached (`attendance`): at once where they were killed. Where they close, it
   is announced as leaving, and ends when the directory says so, after `LEAVE_S` at the latest.
 - The directory hears from it by one connection, and orders it by the same. When that ends it connects again and tells

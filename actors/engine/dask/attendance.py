@@ -5,8 +5,8 @@ Rules
   waits for that is told when it has. When the last one is just gone, another has `ALONE_S` to come.
 - Each is attached for one scheduler, and says for which directory. Workers close when theirs has ended, often when the
   next one is there already: those take no node along.
-- Only processes of the agent's user are attached, at most `CONNECTIONS`. What they send is checked; whoever breaks a
-  rule is disconnected, and at most a few lines a minute say why.
+- Only processes of the agent's user are attached, at most `CONNECTIONS`. What they send is checked; a process that
+  breaks a rule is disconnected, and at most a few lines a minute say why.
 - Of the machine's memory the node offers what was available when the agent started, less what Dask's workers may take,
   but no less than half of it: by default they may take all, and mostly do not.
 """

@@ -258,7 +258,7 @@ class Persister:
             except Exception as exc:  # noqa: BLE001  logged
                 failures.note(exc)
                 with self._changed:
-                    self._current = None  # else whoever holds it back waits for it
+                    self._current = None  # else a thread that holds it back waits for it
                     self._changed.notify_all()
                 pauses.wait()
 

@@ -129,7 +129,7 @@ def test_executions_of_several_batches_publish_as_often_as_the_schedule_says(rep
 
 
 class Steps:
-    """Records what a publisher is told."""
+    """Records the calls of a publisher."""
 
     def __init__(self) -> None:
         self.iteration = 0
