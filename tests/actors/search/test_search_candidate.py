@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import weakref
@@ -111,14 +112,16 @@ def saved(repository: Repository, name: str, model: Any, quality: float = 0.5) -
 @pytest.mark.parametrize("build", [dense_net, torch_net])
 class TestBothFrameworks:
     def test_what_matches_is_taken_over_frozen_and_shared_bit_for_bit(
-        self, repository: Repository, build: Callable[..., Any]
+        self, repository: Repository, build: Callable[..., Any], caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level("INFO", "tensorvine")
         ancestor = build()
         root = saved(repository, "root", ancestor)
         taken = list(bits(ancestor).values())[: len(bits(build((16,)))) - 2]  # Dense and BatchNormalization of 16 units
         model = build((16, 20))
         with Candidate(repository, "child", model) as candidate:
             assert candidate.ancestor == root
+            assert re.search(rf"child: \d of \d layers from {root}, 2 frozen", caplog.text)
             assert list(bits(model).values())[: len(taken)] == taken
             train(model)
             child = candidate.save(0.75, {"epochs": 1})
