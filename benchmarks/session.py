@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tensorvine.store import ModelGraph, ModelRef
 
 from .architectures import small_tensors
@@ -76,7 +77,7 @@ def fill(graphs: Iterable[ModelGraph], names: Names, *, tensors: bool = False) -
     Args:
         graphs: one model each.
         names: where the models' names come from.
-        tensors: give each tensor that a graph names a few values; otherwise only the graphs are saved.
+        tensors: give each tensor that a graph names a few values; otherwise each model has one number beside its graph.
     """
     from tensorvine.actors import Repository
 
@@ -84,7 +85,7 @@ def fill(graphs: Iterable[ModelGraph], names: Names, *, tensors: bool = False) -
     pending: deque[Any] = deque()
     refs: list[ModelRef] = []
     for count, graph in enumerate(graphs):
-        values = small_tensors(graph, seed=count) if tensors else {}
+        values = small_tensors(graph, seed=count) if tensors else {"w": np.zeros(1, np.float32)}
         client = clients[count % CLIENTS]
         pending.append(client.save_async(names.fresh(), values, graph=graph, quality=quality_of(count), timeout=300))
         if len(pending) >= IN_FLIGHT:

@@ -216,7 +216,7 @@ class Publisher:
         begun = time.perf_counter()
         try:
             pending = self._submit(model, loss)
-        except TensorVineError as exc:
+        except Exception as exc:
             self._count_failure(self._iteration, exc)
             raise
         ended = time.perf_counter()

@@ -132,7 +132,7 @@ def test_down_leaves_others_and_the_cluster(up: str, dask: DaskProcesses) -> Non
     assert json_of("down", *words)["other_repositories"] == ["default"]
     code, out, err = run("ls", *words)
     assert (code, out) == (1, "")
-    assert err == "tensorvine: expected a running repository named 'other'; found none in this cluster\n"
+    assert err == "tensorvine: expected a running repository named 'other'; found 'default'\n"
     with Repository.connect(engine=dask.address) as repository:
         check_there(repository.engine, "default")
         with pytest.raises(RepositoryNotFoundError, match=r"'other'.*it was stopped"):

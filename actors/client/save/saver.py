@@ -21,7 +21,7 @@ from itertools import count
 
 import numpy as np
 
-from ....store.errors import GraphError, MovedError, ShardUnavailableError, TensorVineError
+from ....store.errors import GraphError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
 from ....store.holders import Lease, Save
 from ....store.refs import ModelRef
 from ....store.versions.architectures import Architecture
@@ -178,8 +178,11 @@ class Saver:
                 upload.finish()
             pending.commit()
             saved, at = self._commit(request, begun, plan, upload, leases, deadline)
-        except BaseException:
-            self._session.pins.abort(save)  # everywhere: what was asked, and not answered, may be anywhere
+        except BaseException as exc:
+            # at all shards, as requests without an answer may be at any, and at one that drains with what it adopted
+            self._session.pins.abort(save, asked.union(self._session.topology.alive))
+            if isinstance(exc, StoreFullError):
+                raise StoreFullError(f"save of {request.name!r}: {exc}") from exc
             raise
         if request.announced is not None:
             request.announced.asked.kept()

@@ -30,7 +30,6 @@ from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
 from ...memory.copying import copy_all
 from ...memory.memory import MemoryView
-from ...rpc.calls import Request
 from ...rpc.channel import Answer
 from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
@@ -157,7 +156,7 @@ class Upload:
                 left = self._deadline.left_for(self._what)
                 lengths = [block.length for block in blocks[position:]]
                 request = ShardCalls.allocate(self._session.client, self.save, lengths, left)
-                offsets = self._granted_by(request, left)
+                offsets = self._session.call(self.shard, request, left + 1.0)
             part = Part(offsets.pop(0), block.length)
             self.blocks.append((block.id, part, block.sizes))
             for i, offset in zip(run, layout(block.sizes)[0], strict=True):
@@ -210,7 +209,7 @@ class Upload:
         connection = self._session.connection(self.shard, self._deadline)
         if nbytes > connection.hello.capacity:
             raise StoreFullError(
-                f"{self._what}: expected at most {size(connection.hello.capacity)}, the capacity of shard "
+                f"expected at most {size(connection.hello.capacity)}, the capacity of shard "
                 f"{self.shard}; found {size(nbytes)}"
             )
         return connection
@@ -245,14 +244,8 @@ class Upload:
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = self._deadline.left_for(self._what)
-        return self._granted_by(ShardCalls.grant(self._session.client, self.save, lengths, left), left)
-
-    def _granted_by(self, request: Request[list[int]], left: float) -> list[int]:
-        """Return the offsets that the shard grants; an error for lack of room names the model."""
-        try:
-            return self._session.call(self.shard, request, left + 1.0)
-        except StoreFullError as exc:
-            raise StoreFullError(f"{self._what}: {exc}") from exc
+        request = ShardCalls.grant(self._session.client, self.save, lengths, left)
+        return self._session.call(self.shard, request, left + 1.0)
 
     def _offered(self, blocks: list[_Block], sources: list[list[np.ndarray]], connection: Connection) -> bool:
         """Have the shard fetch blocks; False: it cannot connect to this process, and has none of them."""

@@ -179,13 +179,13 @@ class TestWhole:
             np.testing.assert_array_equal(again(asked), [[2], [0]])
 
     def test_a_training_that_adapts_meanwhile_publishes_what_its_layers_keep_then(self, repo: Repository) -> None:
-        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Discretization(num_bins=3)])
+        binned = keras.layers.Discretization(num_bins=3, output_mode="one_hot")
+        model = keras.Sequential([keras.layers.Input((1,)), binned, keras.layers.Dense(2)])
         with Publisher(repo, "adapting", 1) as publisher:
             publisher.publish(model).committed()
             model.layers[0].adapt(np.arange(9.0)[:, None])
             publisher.publish(model).committed()
-        assert not repo.graph("adapting@1").tensors
-        (name,) = repo.graph("adapting@2").tensors
+        (name,) = set(repo.graph("adapting@2").tensors) - set(repo.graph("adapting@1").tensors)
         assert repo.load("adapting@2")[name].tolist() == model.layers[0].bin_boundaries
 
     @pytest.mark.parametrize("optimizer", ["sgd", None])

@@ -380,7 +380,7 @@ class TestStarting:
         self, cluster: object, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "redis", None)
-        with pytest.raises(CodecUnavailableError, match=r"pip install 'tensorvine\[redis\]'"):
+        with pytest.raises(CodecUnavailableError, match=r"pip install '\.\[redis\]'"):
             Repository.start("redis-missing", shards=1, redis="redis://localhost")
 
     def test_who_joins_a_repository_must_name_its_redis(self, cluster: object, server: RedisServer) -> None:

@@ -252,7 +252,7 @@ def test_metadata_of_a_training_that_diverges_is_kept(alone, repo):
     json.dumps(dict(found), allow_nan=False)
     assert repr({key: with_numbers(found[key]) for key in given}) == repr(given)
     for wrong in ({math.inf: 1}, {"deep": {math.nan: 1}}):
-        with pytest.raises(TensorMismatchError, match="metadata: expected a mapping of JSON values"):
+        with pytest.raises(TensorMismatchError, match=r"metadata\[.*\]: expected a JSON value"):
             alone.save("diverged", metadata=wrong)
 
 

@@ -20,6 +20,7 @@ from tensorvine.planner.schedules.schedule import Schedule
 from tensorvine.planner.schedules.stream import PlanRequest
 from tensorvine.store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.refs import ModelRef
+from tensorvine.store.waiting import Deadline
 
 MODEL = {"w": np.zeros(2)}
 
@@ -108,19 +109,18 @@ class Repo:
         """Raised by the next retirements, one each."""
         self.held = False
         """Saves are staged, and not committed until `ends` is called."""
-        self.stages = True
-        """False: held saves are not even staged."""
         self.pending: list[PendingSave] = []
         self.streams = Streams()
         self._session = SimpleNamespace(planner=self)
 
-    def _submit(self, name: str, tensors: Any, graph: Any, **options: Any) -> PendingSave:
+    def _submit(self, name: str, tensors: Any, graph: Any, *, until: str, **options: Any) -> PendingSave:
         self.saves += 1
-        self.pending.append(PendingSave(name))
+        self.pending.append(PendingSave(name, Deadline.after(60.0), lambda save: None))
         if not self.held:
             self.ends()
-        elif self.stages:
+        else:
             self.pending[-1].mark_staged()
+        (self.pending[-1].staged if until == "staged" else self.pending[-1].committed)()
         return self.pending[-1]
 
     def ends(self) -> None:
@@ -228,19 +228,6 @@ def test_an_update_that_failed_is_counted_once(repo: Repo, alone: Publisher, err
         alone.publish(MODEL, 2.0)
     assert alone.report().failed == 2
     assert not alone.report().updates
-
-
-def test_an_update_that_is_staged_too_late_is_recorded_when_it_exists(
-    repo: Repo, alone: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "COMMIT_TIMEOUT_S", 0.01)
-    repo.held, repo.stages = True, False
-    with pytest.raises(OperationTimeoutError):
-        alone.publish(MODEL, 1.0)
-    repo.ends()
-    alone.finish()
-    assert [update.loss for update in alone.report().updates] == [1.0]
-    assert alone.report().failed == 0
 
 
 def test_a_report_is_bounded_and_a_planner_that_restarted_is_sent_all_that_is_kept(
