@@ -365,7 +365,7 @@ class Deployment:
 
     def _log_unwritten(self) -> None:
         if (unwritten := self._unwritten()) and not self._session.opened.closed:
-            log.warning("repository %r: waiting for its path: %s", self.name, "; ".join(unwritten))
+            log.warning("repository %r: still waiting for its path: %s", self.name, "; ".join(unwritten))
 
     def _unwritten(self) -> list[str]:
         """Say of each shard what it has not written, or why it does not answer."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-import signal
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 LIMIT_S = 60
-"""After so long the system ends the child."""
+"""After so long the child says where its threads are, and ends."""
 
 
 def in_child(work: Callable[[], object]) -> Any:
@@ -19,8 +19,8 @@ def in_child(work: Callable[[], object]) -> Any:
     pid = os.fork()
     if pid == 0:
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's own handler is for the parent
-            signal.alarm(LIMIT_S)
+            faulthandler.enable(file=write)
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=write)
             os.write(write, json.dumps([work()]).encode())
         except BaseException:  # noqa: BLE001  reported to the parent
             os.write(write, traceback.format_exc().encode())
@@ -29,8 +29,8 @@ def in_child(work: Callable[[], object]) -> Any:
     os.close(write)
     with open(read, encoding="utf-8") as pipe:
         text = pipe.read()
-    os.waitpid(pid, 0)
-    assert text.startswith("["), text or "the child ended without a result"
+    _, status = os.waitpid(pid, 0)
+    assert text.startswith("["), text or f"the child ended without a result, with {os.waitstatus_to_exitcode(status)}"
     return json.loads(text)[0]
 
 

@@ -240,7 +240,7 @@ class Persister:
         """Make the error of something that did not reach the disk in time."""
         if self.error is not None:
             return StorageError(f"{what}: expected to reach the disk; {self.error}")
-        return OperationTimeoutError(f"{what}: expected to reach the disk within its timeout; the disk is slower")
+        return OperationTimeoutError(f"{what}: expected on the disk by now; the disk is slower than the saves")
 
     # ---- the thread -----------------------------------------------------------------------------------
 

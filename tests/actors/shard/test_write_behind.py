@@ -146,6 +146,7 @@ class TestSlowDisk:
         self, repo: Repository, path: Path, tmp_path: Path
     ) -> None:
         name = name_at(repo, 1, "late")
+        repo.flush(FLUSH_S)
         known = set(segments(path))
         waits = hold_disk(repo, 1, tmp_path / "gate", "write_segment")
         with pytest.raises(OperationTimeoutError, match="the disk is slower"):
