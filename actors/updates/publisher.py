@@ -279,17 +279,18 @@ class Publisher:
     def close(self) -> None:
         """Wait for the last update, end the thread, and retire the versions not kept.
 
-        Does nothing if it was closed, or in a forked child. `report` can be read after it.
+        Does nothing if it was closed, or in a forked child. One that was interrupted may be called again. `report` can
+        be read after it.
         """
         if self._opened.closed:
             return
         self._settle(wait=True)
-        self._opened.close()
         self._closing.set()
         self._now.set()
         if self._thread is not None:
             self._thread.join(PLANNER_TIMEOUT_S)
         self._retire()
+        self._opened.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closing.is_set() else ""

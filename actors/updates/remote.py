@@ -95,7 +95,8 @@ class Remote:
             self._channel.call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
         except TensorVineError as exc:
             log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
-        self._engine.kill(self._actor_name)
+        finally:  # also where this wait is interrupted
+            self._engine.kill(self._actor_name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}{', closed' if self._opened.closed else ''})"
