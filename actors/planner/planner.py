@@ -283,14 +283,11 @@ class Planner:
 
     def _start_again(self) -> None:
         """Learn how things stand, however long it takes."""
-        self._tenure = self._enter()
-        try:
-            self._take_path(sweep=False)  # shards may be writing
-        except TensorVineError as exc:
-            log.error("planner started again: %s", exc)
         pauses = Backoff(SAY_S, SAY_S)
         while True:
             try:
+                self._tenure = self._tenure or self._enter()
+                self._take_path_again()
                 self._topology = self._registry.topology() or self._topology
                 self._count = self._registry.wanted()
                 self._gather()
@@ -301,6 +298,12 @@ class Planner:
         self._resizing.resume_first()
         self._changing.submit(self._resume)
         self._begin()
+
+    def _take_path_again(self) -> None:
+        try:
+            self._take_path(sweep=False)  # shards may be writing
+        except TensorVineError as exc:
+            log.error("planner started again: %s", exc)
 
     def _gather(self) -> None:
         """Hear every shard of the newest topology that anybody goes by."""

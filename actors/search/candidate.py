@@ -178,13 +178,12 @@ class Candidate:
         except ModelLostError as exc:
             log.warning("%s inherits nothing: %s", self.name, exc)
             stored = {}
-        layers = _fitting(match, parts.graph, stored, parts.first) if stored else {}
-        tensors = {name for layer in layers for name in parts.graph.by_name[layer].tensors}
+        layers, tensors = _fitting(match, parts.graph, stored, parts.first) if stored else ({}, {})
         if not tensors:
             self._match = None
             match.release(wait=False)
             return
-        self._taken = {mine: stored[theirs] for mine, theirs in match.tensors.items() if mine in tensors}
+        self._taken = {mine: stored[theirs] for mine, theirs in tensors.items()}
         parts.assign(self._taken)
         self.ancestor, self.layers = match.ref, layers
 
@@ -239,19 +238,25 @@ class Candidate:
 
 def _fitting(
     match: PrefixMatch, graph: ModelGraph, stored: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
-) -> dict[str, str]:
-    """Return the matching layers whose tensors fit the ancestor's; what follows one that does not is left out too."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the matching layers whose tensors fit the ancestor's, and these tensors: own name -> the ancestor's.
+
+    What follows a layer that does not fit is left out, too. A tensor of several layers must be one of the ancestor's.
+    """
     ancestor = match._ancestor()
     fits: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for name, source in match.layers.items():
         layer = graph.by_name[name]
-        pairs = zip(layer.tensors, ancestor.by_name[source].tensors, strict=False)
+        pairs = dict(zip(layer.tensors, ancestor.by_name[source].tensors, strict=False))
         alike = len(layer.tensors) == len(ancestor.by_name[source].tensors) and all(
-            _kind(own[mine]) == _kind(stored[theirs]) for mine, theirs in pairs
+            _kind(own[mine]) == _kind(stored[theirs]) and taken.get(mine, theirs) == theirs
+            for mine, theirs in pairs.items()
         )
         if alike and fits.keys() >= set(layer.inputs):
             fits[name] = source
-    return fits
+            taken |= pairs
+    return fits, taken
 
 
 def _kind(array: np.ndarray) -> tuple[tuple[int, ...], str]:

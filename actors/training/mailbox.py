@@ -23,6 +23,7 @@ from ...store.waiting import Backoff, Deadline
 from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Actor, Engine, Lifetime
 from ..engine.opened import Opened
+from ..engine.warned import Failures
 from ..rpc.calls import answers, remote
 from ..rpc.channel import Channel
 from ..rpc.notifier import Notifier
@@ -38,6 +39,7 @@ POLL_S = 20.0
 ANSWER_S = 25.0
 """How long a rank may take for what it can answer at once."""
 CLOSE_S = 2.0
+RETRY_S = 1.0
 FIND_S = 0.1
 """How often those who look for a mailbox look."""
 
@@ -238,18 +240,21 @@ class MailboxServer:
 
     def _serve(self) -> None:
         """Fetch calls and have each carried out in a thread of its own: some wait for long."""
+        failures, pauses = Failures(log, f"{self._who}: fetching calls"), Backoff(RETRY_S, RETRY_S, self._closed)
         while not self._closed.is_set():
             try:
-                calls = self._mailbox.call(MailboxCalls.next(POLL_S), 2 * POLL_S)
+                for call in self._mailbox.call(MailboxCalls.next(POLL_S), 2 * POLL_S):
+                    threading.Thread(target=self._carry_out, args=call, name="tensorvine-call", daemon=True).start()
+                failures.over()
             except OperationTimeoutError as exc:
                 log.info("%s: %s", self._who, exc)
-                continue
             except TensorVineError as exc:
                 if not self._closed.is_set():
                     log.warning("%s is gone; the rank goes on, and cannot be forked any more: %s", self._who, exc)
                 return
-            for call in calls:
-                threading.Thread(target=self._carry_out, args=call, name="tensorvine-call", daemon=True).start()
+            except Exception as exc:  # noqa: BLE001  logged
+                failures.note(exc)
+                pauses.wait()
 
     def _carry_out(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
         value: object = None

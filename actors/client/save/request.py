@@ -248,7 +248,8 @@ def inherit_layers(
     """Give, for the layers in `request.inherit`, the parent's rows under the child's tensor names.
 
     Raises:
-        GraphError: a layer is unknown, or two layers' configs or numbers of tensors differ.
+        GraphError: a layer is unknown, two layers' configs or numbers of tensors differ, or a tensor of several layers
+            would be two tensors of the parent.
         TensorMismatchError: a tensor that was given as well has another shape or dtype than the parent's.
     """
     rows: dict[str, TensorEntry] = {}
@@ -272,7 +273,11 @@ def inherit_layers(
                 f"{parent}; found {len(layer.tensors)}"
             )
         for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
-            rows[name] = table[theirs_name]
+            if rows.setdefault(name, table[theirs_name]) != table[theirs_name]:
+                raise GraphError(
+                    f"{where}: tensor {name!r}, which several layers have: expected one tensor of {parent} for it; "
+                    f"found another as {theirs_name!r}, by layer {mine!r}"
+                )
             given = request.arrays.get(name)
             if given is not None and (given.shape, dtype_name(given.dtype)) != (
                 rows[name].shape,

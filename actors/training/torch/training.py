@@ -9,6 +9,7 @@ Rules
   memory have all updates follow the backward pass (see `optimizer`).
 - A batch is a function of the step, the rank and the number of ranks, so where the data stand is no state.
 - All ranks begin with rank 0's model. Buffers, such as statistics of batches, stay each rank's own.
+- A model that derives values from its weights when it is loaded does so before the step that follows a fork.
 - A step that fails after it has begun to update leaves a state that is none: there is no further step.
 """
 
@@ -27,6 +28,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ....store.arrays import Array, as_numpy
+from ....store.torch.loading import loads_itself
 from ...collective.group import Group, Work
 from ..training import Facts, Hooks, RankContext, TensorSpec
 from .gradients import Gradients
@@ -97,7 +99,10 @@ class TorchTraining:
         self._state.settled()
         self._overlap = overlap and not overlapping(self._state.trained.values())
         self._names = {id(parameter): name for name, parameter in self._state.trained.items()}
-        self._watched = can_be_watched(model)
+        self._loads_itself = loads_itself(model)
+        self._loaded_past_it = False
+        """The model's tensors were set, and its own code that is run by `load_state_dict` was not."""
+        self._watched = can_be_watched(model) and not self._loads_itself
         self._done = 0
         self._hooks: Hooks | None = None
         self._read: list[str] | None = None
@@ -139,6 +144,7 @@ class TorchTraining:
         telling = hooks is not None and hooks.step_begins(number)
         self.let_through([name for name in self._gated if not self._watched or name.startswith("random/")])
         self._state.settled()
+        self._load_own()
         self.optimizer.zero_grad()
         batch = self._batches(number, self.context.rank, self.context.size)
         loss = self._forward(batch)
@@ -214,6 +220,7 @@ class TorchTraining:
             ValueError: they are of another optimizer or schedule.
         """
         self._state.restore(facts)
+        self._loaded_past_it = True
         self._done, self._read = int(facts["steps_done"]), facts["read"]
         other = facts["options"]
         self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
@@ -260,6 +267,13 @@ class TorchTraining:
             work.wait()
             if tensor.data_ptr() != memory.data_ptr():
                 tensor.detach().copy_(memory)
+        self._loaded_past_it = True
+
+    def _load_own(self) -> None:
+        """Have a model that derives values from its weights when it is loaded do so, once all of them are set."""
+        if self._loads_itself and self._loaded_past_it:
+            self.model.load_state_dict(self.model.state_dict())
+        self._loaded_past_it = False
 
     def _forward(self, batch: object) -> torch.Tensor:
         """Return the loss; what is read is waited for, and, in the first step, noted."""

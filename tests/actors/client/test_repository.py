@@ -555,6 +555,20 @@ class TestBadInput:
         with pytest.raises(TensorMismatchError, match=r"d0/kernel.*expected float32 \(4, 4\).*found float64 \(2, 2\)"):
             repo.save(name, given, graph=chain(1), inherit={"d0": "d0"})
 
+    def test_inherit_of_two_tensors_into_one_that_two_layers_have(self, repo: Repository, name: str) -> None:
+        a, b = Layer("a", {"class": "A"}, (), ("a/w",)), Layer("b", {"class": "B"}, ("a",), ("b/w",))
+        tied = ModelGraph([a, Layer("b", {"class": "B"}, ("a",), ("a/w",))])
+        apart = ModelGraph([a, b])
+        repo.save(name, {"a/w": np.zeros(3), "b/w": np.ones(3)}, graph=apart)
+        message = (
+            f"tensor 'a/w', which several layers have: expected one tensor of {name}@1 for it.*'b/w', by layer 'b'"
+        )
+        with pytest.raises(GraphError, match=message):
+            repo.save(name, {}, graph=tied, inherit={"a": "a", "b": "b"})
+        repo.save(name, {"a/w": np.full(3, 2.0)}, graph=tied)
+        saved = repo.save(name, {}, graph=tied, inherit={"a": "a", "b": "b"})
+        assert (repo.load(saved.ref)["a/w"] == 2).all()
+
     def test_a_graph_whose_tensors_are_missing(self, repo: Repository, name: str) -> None:
         with pytest.raises(TensorNotFoundError, match="d0/kernel"):
             repo.save(name, {}, graph=chain(1))

@@ -115,6 +115,25 @@ class TestClone:
         assert clone.step() == losses[1]
         assert seen == [len(clone.specs())]
 
+    def test_a_model_that_derives_values_when_it_is_loaded_does_so_before_its_first_step(self) -> None:
+        original = make("Plain", sgd)
+        taken = Taken(original, 2)
+        original.hook(taken)
+        for _ in range(2):
+            original.step()
+        clone = make("Plain", sgd, seed=1)
+        seen: list[np.ndarray] = []
+        clone.model.register_load_state_dict_post_hook(
+            lambda model, _: seen.append(model.head.weight.detach().numpy().copy())  # as what packs weights does
+        )
+        clone = TorchTraining(RankContext("b", 0, 1, None), clone.model, clone.optimizer, loss, batches)
+        clone.restore(taken.facts)
+        clone.gate(lambda name: give(taken, clone, name))
+        clone.step()
+        clone.step()
+        assert len(seen) == 1
+        assert (seen[0] == taken.tensors["model/head.weight"]).all()
+
     def test_a_state_from_before_the_first_step_is_one_too(self) -> None:
         original = make("Plain", sgd)
         taken = Taken(original, 0)
