@@ -3,16 +3,21 @@
 Rules
 - Each pin belongs to a save or a query (`holders.Lease`). One that fails or is interrupted is aborted on every shard,
   which drops its pins there and refuses its requests that arrive later.
-- `abort` and `unpin` are sent at once, and again until the shard has answered or left: no pin stays because a message
-  or its answer was lost. An interrupt of that itself leaves the query to its finalizer.
+- `abort` and `unpin` are sent again until the shard has answered or left: no pin stays because a message or its answer
+  was lost. An interrupt of that itself leaves the query to its finalizer.
+- What nobody waits for is queued for the session's thread, which sends all that gathers in a moment as one message. A
+  shard that does not answer is sent `UNANSWERED` of them, since each occupies a connection; the rest waits.
 - A shard that restarted, or whose session of this client lapsed, has lost its pins. The next renewal finds that: it
   pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
-- A finalizer may run in the middle of anything: it only appends to a queue, which the session's thread empties.
+- A finalizer may run in the middle of anything: it only puts into a queue, whose `put` may be interrupted by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +36,8 @@ from ..shard.calls import ShardCalls
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 30.0
+GATHER_S = 0.005
+UNANSWERED = 8
 
 Operation = Save | Query
 _R = TypeVar("_R")
@@ -92,8 +99,10 @@ class Pins:
         """What matches have pinned."""
         self._lost: dict[Lease, str] = {}
         """Pins that went with a session and could not be made again -> why."""
-        self._dropped: deque[Lease | Save | Query] = deque()
-        """What finalizers left to be unpinned or aborted."""
+        self._dropped: queue.SimpleQueue[Lease | Save | Query | None] = queue.SimpleQueue()
+        """What is to be unpinned or aborted; None: only wakes the thread."""
+        self._later: deque[Lease | Save | Query] = deque()
+        """What could not be sent yet."""
         self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
         """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
 
@@ -142,20 +151,20 @@ class Pins:
         except MovedError:  # one that gave some has drained just now
             self._session.broadcast(ShardCalls.unpin(list(leases)))
         except BaseException:
-            self._dropped.extend(leases)
+            self._later.extend(leases)
             raise
 
     def unpin_behind(self, leases: Sequence[Lease]) -> None:
-        """Remove pins; does not wait. Does nothing once the client is closed."""
+        """Remove pins soon; does not wait. Does nothing once the client is closed."""
         if self._session.opened.closed:
             return
         self._forget(leases)
-        for shard, part in self._by_shard(leases).items():
-            self._send(shard, part)
+        for lease in leases:
+            self._dropped.put(lease)
 
     def drop(self, pinned: Lease | Save | Query) -> None:
         """Remove a pin, or abort an operation, soon; for finalizers."""
-        self._dropped.append(pinned)
+        self._dropped.put(pinned)
 
     def _forget(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
@@ -170,6 +179,9 @@ class Pins:
 
     def _send(self, shard: int, what: Save | Query | list[Lease]) -> None:
         """Have a shard abort or unpin; `tidy` sends that again until the shard has answered or left."""
+        if sum(other == shard for other, _, _ in list(self._sent)) >= UNANSWERED:
+            self._later.extend(what if isinstance(what, list) else [what])
+            return
         request = ShardCalls.unpin(what) if isinstance(what, list) else ShardCalls.abort(what)
         answer = None
         try:
@@ -180,12 +192,29 @@ class Pins:
 
     # ---- the session's thread -------------------------------------------------------------------------
 
+    def wait(self, timeout: float, closing: threading.Event) -> None:
+        """Wait for something to remove, `timeout` seconds at most, and a moment longer for more of it."""
+        with contextlib.suppress(queue.Empty):
+            self._dropped.put(self._dropped.get(timeout=timeout))
+            closing.wait(GATHER_S)
+
+    def wake(self) -> None:
+        """End `wait`."""
+        self._dropped.put(None)
+
     def tidy(self) -> None:
-        """Remove what finalizers left, and send again what failed."""
+        """Remove what is queued, and send again what failed."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (one := self._dropped.get(block=False)) is not None:
+                    self._later.append(one)
         self._confirm()
-        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-        self.unpin_behind([one for one in dropped if isinstance(one, Lease)])
-        for one in dropped:
+        left = [self._later.popleft() for _ in range(len(self._later))]
+        leases = [one for one in left if isinstance(one, Lease)]
+        self._forget(leases)
+        for shard, part in self._by_shard(leases).items():
+            self._send(shard, part)
+        for one in left:
             if not isinstance(one, Lease):
                 self.abort(one)
 
@@ -230,7 +259,7 @@ class Pins:
             shard, what, answer = self._sent.popleft()
             if shard not in self._session.topology.alive:
                 if isinstance(what, list):  # its names are elsewhere: all are asked
-                    self._dropped.extend(what)
+                    self._later.extend(what)
                 continue
             try:
                 if answer is not None:

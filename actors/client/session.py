@@ -359,6 +359,7 @@ class Session:
         if self.opened.closed:
             return
         self._closing.set()
+        self.pins.wake()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         if not self.opened.close():  # another thread closed it meanwhile
@@ -375,8 +376,9 @@ class Session:
 
     def _housekeep(self) -> None:
         renewed, quiet = time.monotonic(), False
-        while not self._closing.wait(TICK_S):
+        while not self._closing.is_set():
             try:
+                self.pins.wait(TICK_S, self._closing)
                 self.pins.tidy()
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from tensorvine.actors.client.catalog import Catalog
 from tensorvine.actors.client.match import Prefixes, PrefixMatch
+from tensorvine.actors.client.pins import UNANSWERED
 from tensorvine.actors.client.reader import Reader
 from tensorvine.actors.client.save.request import requested
 from tensorvine.actors.client.save.reserved import ReservedMemory
@@ -175,8 +176,9 @@ def matched(prefixes: Prefixes) -> PrefixMatch:
     return match
 
 
-def test_a_query_pins_its_match_alone_until_that_is_released(wire: Wire, prefixes: Prefixes) -> None:
+def test_a_query_pins_its_match_alone_until_that_is_released(wire: Wire, prefixes: Prefixes, session: Session) -> None:
     match = matched(prefixes)
+    session.pins.tidy()
     assert sum(wire.pins()) == 1
     match.release()
     match.release()
@@ -184,8 +186,11 @@ def test_a_query_pins_its_match_alone_until_that_is_released(wire: Wire, prefixe
 
 
 @pytest.mark.parametrize("order", [iter, reversed], ids=["in order", "the abort first"])
-def test_a_query_that_failed_with_a_silent_shard_leaves_no_pin(wire: Wire, prefixes: Prefixes, order: Any) -> None:
+def test_a_query_that_failed_with_a_silent_shard_leaves_no_pin(
+    wire: Wire, prefixes: Prefixes, session: Session, order: Any
+) -> None:
     matched(prefixes).release()
+    session.pins.tidy()
     wire.silent.add(1)
     with pytest.raises(OperationTimeoutError):
         prefixes.longest([GRAPH, GRAPH])
@@ -224,13 +229,32 @@ def test_a_query_whose_work_beside_it_fails_leaves_no_pin(wire: Wire, prefixes: 
     assert wire.pins() == [0, 0]
 
 
-def test_a_query_whose_answer_was_lost_pins_once(wire: Wire, prefixes: Prefixes) -> None:
+def test_a_query_whose_answer_was_lost_pins_once(wire: Wire, prefixes: Prefixes, session: Session) -> None:
     lost = [True, False]
     wire.losing = lambda shard, method: method == "match" and shard == 0 and lost.pop(0)
     match = matched(prefixes)
+    session.pins.tidy()
     assert sum(wire.pins()) == 1
     match.release()
     assert wire.pins() == [0, 0]
+
+
+def test_a_shard_that_does_not_answer_occupies_few_connections(
+    wire: Wire, prefixes: Prefixes, session: Session
+) -> None:
+    matches = [matched(prefixes) for _ in range(30)]
+    session.pins.tidy()
+    wire.silent |= {0, 1}
+    for match in matches:
+        match.release(wait=False)
+        session.pins.tidy()
+    assert len(session.pins._sent) == UNANSWERED
+    for shard in (0, 1):
+        wire.speak(shard)
+    for _ in range(3):
+        session.pins.tidy()
+    assert wire.pins() == [0, 0]
+    assert not session.pins._sent
 
 
 @pytest.mark.parametrize("trouble", ["a cut", "lost answers", "silence"])

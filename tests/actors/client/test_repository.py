@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import pickle
 import threading
 import uuid
@@ -28,6 +29,8 @@ from tensorvine.store.errors import (
     TensorMismatchError,
     TensorNotFoundError,
 )
+
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.both_engines
 
@@ -380,6 +383,17 @@ class TestQueries:
         assert repo.find(chain(1, 31)) == []
         repo.retire(refs[1])
         assert repo.find(graph) == [refs[0], refs[2]]
+
+    def test_queries_in_a_row_share_their_connections(self, repo: Repository, name: str) -> None:
+        graph = chain(2, 61)
+        repo.save(name, weights(graph), graph=graph)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(300):
+            match = repo.longest_prefix(graph)
+            assert match is not None
+            match.release(wait=False)
+        assert len(os.listdir("/proc/self/fd")) < before + 50
+        eventually(lambda: sum(shard.pins for shard in repo.stats().shards) == 0, "all pins are removed")
 
     @pytest.mark.parametrize("ask", [Repository.longest_prefix, Repository.find])
     def test_what_has_no_architecture_is_refused(self, repo: Repository, ask: Callable[..., object]) -> None:
