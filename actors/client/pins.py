@@ -36,7 +36,7 @@ from ..shard.calls import ShardCalls
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 30.0
-GATHER_S = 0.005
+GATHER_S, RETRY_S = 0.005, 0.05
 UNANSWERED = 8
 
 Operation = Save | Query
@@ -101,8 +101,8 @@ class Pins:
         """Pins that went with a session and could not be made again -> why."""
         self._dropped: queue.SimpleQueue[Lease | Save | Query | None] = queue.SimpleQueue()
         """What is to be unpinned or aborted; None: only wakes the thread."""
-        self._later: deque[Lease | Save | Query] = deque()
-        """What could not be sent yet."""
+        self._unsent: deque[tuple[int, Save | Query | list[Lease]]] = deque()
+        """What shards are to abort or unpin and were not asked for yet."""
         self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
         """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
 
@@ -151,7 +151,7 @@ class Pins:
         except MovedError:  # one that gave some has drained just now
             self._session.broadcast(ShardCalls.unpin(list(leases)))
         except BaseException:
-            self._later.extend(leases)
+            self._unsent.extend((lease.shard, [lease]) for lease in leases)
             raise
 
     def unpin_behind(self, leases: Sequence[Lease]) -> None:
@@ -180,7 +180,7 @@ class Pins:
     def _send(self, shard: int, what: Save | Query | list[Lease]) -> None:
         """Have a shard abort or unpin; `tidy` sends that again until the shard has answered or left."""
         if sum(other == shard for other, _, _ in list(self._sent)) >= UNANSWERED:
-            self._later.extend(what if isinstance(what, list) else [what])
+            self._unsent.append((shard, what))
             return
         request = ShardCalls.unpin(what) if isinstance(what, list) else ShardCalls.abort(what)
         answer = None
@@ -195,7 +195,7 @@ class Pins:
     def wait(self, timeout: float, closing: threading.Event) -> None:
         """Wait for something to remove, `timeout` seconds at most, and a moment longer for more of it."""
         with contextlib.suppress(queue.Empty):
-            self._dropped.put(self._dropped.get(timeout=timeout))
+            self._dropped.put(self._dropped.get(timeout=RETRY_S if self._unsent else timeout))
             closing.wait(GATHER_S)
 
     def wake(self) -> None:
@@ -206,17 +206,23 @@ class Pins:
         """Remove what is queued, and send again what failed."""
         with contextlib.suppress(queue.Empty):
             while True:
-                if (one := self._dropped.get(block=False)) is not None:
-                    self._later.append(one)
+                self._sort(self._dropped.get(block=False))
         self._confirm()
-        left = [self._later.popleft() for _ in range(len(self._later))]
-        leases = [one for one in left if isinstance(one, Lease)]
+        leases: list[Lease] = []
+        for shard, what in [self._unsent.popleft() for _ in range(len(self._unsent))]:
+            if isinstance(what, list):
+                leases += what
+            elif shard in self._session.topology.alive:
+                self._send(shard, what)
         self._forget(leases)
         for shard, part in self._by_shard(leases).items():
             self._send(shard, part)
-        for one in left:
-            if not isinstance(one, Lease):
-                self.abort(one)
+
+    def _sort(self, dropped: Lease | Save | Query | None) -> None:
+        if isinstance(dropped, Lease):
+            self._unsent.append((dropped.shard, [dropped]))
+        elif dropped is not None:
+            self._unsent.extend((shard, dropped) for shard in self._session.topology.alive)
 
     def renew(self, timeout: float) -> None:
         """Renew the session at all shards, and pin again what some have lost.
@@ -259,7 +265,7 @@ class Pins:
             shard, what, answer = self._sent.popleft()
             if shard not in self._session.topology.alive:
                 if isinstance(what, list):  # its names are elsewhere: all are asked
-                    self._later.extend(what)
+                    self._unsent.append((shard, what))
                 continue
             try:
                 if answer is not None:
@@ -271,7 +277,7 @@ class Pins:
             except TensorVineError as exc:
                 log.info("shard %d: it may keep pins of %s, and is asked again: %s", shard, self._session.client, exc)
             failed = True
-            self._send(shard, what)
+            self._unsent.append((shard, what))
         if failed:
             self._session.refresh()
             if self._session.stopped:  # all pins went with the repository

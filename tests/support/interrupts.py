@@ -3,6 +3,8 @@
 Rules
 - CPython lets a signal handler raise where it looks for signals: after a call, at the start of a function, and at a
   jump back. `at_each` raises at these points only, since code that holds at all others, too, cannot be written.
+- A trace function raises at the instruction after that point. Where another handler is in force there than at the point
+  itself, as after the last call in a `with`, it does not raise: CPython would have left the `with` by its handler.
 - Threads other than the one that calls are not interrupted.
 """
 
@@ -14,7 +16,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
 _LOOKS_FOR_SIGNALS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME")}
@@ -128,4 +131,16 @@ def _just_looked(frame: FrameType) -> bool:
     before = at - 2
     while before > 0 and code.co_code[before] == 0:  # inline caches
         before -= 2
-    return before >= 0 and code.co_code[before] in _LOOKS_FOR_SIGNALS
+    looked = before >= 0 and code.co_code[before] in _LOOKS_FOR_SIGNALS
+    return looked and _handler(code, before) == _handler(code, at)
+
+
+def _handler(code: CodeType, at: int) -> int | None:
+    """Return where the handler of an exception at an instruction is."""
+    return next((target for start, end, target in _handlers(code) if start <= at < end), None)
+
+
+@lru_cache(maxsize=4096)
+def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
+    entries: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]  # dis shows it, and gives no name to it
+    return [(entry.start, entry.end, entry.target) for entry in entries]
