@@ -51,6 +51,10 @@ def left(repo: Repository) -> tuple[int, int]:
     return shard.bytes_allocated, shard.bytes_staged
 
 
+def interrupted(*_: object) -> None:
+    raise Interrupt
+
+
 def names(client: Repository) -> list[str]:
     return [ref.name for ref in client.models()]
 
@@ -153,6 +157,15 @@ class TestGivenUp:
             save_arrays(client, "m", {"w": array})
         eventually(lambda: not client._saves._apart, "its thread ends")
         assert client.models() == []
+
+    def test_save_arrays_before_its_thread_has_started(
+        self, client: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(Interrupt):
+                save_arrays(client, "m", {"w": da.ones(10)})
+        client.close()  # waits for no such thread
 
     def test_an_exception_at_any_point_leaves_a_client_that_saves(self, client: Repository) -> None:
         for save, least in ((client.save, 20), (client.save_async, 40)):
