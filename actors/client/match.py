@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -50,8 +49,7 @@ class PrefixMatch:
         self._ancestor = ancestor
         self._session = session
         self._lease = lease
-        self._finalizer = weakref.finalize(self, session.pins.drop, lease)
-        self._finalizer.atexit = False
+        self._owned = session.pins.own(self, lease)
         session.pins.hold(lease, ref)
 
     def __repr__(self) -> str:
@@ -92,9 +90,10 @@ class PrefixMatch:
         Args:
             wait: until that is done, so that what only this match kept is free when this returns.
         """
-        if self._finalizer.alive:
-            (self._session.pins.unpin if wait else self._session.pins.unpin_behind)([self._lease])
-            self._finalizer.detach()
+        pins = self._session.pins
+        if pins.is_owned(self._owned):
+            (pins.unpin if wait else pins.unpin_behind)([self._lease])
+            pins.disown(self._owned)
 
     def __enter__(self) -> PrefixMatch:
         return self

@@ -9,7 +9,8 @@ Rules
   shard that does not answer is sent `UNANSWERED` of them, since each occupies a connection; the rest waits.
 - A shard that restarted, or whose session of this client lapsed, has lost its pins. The next renewal finds that: it
   pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
-- A finalizer may run in the middle of anything: it only puts into a queue, whose `put` may be interrupted by itself.
+- What owns a pin or an operation may be collected at any moment. The callback is the queue's `put`, which is C code: no
+  exception of a signal handler interrupts it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ class _Session(Protocol):
     def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]: ...
 
 
+class Owned(weakref.ref[object]):
+    """Says who owns a pin or an operation: when the owner is garbage, it is queued to be removed."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+    pinned: Lease | Operation
+
+
 class Asked:
     """A query under way, or a save that was announced: it is aborted when this is garbage, unless it was `kept`.
 
@@ -72,8 +80,7 @@ class Asked:
     def __init__(self, operation: Operation, pins: Pins) -> None:
         self.operation = operation
         self._pins = pins
-        self._finalizer = weakref.finalize(self, pins.drop, operation)
-        self._finalizer.atexit = False
+        self._owned = pins.own(self, operation)
 
     def abort(self) -> None:
         """Drop what it pinned and staged, on every shard, now."""
@@ -82,7 +89,7 @@ class Asked:
 
     def kept(self) -> None:
         """Leave its pins to the matches that have them, or to a commit that ended it."""
-        self._finalizer.detach()
+        self._pins.disown(self._owned)
 
 
 class Pins:
@@ -99,7 +106,8 @@ class Pins:
         """What matches have pinned."""
         self._lost: dict[Lease, str] = {}
         """Pins that went with a session and could not be made again -> why."""
-        self._dropped: queue.SimpleQueue[Lease | Save | Query | None] = queue.SimpleQueue()
+        self._owned: set[Owned] = set()
+        self._dropped: queue.SimpleQueue[Lease | Owned | None] = queue.SimpleQueue()
         """What is to be unpinned or aborted; None: only wakes the thread."""
         self._unsent: deque[tuple[int, Save | Query | list[Lease]]] = deque()
         """What shards are to abort or unpin and were not asked for yet."""
@@ -114,6 +122,21 @@ class Pins:
     def hold(self, lease: Lease, ref: ModelRef) -> None:
         """Keep a pin alive until it is removed."""
         self._held[lease] = ref
+
+    def own(self, owner: object, pinned: Lease | Operation) -> Owned:
+        """Have a pin removed, or an operation aborted, soon after its owner has become garbage."""
+        owned = Owned(owner, self._dropped.put)
+        owned.pinned = pinned
+        self._owned.add(owned)
+        return owned
+
+    def disown(self, owned: Owned) -> None:
+        """Undo `own`; a second call is no error."""
+        self._owned.discard(owned)
+
+    def is_owned(self, owned: Owned) -> bool:
+        """Tell whether `own` is still in force."""
+        return owned in self._owned
 
     def check(self, lease: Lease) -> None:
         """Check that a pin was not lost.
@@ -161,10 +184,6 @@ class Pins:
         self._forget(leases)
         for lease in leases:
             self._dropped.put(lease)
-
-    def drop(self, pinned: Lease | Save | Query) -> None:
-        """Remove a pin, or abort an operation, soon; for finalizers."""
-        self._dropped.put(pinned)
 
     def _forget(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
@@ -218,11 +237,16 @@ class Pins:
         for shard, part in self._by_shard(leases).items():
             self._send(shard, part)
 
-    def _sort(self, dropped: Lease | Save | Query | None) -> None:
-        if isinstance(dropped, Lease):
-            self._unsent.append((dropped.shard, [dropped]))
-        elif dropped is not None:
-            self._unsent.extend((shard, dropped) for shard in self._session.topology.alive)
+    def _sort(self, dropped: Lease | Owned | None) -> None:
+        if isinstance(dropped, Owned) and dropped not in self._owned:  # disowned meanwhile
+            return
+        pinned = dropped.pinned if isinstance(dropped, Owned) else dropped
+        if isinstance(pinned, Lease):
+            self._unsent.append((pinned.shard, [pinned]))
+        elif pinned is not None:
+            self._unsent.extend((shard, pinned) for shard in self._session.topology.alive)
+        if isinstance(dropped, Owned):
+            self._owned.discard(dropped)
 
     def renew(self, timeout: float) -> None:
         """Renew the session at all shards, and pin again what some have lost.
@@ -256,7 +280,7 @@ class Pins:
             return
         log.warning("client %s: the pin of %s had ended with the session; it is pinned again", lease.client, ref)
         if lease not in self._held:
-            self.drop(lease)
+            self._dropped.put(lease)
 
     def _confirm(self) -> None:
         """Send again what failed of `_send`."""

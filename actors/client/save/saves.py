@@ -136,7 +136,7 @@ class Saves:
     def _join(self, timeout: float) -> None:
         deadline = Deadline.after(timeout)
         for thread in (self._greeting, self._thread, *self._apart):
-            if thread is not None and thread.ident is not None:  # None: an interrupt came before its start
+            if thread is not None and thread.is_alive():  # one that an interrupt kept from starting is not
                 thread.join(deadline.left())
                 if thread.is_alive():
                     log.error("%s should have ended and goes on; what it is about will be given up", thread.name)
