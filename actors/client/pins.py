@@ -4,13 +4,13 @@ Rules
 - Each pin belongs to a save or a query (`holders.Lease`). One that fails or is interrupted is aborted on every shard,
   which drops its pins there and refuses its requests that arrive later.
 - `abort` and `unpin` are sent again until the shard has answered or left: no pin stays because a message or its answer
-  was lost. An interrupt of that itself leaves the query to its finalizer.
-- What nobody waits for is queued for the session's thread, which sends all that gathers in a moment as one message. A
-  shard that does not answer is sent `UNANSWERED` of them, since each occupies a connection; the rest waits.
+  was lost. Where an interrupt ends `abort` itself, the query is aborted when it is garbage.
+- Pins that are removed without waiting are queued. The session's thread sends those of `GATHER_S` as one message.
+- Each message that is not answered yet occupies a connection, so a shard has at most `UNANSWERED` of them at a time.
 - A shard that restarted, or whose session of this client lapsed, has lost its pins. The next renewal finds that: it
   pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
-- What owns a pin or an operation may be collected at any moment. The callback is the queue's `put`, which is C code: no
-  exception of a signal handler interrupts it.
+- The owner of a pin or an operation may become garbage at any moment. The callback is the queue's `put`, which is C
+  code: no exception of a signal handler interrupts it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from ..shard.calls import ShardCalls
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 30.0
-GATHER_S, RETRY_S = 0.005, 0.05
+GATHER_S = 0.005
+"""How long pins gather that are removed by one message."""
+RETRY_S = 0.05
+"""How soon a shard is asked again that had too many unanswered messages."""
 UNANSWERED = 8
 
 Operation = Save | Query
@@ -63,7 +66,7 @@ class _Session(Protocol):
 
 
 class Owned(weakref.ref[object]):
-    """Says who owns a pin or an operation: when the owner is garbage, it is queued to be removed."""
+    """A reference to the owner of a pin or an operation, which is removed or aborted when the owner is garbage."""
 
     __eq__, __hash__ = object.__eq__, object.__hash__
     pinned: Lease | Operation
@@ -107,10 +110,11 @@ class Pins:
         self._lost: dict[Lease, str] = {}
         """Pins that went with a session and could not be made again -> why."""
         self._owned: set[Owned] = set()
+        """References that count; it keeps them alive."""
         self._dropped: queue.SimpleQueue[Lease | Owned | None] = queue.SimpleQueue()
         """What is to be unpinned or aborted; None: only wakes the thread."""
         self._unsent: deque[tuple[int, Save | Query | list[Lease]]] = deque()
-        """What shards are to abort or unpin and were not asked for yet."""
+        """What each shard is still to be asked to abort or unpin."""
         self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
         """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
 
@@ -228,7 +232,8 @@ class Pins:
                 self._sort(self._dropped.get(block=False))
         self._confirm()
         leases: list[Lease] = []
-        for shard, what in [self._unsent.popleft() for _ in range(len(self._unsent))]:
+        for _ in range(len(self._unsent)):
+            shard, what = self._unsent.popleft()
             if isinstance(what, list):
                 leases += what
             elif shard in self._session.topology.alive:
@@ -238,6 +243,7 @@ class Pins:
             self._send(shard, part)
 
     def _sort(self, dropped: Lease | Owned | None) -> None:
+        """Note which shards are to be asked."""
         if isinstance(dropped, Owned) and dropped not in self._owned:  # disowned meanwhile
             return
         pinned = dropped.pinned if isinstance(dropped, Owned) else dropped
@@ -283,7 +289,7 @@ class Pins:
             self._dropped.put(lease)
 
     def _confirm(self) -> None:
-        """Send again what failed of `_send`."""
+        """Take off what was answered; what failed is to be sent again."""
         failed = False
         for _ in range(len(self._sent)):
             shard, what, answer = self._sent.popleft()
@@ -306,3 +312,4 @@ class Pins:
             self._session.refresh()
             if self._session.stopped:  # all pins went with the repository
                 self._sent.clear()
+                self._unsent.clear()

@@ -241,7 +241,8 @@ def _fitting(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the matching layers whose tensors fit the ancestor's, and these tensors: own name -> the ancestor's.
 
-    What follows a layer that does not fit is left out, too. A tensor of several layers must be one of the ancestor's.
+    Layers that follow one which does not fit are left out, too. So is a layer that shares a tensor with another one,
+    where the ancestor's two layers do not share it.
     """
     ancestor = match._ancestor()
     fits: dict[str, str] = {}

@@ -279,8 +279,8 @@ class Publisher:
     def close(self) -> None:
         """Wait for the last update, end the thread, and retire the versions not kept.
 
-        Does nothing if it was closed, or in a forked child. One that was interrupted may be called again. `report` can
-        be read after it.
+        Does nothing if it was closed, or in a forked child. If it is interrupted, call it again. `report` can be read
+        after it.
         """
         if self._opened.closed:
             return

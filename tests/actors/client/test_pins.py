@@ -257,6 +257,20 @@ def test_a_shard_that_does_not_answer_occupies_few_connections(
     assert not session.pins._sent
 
 
+def test_a_repository_that_was_stopped_is_asked_nothing_more(
+    wire: Wire, prefixes: Prefixes, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match = matched(prefixes)
+    session.pins.tidy()
+    wire.cut |= {0, 1}
+    match.release(wait=False)
+    session.pins.tidy()
+    monkeypatch.setattr(session, "refresh", lambda: setattr(session, "stopped", True))
+    session.pins.tidy()
+    assert not session.pins._sent
+    assert not session.pins._unsent
+
+
 @pytest.mark.parametrize("trouble", ["a cut", "lost answers", "silence"])
 def test_a_release_that_failed_is_made_up_for(wire: Wire, prefixes: Prefixes, session: Session, trouble: str) -> None:
     match, collected = matched(prefixes), matched(prefixes)
